@@ -1,0 +1,127 @@
+"""Weight files → tensors → modules: never code from a pickle, strict about every name and shape."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vivavoce.checkpoint.names import NameTable
+from vivavoce.errors import CheckpointError
+
+_TRAINING_COUNTERS = frozenset({"epoch", "step"})
+_GAN_PREFIX = "generator."
+_NEW_NORM = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
+_OLD_NORM = (".weight_g", ".weight_v")
+_MAX_LISTED = 6
+
+
+def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
+    """The weight file of `part` (llm, flow, hift).
+
+    safetensors before .pt; with `variant` (such as "rl" or "cache") the file `part.variant.pt`, where there is one.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
+    stems = [f"{part}.{variant}", part] if variant else [part]
+    for stem in stems:
+        for suffix in (".safetensors", ".pt"):
+            path = folder / (stem + suffix)
+            if path.is_file():
+                return path
+    others = sorted(path.name for path in folder.glob(f"{part}.*.pt"))
+    hint = f"; there is {', '.join(others)}: name it as the variant" if others else ""
+    raise CheckpointError(f"model: {part}.pt is missing in {folder.name}{hint or '; download the whole folder'}")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a `.pt` (weights only) or `.safetensors` file, on the CPU, mapped where possible.
+
+    Raises:
+        CheckpointError: corrupt, or holds anything but named tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            mappable = zipfile.is_zipfile(path)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"model: {path.name} is corrupt or holds more than tensors; nothing of it was run, download it again"
+        ) from None
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
+        raise CheckpointError(
+            f"model: {path.name} cannot be read ({type(error).__name__}); download the file again"
+        ) from None
+    if not isinstance(state, Mapping) or not state:
+        raise CheckpointError(f"model: {path.name} holds no named tensors; download the file again")
+    tensors = {key: value for key, value in state.items() if key not in _TRAINING_COUNTERS}
+    strange = [str(key) for key, value in tensors.items() if not isinstance(value, Tensor)]
+    if strange:
+        raise CheckpointError(f"model: {path.name} holds more than tensors: {_listed(strange)}")
+    return tensors
+
+
+def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each (g, v) pair by weight = g · v / ‖v‖, the norm over all dimensions but the first.
+
+    Both spellings of torch's weight norm are read, and the prefix of a whole GAN checkpoint is dropped.
+    """
+    folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
+    for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
+        for key in [key for key in folded if key.endswith(scale_name)]:
+            stem = key.removesuffix(scale_name)
+            if stem + direction_name in folded:
+                scale, direction = folded.pop(key), folded.pop(stem + direction_name)
+                folded[stem + ".weight"] = torch._weight_norm(direction, scale, 0)
+    return folded
+
+
+def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
+    """Give official tensors, copied as `dtype`, to `module`, which may have been built on the meta device.
+
+    Raises:
+        CheckpointError: one error that lists all missing, unexpected and wrongly shaped keys by official name.
+    """
+    wanted = {names.to_official(own): own for own in module.state_dict()}
+    given = {key for key in state if key not in names.unused}
+    problems = []
+    if missing := sorted(set(wanted) - given):
+        problems.append(f"{len(missing)} missing ({_listed(missing)})")
+    if unexpected := sorted(given - set(wanted)):
+        problems.append(f"{len(unexpected)} unexpected ({_listed(unexpected)})")
+    targets = module.state_dict()
+    misshapen = [
+        f"{key} {list(state[key].shape)} instead of {list(targets[own].shape)}"
+        for key, own in sorted(wanted.items())
+        if key in given and state[key].shape != targets[own].shape
+    ]
+    if misshapen:
+        problems.append(f"{len(misshapen)} of the wrong shape ({_listed(misshapen)})")
+    if problems:
+        raise CheckpointError(f"model: {file} does not fit its configuration: {'; '.join(problems)}")
+    # Copied, not mapped: a file that is replaced while the program runs must not change the weights.
+    copies = {own: state[key].to(dtype, copy=True) for key, own in wanted.items()}
+    module.load_state_dict(copies, assign=True)
+
+
+def _listed(items: Iterable[str]) -> str:
+    items = list(items)
+    more = len(items) - _MAX_LISTED
+    return ", ".join(items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

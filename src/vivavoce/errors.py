@@ -1,0 +1,104 @@
+"""Every error vivavoce raises on purpose, with its stable code and its meaning at each door.
+
+::
+
+    VivavoceError
+    ├── InvalidRequest            400  INVALID_ARGUMENT    exit 2   a field of the request is out of its limits
+    │   ├── InvalidText           400  INVALID_ARGUMENT    exit 2   nothing to say, too long, letters the model lacks
+    │   └── InvalidAudio          400  INVALID_ARGUMENT    exit 2   not audio, too short, too long, silent, not finite
+    ├── VoiceNotFound             404  NOT_FOUND           exit 2   no store knows the voice
+    ├── VoiceExists               409  ALREADY_EXISTS      exit 2   the name is taken
+    ├── CheckpointError           500  FAILED_PRECONDITION exit 2   the model folder cannot be used as it is
+    │   └── UnsupportedModel      500  UNIMPLEMENTED       exit 2   a generation or feature this version lacks
+    ├── ModelNotFound             404  NOT_FOUND           exit 2   neither a folder nor a known model's name
+    ├── DownloadError             502  UNAVAILABLE         exit 2   the hub could not be reached, or sent wrong bytes
+    └── MissingDependency         500  FAILED_PRECONDITION exit 2   an optional package is needed and absent
+
+A message is one line. It names the field, the value and the limit, and ends with the way out.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class VivavoceError(Exception):
+    """Base of all errors above; catching it catches every failure that a user can mend."""
+
+    code: ClassVar[str] = "error"
+    http_status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+    exit_code: ClassVar[int] = 2
+
+
+class InvalidRequest(VivavoceError):
+    """A field of the request is missing, malformed or out of its limits."""
+
+    code = "invalid_request"
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class InvalidText(InvalidRequest):
+    """The text cannot be spoken: nothing in it to say, too long, or letters that the model lacks."""
+
+    code = "invalid_text"
+
+
+class InvalidAudio(InvalidRequest):
+    """The reference or source audio cannot be used: no audio, too short, too long, silent, not finite."""
+
+    code = "invalid_audio"
+
+
+class VoiceNotFound(VivavoceError):
+    """The request names a voice that no store knows."""
+
+    code = "voice_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class VoiceExists(VivavoceError):
+    """A voice of that name is stored already."""
+
+    code = "voice_exists"
+    http_status = 409
+    grpc_status = "ALREADY_EXISTS"
+
+
+class CheckpointError(VivavoceError):
+    """A model folder is incomplete, corrupt or contradicts itself."""
+
+    code = "checkpoint_error"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class UnsupportedModel(CheckpointError):
+    """A model folder of a generation, or with a feature, that this version does not have."""
+
+    code = "unsupported_model"
+    grpc_status = "UNIMPLEMENTED"
+
+
+class ModelNotFound(VivavoceError):
+    """The model is neither a folder nor the name of a known model."""
+
+    code = "model_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class DownloadError(VivavoceError):
+    """A hub could not be reached, does not have the file, or sent bytes whose checksum is wrong."""
+
+    code = "download_error"
+    http_status = 502
+    grpc_status = "UNAVAILABLE"
+
+
+class MissingDependency(VivavoceError):
+    """An optional package is needed for what was asked; the message holds the pip line to type."""
+
+    code = "missing_dependency"
+    grpc_status = "FAILED_PRECONDITION"
