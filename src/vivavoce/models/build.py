@@ -1,0 +1,61 @@
+"""A model folder → networks with weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.folder import detect_generation, read_config
+from vivavoce.checkpoint.names import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable
+from vivavoce.checkpoint.weights import find_part, fold_weight_norm, load_into, read_tensors
+from vivavoce.models.flow.model import Flow
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.vocoder.hift import HiFT
+
+
+@dataclass(frozen=True)
+class Models:
+    """The three networks that speak, on one device."""
+
+    config: ModelConfig
+    lm: SpeechLM
+    flow: Flow
+    vocoder: HiFT
+    device: torch.device
+    dtype: torch.dtype
+
+
+def build_models(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
+) -> Models:
+    """Load a CosyVoice2 folder.
+
+    Args:
+        folder: official layout.
+        device: where the networks run.
+        dtype: of the language model and the flow. The vocoder stays in float32: its phases are sums of many
+            thousand radians, and its share of the work is small.
+        variant: take `part.variant.pt` where the folder has one.
+
+    Raises:
+        CheckpointError: files missing, corrupt, or not fitting the configuration.
+    """
+    detect_generation(folder)
+    paths = {part: find_part(folder, part, variant) for part in ("llm", "flow", "hift")}
+    flow_state = read_tensors(paths["flow"])
+    config = read_config(folder, flow_state)
+
+    def load(module: nn.Module, state: dict[str, torch.Tensor], names: NameTable, part: str, to: torch.dtype) -> None:
+        load_into(module, state, names, paths[part].name, to)
+        module.to(device).eval().requires_grad_(False)
+
+    with torch.device("meta"):
+        lm, flow, vocoder = SpeechLM(config.lm), Flow(config.flow), HiFT(config.vocoder)
+    load(lm, read_tensors(paths["llm"]), LM_NAMES, "llm", dtype)
+    load(flow, flow_state, FLOW_NAMES, "flow", dtype)
+    load(vocoder, fold_weight_norm(read_tensors(paths["hift"])), VOCODER_NAMES, "hift", torch.float32)
+    return Models(config, lm, flow, vocoder, device, dtype)

@@ -1,0 +1,63 @@
+"""Random numbers as a pure function of (seed, stream, counter).
+
+A request's noise must not depend on who shares its batch, on how its audio is cut into chunks, or on the device.
+A generator with state cannot promise that; a hash of the position can (counter-based generators: Salmon et al.,
+SC 2011). The hash is SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014), in wrapping 64-bit integers.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Stream(IntEnum):
+    """Independent sequences of one seed."""
+
+    NUCLEUS = 1
+    FALLBACK = 2
+    SOURCE = 3
+
+
+_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+
+
+def uniform(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+    """Uniform numbers in (0, 1).
+
+    seeds, counters: int64, broadcast against one another  →  float32 of their common shape
+    """
+    return _unit(_hash(seeds, stream, counters), 40)
+
+
+def normal(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+    """Standard normal numbers (Box and Muller, 1958), one per counter; shapes as in `uniform`."""
+    bits = _hash(seeds, stream, counters)
+    radius = torch.sqrt(-2.0 * torch.log(_unit(bits, 40)))
+    return radius * torch.cos(2.0 * math.pi * _unit(bits, 8))
+
+
+def _hash(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+    key = _mix(seeds + int(stream) * _GOLDEN)
+    return _mix(key + counters * _GOLDEN)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _unit(bits: Tensor, shift: int) -> Tensor:
+    """24 of the bits as a float32 in (0, 1): never 0, so that its logarithm is finite."""
+    return ((_shift(bits, shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24

@@ -1,0 +1,1 @@
+"""Waveform features, equal to the official front end by numbers."""

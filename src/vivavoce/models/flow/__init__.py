@@ -1,0 +1,1 @@
+"""Speech tokens → mel spectrogram by conditional flow matching."""

@@ -1,0 +1,1 @@
+"""The speech language model: text tokens in, speech tokens out."""

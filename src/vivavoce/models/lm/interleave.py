@@ -1,0 +1,141 @@
+"""Text-in streaming: speech tokens while the text is still arriving.
+
+The model was trained on sequences that alternate 5 text tokens with 15 speech tokens; a *fill* token says "I need
+more text". One `TextInterleaver` follows one sequence. Its owner pushes text ids, feeds the rows of `next_rows()`
+to the language model, samples within what `allows()` permits, and hands the id to `accept()`:
+
+    waiting ──text arrives, a block is complete──▶ decoding ──fill──▶ waiting
+    waiting ──text closed──▶ finishing ──end, or the limit──▶ done
+
+As in the official code, text tokens are looked at one by one and each starts at most one block, and what was fed
+last is fed once more in front of the rest of the text: the trained sequences are what the model sees.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from vivavoce.checkpoint.config import Vocabulary
+
+
+class RowKind(Enum):
+    """Which embedding table a row is taken from."""
+
+    CONTROL = auto()
+    TEXT = auto()
+    SPEECH = auto()
+
+
+class Row(NamedTuple):
+    """One input row of the language model."""
+
+    kind: RowKind
+    id: int
+
+
+class _State(Enum):
+    WAITING = auto()
+    DECODING = auto()
+    FINISHING = auto()
+    DONE = auto()
+
+
+class TextInterleaver:
+    """The sequence of one text-in stream; plain Python, no tensors."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        mix: tuple[int, int],
+        prompt_text: Sequence[int] = (),
+        prompt_speech: Sequence[int] = (),
+        max_ratio: float = 20.0,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._mix_text, self._mix_speech = mix
+        self._incoming: deque[int] = deque()
+        self._buffer: deque[int] = deque(prompt_text)
+        self._prompt_speech: deque[int] = deque(prompt_speech)
+        self._pending = [Row(RowKind.CONTROL, vocabulary.sos)]
+        prompted = len(prompt_speech)
+        self._next_fill = (prompted // self._mix_speech + 1) * self._mix_speech - prompted
+        self._max_ratio = max_ratio
+        self._num_text = 0
+        self._closed = False
+        self._state = _State.WAITING
+        self.decoded: list[int] = []
+        """All sampled ids, fill and end tokens included."""
+
+    @property
+    def done(self) -> bool:
+        """No more rows will come."""
+        return self._state is _State.DONE
+
+    def push(self, ids: Sequence[int]) -> None:
+        """More text tokens have arrived."""
+        self._incoming.extend(ids)
+        self._num_text += len(ids)
+
+    def close(self) -> None:
+        """No more text will come."""
+        self._closed = True
+
+    def next_rows(self) -> list[Row] | None:
+        """The rows to feed now; None while waiting for text, and when done."""
+        while self._state is _State.WAITING:
+            if self._incoming:
+                self._buffer.append(self._incoming.popleft())
+                self._arrange()
+            elif self._closed:
+                self._pending += self._take_text(len(self._buffer))
+                self._pending.append(Row(RowKind.CONTROL, self._vocabulary.task))
+                self._state = _State.FINISHING
+            else:
+                return None
+        return None if self.done else self._pending
+
+    def forced(self) -> int | None:
+        """The id that must come next whatever the model says: a fill when its block is full."""
+        due = self._state is _State.DECODING and len(self.decoded) == self._next_fill
+        return self._vocabulary.fill if due else None
+
+    def allows(self) -> tuple[int, ...]:
+        """The control ids that may be sampled now; speech tokens always may."""
+        return (self._vocabulary.eos,) if self._state is _State.FINISHING else (self._vocabulary.fill,)
+
+    def accept(self, sampled: int) -> int | None:
+        """Record the id that followed the last rows; return it if it is a speech token to be spoken."""
+        count = len(self.decoded)
+        self.decoded.append(sampled)
+        if sampled < self._vocabulary.num_speech_tokens:
+            self._pending = [Row(RowKind.SPEECH, sampled)]
+            if self._state is _State.FINISHING and count + 1 >= self._max_ratio * self._num_text:
+                self._state = _State.DONE
+            return sampled
+        if self._state is _State.FINISHING:
+            self._state = _State.DONE
+        else:
+            self._next_fill = count + self._mix_speech + 1
+            self._state = _State.WAITING
+        return None
+
+    def _arrange(self) -> None:
+        while self._prompt_speech and len(self._buffer) >= self._mix_text:
+            self._pending += self._take_text(self._mix_text)
+            count = min(self._mix_speech, len(self._prompt_speech))
+            self._pending += [Row(RowKind.SPEECH, self._prompt_speech.popleft()) for _ in range(count)]
+        if self._prompt_speech:
+            return
+        after_fill = bool(self.decoded)
+        if after_fill or len(self._pending) == 1:
+            if len(self._buffer) < self._mix_text:
+                return
+            block = self._take_text(self._mix_text)
+            self._pending = block if after_fill else self._pending + block
+        self._state = _State.DECODING
+
+    def _take_text(self, count: int) -> list[Row]:
+        return [Row(RowKind.TEXT, self._buffer.popleft()) for _ in range(count)]

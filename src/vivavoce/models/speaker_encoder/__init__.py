@@ -1,0 +1,1 @@
+"""Waveform to speaker embedding."""

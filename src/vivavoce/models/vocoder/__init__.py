@@ -1,0 +1,1 @@
+"""Mel spectrogram → waveform."""

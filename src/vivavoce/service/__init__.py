@@ -1,0 +1,1 @@
+"""What every door shares: text, voices, audio and the synthesizer."""

@@ -1,0 +1,1 @@
+"""Audio at the edge: decoding, checking, resampling and writing."""

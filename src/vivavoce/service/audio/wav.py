@@ -1,0 +1,86 @@
+"""Writes 16-bit mono WAV: whole, to a path or an open file, or as a header before a stream of samples."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.audio.pcm import to_int16
+
+_BYTES_PER_SAMPLE = 2
+_LARGEST_SIZE = 0xFFFFFFFF
+_HEADER_BYTES = 44
+
+
+def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
+    """44 bytes that precede `num_samples` little-endian int16 mono samples.
+
+    None means that the length is not known yet: both sizes become 0xFFFFFFFF, which players take as "until
+    the end". So do sizes that the format cannot hold (over 4 GiB).
+    """
+    num_bytes = _LARGEST_SIZE if num_samples is None else num_samples * _BYTES_PER_SAMPLE
+    riff_size = min(num_bytes + _HEADER_BYTES - 8, _LARGEST_SIZE)
+    pcm, channels, bits = 1, 1, 8 * _BYTES_PER_SAMPLE
+    byte_rate = sample_rate * _BYTES_PER_SAMPLE
+    layout = struct.pack("<HHIIHH", pcm, channels, sample_rate, byte_rate, _BYTES_PER_SAMPLE, bits)
+    return b"".join(
+        (
+            *(b"RIFF", _uint32(riff_size), b"WAVE"),
+            *(b"fmt ", _uint32(len(layout)), layout),
+            *(b"data", _uint32(min(num_bytes, _LARGEST_SIZE))),
+        )
+    )
+
+
+def _uint32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def write_wav(target: str | Path | BinaryIO, samples: NDArray[np.floating], sample_rate: int) -> None:
+    """Write `samples` [n] (float, ±1 full scale) as 16-bit WAV.
+
+    A path gets the whole file or none: it is written beside it and renamed. Devices and pipes are written
+    directly.
+
+    Raises:
+        InvalidRequest: the folder of the path is missing, the path is a folder, or it cannot be written.
+        ValueError: samples are not [n], or NaN.
+    """
+    if samples.ndim != 1:
+        raise ValueError(f"samples have shape {samples.shape}, not [n]")
+    content = wav_header(sample_rate, len(samples)) + to_int16(samples).astype("<i2").tobytes()
+    if not isinstance(target, (str, Path)):
+        target.write(content)
+        return
+    try:
+        _write_path(Path(target), content)
+    except OSError as error:
+        raise InvalidRequest(
+            f"output: {str(target)!r} cannot be written ({error.strerror}); choose another path"
+        ) from None
+
+
+def _write_path(path: Path, content: bytes) -> None:
+    if path.is_dir():
+        raise InvalidRequest(f"output: {str(path)!r} is a folder; add a file name such as speech.wav")
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    path = path.resolve()  # so that a link stays a link
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"output: folder {str(path.parent)!r} does not exist; create it or choose another path")
+    beside = path.with_name(f".{path.name[:32]}.{secrets.token_hex(6)}.part")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            beside.unlink()
