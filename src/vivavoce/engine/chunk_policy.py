@@ -1,0 +1,56 @@
+"""How a stream is cut into chunks, as an immutable value of the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vivavoce.errors import InvalidRequest
+
+
+class Joins(str, Enum):
+    """How neighbouring chunks are computed and joined."""
+
+    OFFICIAL = "official"
+    """As the official code does: the last chunk attends to everything, fades sum to 1.08, phases restart."""
+    SEAMLESS = "seamless"
+    """The last chunk is computed like the others, fades sum to 1, the source's phase runs on."""
+
+
+@dataclass(frozen=True)
+class ChunkPolicy:
+    """Hops in speech tokens: `first_hop` (plus what aligns the prompt to whole chunks), then growing to `max_hop`.
+
+    A chunk of h tokens is made once h + lookahead tokens exist beyond what was spoken.
+    """
+
+    first_hop: int = 25
+    growth: int = 2
+    max_hop: int = 100
+    joins: Joins = Joins.SEAMLESS
+
+    def __post_init__(self) -> None:
+        # At twice the speed a token is one frame, and a chunk must hold the vocoder's overlap of 8 frames.
+        if not 8 <= self.first_hop <= self.max_hop or self.growth < 1:
+            raise InvalidRequest(
+                f"chunk policy: first_hop {self.first_hop}, max_hop {self.max_hop}, growth {self.growth}; "
+                "8 <= first_hop <= max_hop and growth >= 1 must hold"
+            )
+
+    @classmethod
+    def official(cls) -> ChunkPolicy:
+        """The official schedule with the official joins, for parity."""
+        return cls(joins=Joins.OFFICIAL)
+
+    @classmethod
+    def seamless(cls) -> ChunkPolicy:
+        """The official schedule without its seams; the default of streams."""
+        return cls()
+
+    def hop(self, index: int) -> int:
+        """Speech tokens of chunk `index`, alignment left out."""
+        return min(self.max_hop, self.first_hop * self.growth**index)
+
+    def alignment(self, prompt_tokens: int) -> int:
+        """Tokens added to the first hop so that prompt and hop are whole attention chunks of `first_hop` tokens."""
+        return -prompt_tokens % self.first_hop

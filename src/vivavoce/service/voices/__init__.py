@@ -1,0 +1,1 @@
+"""Voices: what is extracted once from a reference recording and kept."""
