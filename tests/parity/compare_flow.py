@@ -1,0 +1,98 @@
+"""Flow: fixed noise, time steps, speaker, encoder, estimator, mel in every streaming setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from tests.parity.check import Check, Skip, close
+from tests.parity.reference import Golden, Reference
+
+from vivavoce.models.build import Models
+from vivavoce.models.flow.matching import fixed_noise, time_steps
+from vivavoce.models.flow.model import FlowItem
+
+MEL, ENCODER = 2e-4, 1e-4
+_VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
+
+
+@torch.inference_mode()
+def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
+    models = reference.models(*golden.checkpoint)
+    yield from _schedule(golden, models)
+    for case in golden.meta["cases"]:
+        yield from _case(f"{golden.label} {case}", case, golden, models)
+    if "estimator/x" in golden.arrays:
+        yield from _estimator(golden, models)
+
+
+def _schedule(golden: Golden, models: Models) -> Iterator[Check]:
+    arrays = golden.arrays
+    noise = fixed_noise(models.config.flow.num_mel_bins).T
+    if "rand_noise/first_cols" in arrays:
+        first, last = arrays["rand_noise/first_cols"], arrays["rand_noise/last_cols"]
+        yield close(f"{golden.label} fixed noise, start", noise[:, : first.shape[1]], first, 0)
+        yield close(f"{golden.label} fixed noise, end", noise[:, -last.shape[1] :], last, 0)
+    if "t_span" in arrays:
+        steps = time_steps(golden.meta["n_timesteps"])
+        ends = [t + dt for t, dt in steps]
+        yield close(f"{golden.label} schedule", [steps[0][0], *ends], arrays["t_span"], 1e-6)
+
+
+def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Check]:
+    arrays, flow = golden.arrays, models.flow
+    tokens = torch.cat([arrays.tensor(f"{case}/prompt_token"), arrays.tensor(f"{case}/token")]).long()
+    prompt, embedding = arrays.tensor(f"{case}/prompt_feat"), arrays.tensor(f"{case}/embedding")
+    if f"{case}/spks" in arrays:
+        yield close(f"{name} speaker", flow.speaker(embedding[None])[0], arrays[f"{case}/spks"], ENCODER)
+    if f"{case}/t_steps" in arrays:
+        ours = [t for t, _ in time_steps(golden.meta["n_timesteps"])]
+        yield close(f"{name} time steps", ours, arrays[f"{case}/t_steps"], 1e-6)
+    for array in arrays.under(f"{case}/"):
+        if not array.endswith("/mel"):
+            continue
+        variant = _VARIANT.search(array)
+        chunked, final = (bool(int(flag)) for flag in variant.groups()) if variant else (False, True)
+        prefix = array.removesuffix("/mel")
+        label = f"{name} {variant.group() if variant else 'offline'}"
+        item = FlowItem(tokens, prompt, embedding, final)
+        yield close(f"{label} mel", flow([item], chunked)[0].T, arrays[array], MEL)
+        mu, frames = flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
+        mu = mu[0, : int(frames)]
+        if f"{prefix}/mu" in arrays:
+            yield close(f"{label} mu", mu.T, arrays[f"{prefix}/mu"], ENCODER)
+        if f"{prefix}/x_after_step1_last4cols" in arrays:
+            yield _first_step(
+                f"{label} x after one step", models, mu, prompt, embedding, arrays[f"{prefix}/x_after_step1_last4cols"]
+            )
+
+
+def _first_step(name: str, models: Models, mu, prompt, embedding, golden) -> Check:
+    """The first of all steps: with t as in the whole solve, so not `solve` with one step."""
+    flow, frames = models.flow, len(mu)
+    condition = torch.zeros_like(mu)
+    condition[: len(prompt)] = prompt
+    speaker = flow.speaker(embedding[None])
+    (t, dt), guidance = time_steps(models.config.flow.num_steps)[0], models.config.flow.guidance
+    noise = fixed_noise(mu.shape[1])[:frames]
+
+    def velocity(*conditions):
+        return flow.estimator(noise[None], *conditions, torch.tensor([t]), torch.tensor([frames]), False)[0]
+
+    nothing = torch.zeros_like(mu)[None]
+    guided = (1 + guidance) * velocity(mu[None], speaker, condition[None])
+    guided = guided - guidance * velocity(nothing, torch.zeros_like(speaker), nothing)
+    return close(name, (noise + dt * guided)[-4:].T, golden, ENCODER)
+
+
+def _estimator(golden: Golden, models: Models) -> Iterator[Check]:
+    arrays = golden.arrays
+    x, mu, cond = (arrays.tensor(f"estimator/{name}").transpose(1, 2) for name in ("x", "mu", "cond"))
+    lengths = torch.full((len(x),), x.shape[1])
+    for array in arrays.under("estimator/out_streaming"):
+        chunked = array.endswith("1")
+        out = models.flow.estimator(
+            x, mu, arrays.tensor("estimator/spks"), cond, arrays.tensor("estimator/t"), lengths, chunked
+        )
+        yield close(f"{golden.label} {array}", out.transpose(1, 2), arrays[array], ENCODER)

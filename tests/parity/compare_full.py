@@ -1,0 +1,81 @@
+"""Compact goldens: first and last values of each stage, for sizes too large to store whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from tests.parity.check import Check, Skip, close, equal_ids
+from tests.parity.compare_flow import ENCODER, MEL
+from tests.parity.reference import Golden, Reference
+from tests.parity.samplers import Greedy
+
+from vivavoce.engine.lm_stage import Decode
+from vivavoce.engine.request import SamplingParams
+from vivavoce.models.build import Models
+from vivavoce.models.flow.model import FlowItem
+from vivavoce.models.lm.prompting import LMPrompt
+
+
+@torch.inference_mode()
+def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
+    models = reference.models(*golden.checkpoint)
+    if "llm/tokens" in golden.arrays:
+        yield from _lm(golden, models)
+    if "flow/token" in golden.arrays:
+        yield from _flow(golden, models)
+    if "hift/mel" in golden.arrays:
+        yield from _vocoder(golden, models)
+
+
+def _lm(golden: Golden, models: Models) -> Iterator[Check]:
+    arrays, vocabulary = golden.arrays, models.config.lm.vocabulary
+    prompt = LMPrompt(arrays.ids("llm/text"), arrays.ids("llm/prompt_text"), arrays.ids("llm/prompt_speech"))
+    theirs = arrays.ids("llm/tokens")
+    sampler = Greedy(vocabulary.eos, None, candidates=vocabulary.num_speech_tokens)
+    decode = Decode(models.lm, [prompt], [SamplingParams()], sampler, official=True)
+    for _ in decode:
+        if len(decode.decoded[0]) >= len(theirs):
+            break
+    yield equal_ids(f"{golden.label} llm tokens", decode.decoded[0], theirs)
+    scores = torch.stack(sampler.scores)[: len(theirs)]
+    ids = torch.from_numpy(arrays["llm/top10_ids"]).long()
+    yield close(f"{golden.label} llm top 10", scores.gather(1, ids), arrays["llm/top10_logp"], 1e-4)
+    yield close(f"{golden.label} llm first scores", scores[0, ::16], arrays["llm/logp_step0_every16"], 1e-4)
+
+
+def _flow(golden: Golden, models: Models) -> Iterator[Check]:
+    arrays = golden.arrays
+    tokens = torch.cat([arrays.tensor("flow/prompt_token"), arrays.tensor("flow/token")]).long()
+    prompt, embedding = arrays.tensor("flow/prompt_feat"), arrays.tensor("llm/embedding")
+    for case, chunked, final in (("flow/offline", False, True), ("flow/chunk", True, False)):
+        name = f"{golden.label} {case}"
+        mel = models.flow([FlowItem(tokens, prompt, embedding, final)], chunked)[0].T
+        yield close(f"{name} mel, first frames", mel[:, :8], arrays[f"{case}/mel_first8"], MEL)
+        yield close(f"{name} mel, last frames", mel[:, -8:], arrays[f"{case}/mel_last8"], MEL)
+        yield _sum(f"{name} mel, mean magnitude", mel, golden.meta["cases"][case]["mel"], MEL)
+        mu, frames = models.flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
+        mu = mu[0, : int(frames)].T
+        ends = torch.cat((mu[:, :4], mu[:, -4:]), dim=1)
+        yield close(f"{name} mu, ends", ends, arrays[f"{case}/mu_first4_last4"], ENCODER)
+        yield _sum(f"{name} mu, mean magnitude", mu, golden.meta["cases"][case]["mu"], ENCODER)
+
+
+def _vocoder(golden: Golden, models: Models) -> Iterator[Check]:
+    arrays, vocoder, name = golden.arrays, models.vocoder, f"{golden.label} hift"
+    mel = arrays.tensor("hift/mel")[None]
+    f0 = vocoder.f0(mel, None)
+    yield close(f"{name} f0", f0[0], arrays["hift/f0"], 1e-2)
+    source = vocoder.source(arrays.tensor("hift/f0")[None], None)
+    yield close(f"{name} source of golden f0", source[0, 0, :2000], arrays["hift/source_first2000"], 1e-4)
+    wave = vocoder.decode(mel, source)[0]
+    first, last = arrays["hift/wave_first4000"], arrays["hift/wave_last1000"]
+    yield close(f"{name} wave, first samples", wave[: len(first)], first, 3e-2)
+    yield close(f"{name} wave, last samples", wave[-len(last) :], last, 3e-2)
+    yield _sum(f"{name} wave, mean magnitude", wave, golden.meta["cases"]["hift/"]["wave"], 2e-3)
+
+
+def _sum(name: str, ours: torch.Tensor, statistics: dict, tolerance: float) -> Check:
+    count = int(np.prod(statistics["shape"]))
+    return close(name, float(ours.double().abs().sum()) / count, statistics["abs_sum"] / count, tolerance)

@@ -1,0 +1,156 @@
+"""Language model: hidden states, logits, greedy and streamed tokens, sampling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from tests.parity.check import Check, Skip, close, equal, equal_ids
+from tests.parity.reference import Arrays, Golden, Reference
+from tests.parity.samplers import Forced, Greedy, GreedyWithFill
+
+from vivavoce.engine.lm_stage import Decode, decode_text_stream
+from vivavoce.engine.request import SamplingParams
+from vivavoce.models.build import Models
+from vivavoce.models.lm.interleave import TextInterleaver
+from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
+from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
+
+NO_FILTER = "silence filter: belongs to a later generation"
+
+
+@torch.inference_mode()
+def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
+    models = reference.models(*golden.checkpoint)
+    yield from _ids(golden, models)
+    kinds = {
+        "teacher_forced": _teacher,
+        "greedy": _greedy,
+        "stop_token": _stop,
+        "bistream": _bistream,
+        "ras": _ras,
+    }
+    for case, settings in golden.meta["cases"].items():
+        name = f"{golden.label} {case}"
+        kind = settings.get("kind")
+        if kind in kinds:
+            yield from kinds[kind](name, case, settings, golden, models)
+        elif kind == "silence_filter" and not settings["silent_tokens"]:
+            yield equal_ids(
+                f"{name} unfiltered", golden.arrays.ids(f"{case}/input"), golden.arrays.ids(f"{case}/output")
+            )
+        else:
+            yield Skip(name, NO_FILTER if kind == "silence_filter" else f"unknown kind {kind}")
+
+
+def _ids(golden: Golden, models: Models) -> Iterator[Check]:
+    vocabulary = models.config.lm.vocabulary
+    theirs = golden.meta["ids"]
+    ours = {
+        "speech_token_size": vocabulary.num_speech_tokens,
+        "sos": vocabulary.sos,
+        "eos": vocabulary.eos,
+        "task_id": vocabulary.task,
+        "fill": vocabulary.fill,
+        "stop_token_ids": [vocabulary.stop_ids[0], vocabulary.stop_ids[-1]],
+        "mix_ratio": [models.config.lm.mix_text, models.config.lm.mix_speech],
+    }
+    for key, value in ours.items():
+        if key in theirs:
+            yield equal(f"{golden.label} ids {key}", value, theirs[key])
+
+
+def _teacher(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
+    arrays, lm = golden.arrays, models.lm
+    prompt = LMPrompt(arrays.ids(f"{case}/text"), (), arrays.ids(f"{case}/speech"))
+    hidden = lm(prompt_rows(lm, prompt)[None])
+    logits = lm.speech_head(hidden)[0]
+    yield close(f"{name} hidden", hidden[0], arrays[f"{case}/hidden"], 5e-5)
+    yield close(f"{name} logits", logits[-4:], arrays[f"{case}/logits_last4"], 1e-4)
+    ids = torch.from_numpy(arrays[f"{case}/top10_ids"]).long()
+    yield close(f"{name} top 10", logits.gather(1, ids), arrays[f"{case}/top10_logits"], 1e-4)
+    yield close(f"{name} logsumexp", logits.logsumexp(-1), arrays[f"{case}/logsumexp"], 1e-4)
+
+
+def _params(settings: dict) -> SamplingParams:
+    ratios = {"max_token_text_ratio": "max_ratio", "min_token_text_ratio": "min_ratio"}
+    return SamplingParams(**{ours: settings[theirs] for theirs, ours in ratios.items() if theirs in settings})
+
+
+def _decode(models: Models, arrays: Arrays, case: str, params: SamplingParams, sampler) -> list[int]:
+    prompt = LMPrompt(
+        arrays.ids(f"{case}/text"), arrays.ids(f"{case}/prompt_text"), arrays.ids(f"{case}/prompt_speech")
+    )
+    decode = Decode(models.lm, [prompt], [params], sampler, official=True)
+    for _ in decode:
+        pass
+    return decode.decoded[0]
+
+
+def _greedy(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
+    arrays = golden.arrays
+    sampler = Greedy(models.config.lm.vocabulary.eos, settings["stop_after"])
+    tokens = _decode(models, arrays, case, _params(settings), sampler)
+    yield equal_ids(f"{name} tokens", tokens, arrays.ids(f"{case}/tokens"))
+    yield close(f"{name} first scores", sampler.scores[0], arrays[f"{case}/logp_step0"], 1e-4)
+    yield close(f"{name} last scores", sampler.scores[-1], arrays[f"{case}/logp_last"], 1e-4)
+
+
+def _stop(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
+    after = int(re.search(r"\d+", settings["forced_as_soon_as"]).group())
+    sampler = Forced(settings["forced_id"], after)
+    tokens = _decode(models, golden.arrays, settings["inputs"], SamplingParams(), sampler)
+    yield equal_ids(f"{name} tokens", tokens, golden.arrays.ids(f"{case}/tokens"))
+
+
+def _bistream(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
+    arrays, config = golden.arrays, models.config.lm
+    vocabulary = config.vocabulary
+    interleaver = TextInterleaver(
+        vocabulary,
+        (config.mix_text, config.mix_speech),
+        arrays.ids(f"{case}/prompt_text"),
+        arrays.ids(f"{case}/prompt_speech"),
+        max_ratio=float("inf"),
+    )
+    sampler = GreedyWithFill(vocabulary.num_speech_tokens, vocabulary.eos, vocabulary.fill, settings["stop_after"])
+    # All at once or one by one must not matter: text is looked at token by token.
+    text = arrays.ids(f"{case}/text")
+    tokens = list(decode_text_stream(models.lm, interleaver, [text[:7], text[7:]], sampler))
+    yield equal_ids(f"{name} tokens", tokens, arrays.ids(f"{case}/tokens"))
+    yield equal_ids(f"{name} with control", interleaver.decoded, arrays.ids(f"{case}/decoded_with_control"))
+
+
+def _ras(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
+    arrays = golden.arrays
+    scores = arrays.tensor(f"{case}/scores")[None]
+    history = arrays.ids(f"{case}/history")
+    rows = SamplingRows(
+        top_p=torch.tensor([settings["top_p"]]),
+        top_k=torch.tensor([settings["top_k"]]),
+        window=torch.tensor([settings["win_size"]]),
+        max_repeats=torch.tensor([settings["win_size"] * settings["tau_r"]]),
+    )
+    ids, weights = nucleus(scores.softmax(-1), rows.top_p, rows.top_k)
+    count = int((weights > 0).sum())
+    yield equal_ids(f"{name} candidates", ids[0, :count], arrays.ids(f"{case}/candidates"))
+    yield close(f"{name} probabilities", weights[0, :count], arrays[f"{case}/candidate_probs"], 1e-5)
+    first = ids[:, settings["pick"]]
+    yield equal(f"{name} first choice", int(first), settings["first_choice"])
+    recent = torch.tensor([([-1] * 50 + list(history))[-50:]])
+    repeated = bool(repeats(recent, rows.window, first) >= rows.max_repeats)
+    yield equal(f"{name} fallback", repeated, settings["fallback"])
+    others = fallback_probabilities(scores, first)
+    if settings["fallback"]:
+        yield close(f"{name} fallback probabilities", others[0], arrays[f"{case}/fallback_probs"], 1e-5)
+    # Uniforms in the middle of the recorded picks' intervals lead the whole sampler to the recorded result.
+    uniforms = [_middle(weights[0], settings["pick"]), _middle(others[0], int(others.argmax()))]
+    result = sample(scores, recent, rows, torch.tensor([uniforms]))
+    yield equal(f"{name} result", int(result), settings["result"])
+
+
+def _middle(weights: torch.Tensor, index: int) -> float:
+    cumulative = np.cumsum(weights.double().numpy())
+    return float((cumulative[index] - weights[index].item() / 2) / cumulative[-1])

@@ -1,0 +1,77 @@
+"""Text front end: every rule, the tokenizer, normalisation and splitting, per recorded text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import wetext
+
+from tests.parity.check import Check, Skip
+from tests.parity.reference import Golden, Reference
+
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.errors import InvalidText
+from vivavoce.service.text import rules
+from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.languages.en import English, NumberWords
+from vivavoce.service.text.languages.zh import Chinese
+from vivavoce.service.text.normalize import Languages
+from vivavoce.service.text.split import split_paragraph
+from vivavoce.service.text.tokenizer import TextTokenizer
+
+
+def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
+    functions = _functions(TextTokenizer.from_folder(reference.folder(*golden.checkpoint) / BACKBONE))
+    for case in golden.meta["cases"]:
+        text = case["text"]
+        name = f"{golden.label} {text[:24]!r}"
+        wrong = []
+        for field, theirs in case.items():
+            if field == "text":
+                continue
+            if field not in functions:
+                yield Skip(f"{name} {field}", "no comparison for this field")
+            elif isinstance(theirs, dict) and "error" in theirs:
+                yield Skip(f"{name} {field}", "the official code raises where we answer or name the error")
+            elif (ours := functions[field](text)) != theirs:
+                wrong.append(f"{field}: {str(ours)[:60]!r} instead of {str(theirs)[:60]!r}")
+        yield Check(name, len(wrong), 0, "; ".join(wrong))
+
+
+def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
+    spell, normalised = NumberWords(), TextFrontEnd(tokenizer)
+    plain = TextFrontEnd(tokenizer, normalize=False)
+    plain._languages = Languages(Chinese(read=str), English(read=str, read_digits=str, spell=spell))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    return {
+        "contains_chinese": rules.contains_chinese,
+        "is_only_punctuation": rules.is_only_punctuation,
+        "replace_blank": rules.replace_blank,
+        "replace_corner_mark": rules.replace_corner_mark,
+        "remove_bracket": rules.remove_bracket,
+        "spell_out_number": lambda text: rules.spell_out_number(text, spell),
+        "token_ids": lambda text: list(tokenizer.encode(text)),
+        "split_zh": lambda text: split_paragraph(text, len, "zh"),
+        "split_en": lambda text: split_paragraph(text, count, "en"),
+        "split_zh_comma": lambda text: split_paragraph(
+            text, len, "zh", token_max_n=30, token_min_n=10, merge_len=5, comma_split=True
+        ),
+        "normalize_split": lambda text: _segments(normalised, text),
+        "normalize_nosplit": normalised.normalize,
+        "wetext_zh": wetext.Normalizer(remove_erhua=False).normalize,
+        "wetext_en": wetext.Normalizer().normalize,
+        "no_tn_split": lambda text: _segments(plain, text),
+        "no_tn_nosplit": plain.normalize,
+    }
+
+
+def _segments(front_end: TextFrontEnd, text: str) -> list[str]:
+    """Where the official code finds no piece to speak, ours refuses; '' officially is one empty piece."""
+    try:
+        return front_end.segments(text)
+    except InvalidText:
+        return [""] if text == "" else []
