@@ -64,17 +64,18 @@ class _Rule:
     source_frames: int
     """How many of them keep the source that was made for them."""
     window: Tensor
-    """Fade in, then fade out: [2 · overlap samples]."""
+    """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
     continuous: bool
     """The source's phase runs on from the last kept frame; otherwise it starts anew."""
 
 
 def _rule(joins: Joins, hop: int) -> _Rule:
-    size = 2 * OVERLAP_FRAMES * hop
     if joins is Joins.OFFICIAL:
-        window = torch.from_numpy(np.hamming(size).astype(np.float32))
+        window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32))
         return _Rule(OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
-    # Raised cosine between sample centres: the two halves add up to one everywhere.
+    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
+    # A raised cosine between sample centres adds up to one everywhere.
+    size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square()
     return _Rule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, window, continuous=True)
 
@@ -105,15 +106,15 @@ class VocoderStream:
         self._frames = start + len(mel)
         source, f0 = self._make_source(mel, start)
         wave = self._vocoder.decode(mel.T[None], source)[0]
-        overlap = OVERLAP_FRAMES * self._hop
+        overlap, fade = OVERLAP_FRAMES * self._hop, len(self._rule.window) // 2
         if self._held is not None:
             assert self._mel is not None
             wave = wave[(len(self._mel) - OVERLAP_FRAMES) * self._hop :]
             window = self._rule.window.to(wave.device)
-            wave[:overlap] = wave[:overlap] * window[:overlap] + self._held * window[overlap:]
+            wave[:fade] = wave[:fade] * window[:fade] + self._held * window[fade:]
         if final:
             return wave.cpu().numpy()
-        self._held = wave[-overlap:].clone()
+        self._held = wave[len(wave) - overlap :][:fade].clone()
         self._remember(mel, source, f0)
         return wave[:-overlap].cpu().numpy()
 

@@ -43,7 +43,7 @@ def normal(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
 
 
 def _hash(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
-    key = _mix(seeds + int(stream) * _GOLDEN)
+    key = _mix(seeds + torch.full_like(seeds, int(stream)) * _GOLDEN)
     return _mix(key + counters * _GOLDEN)
 
 

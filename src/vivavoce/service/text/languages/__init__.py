@@ -1,0 +1,1 @@
+"""How each language is spoken: one file per language, each with a `normalize(text) -> str`."""

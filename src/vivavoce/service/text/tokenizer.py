@@ -1,0 +1,236 @@
+"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's special tokens after it.
+
+A checkpoint's `CosyVoice-BlankEN` holds `vocab.json`, `merges.txt` and `tokenizer_config.json`, or the same in one
+`tokenizer.json`. Neither transformers nor a network is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import regex
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from vivavoce.errors import CheckpointError, InvalidText
+from vivavoce.service.text.checks import check_surrogates
+
+SPECIAL_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endofprompt|>",
+    "[breath]",
+    "<strong>",
+    "</strong>",
+    "[noise]",
+    "[laughter]",
+    "[cough]",
+    "[clucking]",
+    "[accent]",
+    "[quick_breath]",
+    "<laughter>",
+    "</laughter>",
+    "[hissing]",
+    "[sigh]",
+    "[vocalized-noise]",
+    "[lipsmack]",
+    "[mn]",
+)
+"""CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
+free ids in this order (in the release `<|endofprompt|>` is 151646); known ones keep theirs."""
+
+# Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
+_NAMED_CHARACTERS = 5
+
+
+class TextTokenizer:
+    """The tokenizer of a CosyVoice2 checkpoint. Immutable, and safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint."""
+        tokenizer.add_special_tokens([_special(token) for token in SPECIAL_TOKENS])
+        self._tokenizer = tokenizer
+        self._missing_bytes = _missing_bytes(tokenizer)
+        added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len)
+        self._added = regex.compile("|".join(regex.escape(token) for token in reversed(added)))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextTokenizer:
+        """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
+
+        Raises `CheckpointError` that names the file which is missing or cannot be used.
+        """
+        whole = folder / "tokenizer.json"
+        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the text; special tokens written in it are recognised.
+
+        Raises `InvalidText` for characters that the vocabulary has no bytes for, and for lone surrogates.
+        """
+        check_surrogates(text)
+        if self._missing_bytes:
+            self._check_writable(text)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token of the vocabulary as it is spelled there, or None."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def _check_writable(self, text: str) -> None:
+        """Raise if BPE would drop a character for want of one of its bytes, as it does without a word."""
+        plain = unicodedata.normalize("NFC", self._added.sub("", text))
+        lost = [
+            character
+            for character in dict.fromkeys(plain)
+            if not self._missing_bytes.isdisjoint(character.encode("utf-8"))
+        ]
+        if lost:
+            named = ", ".join(repr(character) for character in lost[:_NAMED_CHARACTERS])
+            more = f" and {len(lost) - _NAMED_CHARACTERS} more" if len(lost) > _NAMED_CHARACTERS else ""
+            raise InvalidText(
+                f"text: the model's vocabulary cannot write {named}{more}; leave them out or choose another model"
+            )
+
+
+def _read_whole(path: Path) -> Tokenizer:
+    """A tokenizer from the one file `tokenizer.json`."""
+    content = _read_text(path)
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the package raises nothing more precise
+        raise _unusable(path, error) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_parts(folder: Path) -> Tokenizer:
+    """A tokenizer from vocabulary, merges and the list of added tokens."""
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    merges = _read_merges(folder / "merges.txt")
+    try:
+        model = models.BPE(vocab=vocabulary, merges=merges)
+    except Exception as error:  # the package raises nothing more precise: a merge that is not in the vocabulary
+        raise _unusable(folder / "merges.txt", error) from error
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, folder / "tokenizer_config.json")
+    return tokenizer
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    """The ids by token, checked to be a mapping from text to whole numbers."""
+    vocabulary = _read_json(path)
+    if not vocabulary or not all(type(token_id) is int for token_id in vocabulary.values()):
+        raise CheckpointError(f"{path}: not a mapping from tokens to ids; {_REMEDY}")
+    return vocabulary
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """The merges in their order of rank."""
+    merges: list[tuple[str, str]] = []
+    # not splitlines(): tokens may hold characters that it takes for line ends
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#version"):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise CheckpointError(f"{path}: line {number} is not a pair of tokens; {_REMEDY}")
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
+    """Add the tokens that the tokenizer's configuration lists, and check that they get the ids it says."""
+    listed = _read_json(path).get("added_tokens_decoder", {})
+    try:
+        tokens = {int(token_id): _added(settings) for token_id, settings in listed.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, error) from error
+    for token_id, token in sorted(tokens.items()):
+        tokenizer.add_tokens([token])
+        given = tokenizer.token_to_id(token.content)
+        if given != token_id:
+            raise CheckpointError(
+                f"{path}: gives {token.content} the id {token_id}, but after vocab.json it is {given}; {_REMEDY}"
+            )
+
+
+def _added(settings: dict[str, Any]) -> AddedToken:
+    """A token as an entry of `added_tokens_decoder` describes it."""
+    return AddedToken(
+        settings["content"],
+        single_word=settings.get("single_word", False),
+        lstrip=settings.get("lstrip", False),
+        rstrip=settings.get("rstrip", False),
+        normalized=settings.get("normalized", False),
+        special=settings.get("special", True),
+    )
+
+
+def _special(token: str) -> AddedToken:
+    """A token found in text exactly as it is written."""
+    return AddedToken(token, normalized=False, special=True)
+
+
+def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
+    """The bytes without a token of their own: a small vocabulary may lack some."""
+    symbols = {byte: _byte_symbol(byte) for byte in range(256)}
+    return frozenset(byte for byte, symbol in symbols.items() if tokenizer.token_to_id(symbol) is None)
+
+
+def _byte_symbol(byte: int) -> str:
+    """The character that stands for a byte in GPT-2's byte-level BPE: itself if printable, else one from U+0100 on."""
+    hidden = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    return chr(0x100 + hidden.index(byte)) if byte in hidden else chr(byte)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise _unusable(path, error) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object; {_REMEDY}")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    """The text of a file of the checkpoint."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: the file is missing; {_REMEDY}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: Exception) -> CheckpointError:
+    """The error for a file that is there but cannot be used; the reason is put on one line."""
+    return CheckpointError(f"{path}: cannot be used ({' '.join(str(error).split())}); {_REMEDY}")
