@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
 from tests.parity.check import Check, Skip, close
 from tests.parity.reference import Golden, Reference
-
 from vivavoce.checkpoint.config import MelConfig
 from vivavoce.models.features.kaldi_fbank import speaker_fbank
 from vivavoce.models.features.mel import prompt_mel

@@ -8,15 +8,15 @@ from unittest import mock
 
 import numpy as np
 import torch
+
 from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.samplers import Greedy, GreedyWithFill
-
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_speaker import flow_item
 from vivavoce.engine.request import StreamRequest
-from vivavoce.engine.stream import flow_item
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
 from vivavoce.service.voices.voice import Voice
 

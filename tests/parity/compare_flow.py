@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import torch
+
 from tests.parity.check import Check, Skip, close
 from tests.parity.reference import Golden, Reference
-
 from vivavoce.models.build import Models
 from vivavoce.models.flow.matching import fixed_noise, time_steps
 from vivavoce.models.flow.model import FlowItem

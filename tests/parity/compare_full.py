@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+
 from tests.parity.check import Check, Skip, close, equal_ids
 from tests.parity.compare_flow import ENCODER, MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.samplers import Greedy
-
 from vivavoce.engine.lm_stage import Decode
 from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import Models

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+
 from tests.parity.check import Check, Skip, close, close_rms
 from tests.parity.reference import Golden, Reference
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
 from tests.parity.check import Check, Skip, close, equal, equal_ids
 from tests.parity.reference import Golden, Reference
-
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.service.modes import Mode, condition

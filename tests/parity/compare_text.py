@@ -9,7 +9,6 @@ import wetext
 
 from tests.parity.check import Check, Skip
 from tests.parity.reference import Golden, Reference
-
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
 from vivavoce.service.text import rules

@@ -6,6 +6,7 @@ import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -41,40 +42,45 @@ def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
     raise CheckpointError(f"model: {part}.pt is missing in {folder.name}{hint or '; download the whole folder'}")
 
 
+def read_pickle(path: Path) -> Any:
+    """What `torch.save` wrote: tensors, plain values and containers of them, on the CPU; no code is run.
+
+    Raises:
+        CheckpointError: missing, corrupt, or holding anything else.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name}: is missing in {path.parent}; check the path") from None
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path.name}: is corrupt or holds more than tensors; nothing of it was run, make or download it again"
+        ) from None
+    except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{path.name}: cannot be read ({type(error).__name__}); make or download it again"
+        ) from None
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a `.pt` (weights only) or `.safetensors` file, on the CPU, mapped where possible.
+    """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible.
 
     Raises:
         CheckpointError: corrupt, or holds anything but named tensors.
     """
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            mappable = zipfile.is_zipfile(path)
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
-    except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"model: {path.name} is corrupt or holds more than tensors; nothing of it was run, download it again"
-        ) from None
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
-        raise CheckpointError(
-            f"model: {path.name} cannot be read ({type(error).__name__}); download the file again"
-        ) from None
+    if path.suffix == ".safetensors":
+        try:
+            state: Any = load_file(path)
+        except (SafetensorError, OSError, ValueError):
+            raise CheckpointError(f"{path.name}: is corrupt; make or download it again") from None
+    else:
+        state = read_pickle(path)
     if not isinstance(state, Mapping) or not state:
-        raise CheckpointError(f"model: {path.name} holds no named tensors; download the file again")
+        raise CheckpointError(f"{path.name}: holds no named tensors; download the file again")
     tensors = {key: value for key, value in state.items() if key not in _TRAINING_COUNTERS}
     strange = [str(key) for key, value in tensors.items() if not isinstance(value, Tensor)]
     if strange:
-        raise CheckpointError(f"model: {path.name} holds more than tensors: {_listed(strange)}")
+        raise CheckpointError(f"{path.name}: holds more than tensors: {_listed(strange)}")
     return tensors
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from vivavoce.engine.chunk_speaker import ChunkSpeaker, flow_item
 from vivavoce.engine.lm_stage import Decode, decode_text_stream
 from vivavoce.engine.request import AudioChunk, Batch, StageTimings, StreamRequest, SynthesisRequest, Utterance
 from vivavoce.engine.sampler import RepetitionAwareSampler, Sampler
 from vivavoce.engine.speed import resize
-from vivavoce.engine.stream import ChunkSpeaker, flow_item
 from vivavoce.engine.vocoder_stage import SourceNoise, vocode
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver

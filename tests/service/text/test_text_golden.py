@@ -31,7 +31,7 @@ from vivavoce.service.text.split import split_paragraph
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 CASES: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parents[2] / "data/text/text.json").read_text(encoding="utf-8")
+    (Path(__file__).parents[2] / "data/parity/goldens/frontend/text.json").read_text(encoding="utf-8")
 )["cases"]
 Field = Callable[[str], Any]
 

@@ -1,0 +1,65 @@
+# The project's commands; `make` lists them.
+
+PYTHON3 ?= python3
+PYTHON := .venv/bin/python
+SETUP := .venv/.setup
+DEV := .venv/.setup-dev
+OUT ?= out.wav
+
+# Values go to the shell as environment variables and are never pasted into a command. $(value …) keeps make from
+# expanding a dollar sign in them, so quotes, dollars, spaces and any script survive.
+override TEXT := $(value TEXT)
+override OUT := $(value OUT)
+override VOICE := $(value VOICE)
+override PROMPT_TEXT := $(value PROMPT_TEXT)
+override MODEL := $(value MODEL)
+override REFERENCE := $(value REFERENCE)
+override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
+export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE TORCH_INDEX_URL
+
+.DEFAULT_GOAL := help
+.PHONY: help setup speak test check parity clean
+
+help: ## list the commands
+	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(SETUP) ## install into .venv; TORCH_INDEX_URL=... takes torch from another index
+
+speak: $(SETUP) ## say TEXT="..."; optional OUT=out.wav VOICE= PROMPT_TEXT= MODEL=
+	@[ -n "$$TEXT" ] || { echo 'usage: make speak TEXT="Hello." [OUT=out.wav] [VOICE=name or recording] [PROMPT_TEXT="its words"] [MODEL=name or folder]' >&2; exit 2; }
+	@set --; \
+	[ -z "$$VOICE" ] || set -- "$$@" --voice "$$VOICE"; \
+	[ -z "$$PROMPT_TEXT" ] || set -- "$$@" --prompt-text "$$PROMPT_TEXT"; \
+	[ -z "$$MODEL" ] || set -- "$$@" --model "$$MODEL"; \
+	exec $(PYTHON) -m vivavoce speak --out "$$OUT" "$$@" -- "$$TEXT"
+
+test: $(DEV) ## run the tests
+	$(PYTHON) -m pytest
+
+check: $(DEV) ## check format, style and types
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folder
+	@[ -n "$$REFERENCE" ] || { echo 'usage: make parity REFERENCE=folder of recorded tensors' >&2; exit 2; }
+	@$(PYTHON) -m tests.parity "$$REFERENCE"
+
+clean: ## remove .venv and everything else that these commands made
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp file stands for a finished installation; it is outdated when one of the files before it is newer.
+# torch comes without its dependencies from an index of its own, which may lack the pinned ones.
+$(SETUP): pyproject.toml constraints.txt
+	@command -v $(PYTHON3) >/dev/null || { echo 'error: $(PYTHON3) is not installed; install Python 3.10 or newer, or name one: make PYTHON3=python3.12' >&2; exit 1; }
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON3) -V) is too old; install Python 3.10 or newer, or name one: make PYTHON3=python3.12" >&2; exit 1; }
+	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || { echo 'error: $(PYTHON3) lacks the venv module; install the package python3-venv (apt-get install python3-venv)' >&2; exit 1; }
+	@[ -x $(PYTHON) ] || $(PYTHON3) -m venv .venv
+	@[ -z "$$TORCH_INDEX_URL" ] || $(PYTHON) -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
+	$(PYTHON) -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(DEV): $(SETUP)
+	$(PYTHON) -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Official model folders: finding, downloading, reading and writing them; no model code."""

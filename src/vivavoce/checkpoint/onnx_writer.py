@@ -1,0 +1,96 @@
+"""A few operators as an ONNX file, without the onnx package: just enough for stand-in models.
+
+ONNX is protobuf (onnx/onnx.proto). A message is a row of fields: a key, number · 8 + wire type, then the value.
+Two wire types occur here: 0, a variable-length integer of 7 bits per byte, and 2, a length followed by bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FLOAT, INT32, INT64 = 1, 6, 7
+"""TensorProto.DataType."""
+
+IR_VERSION = 8
+OPSET = 13
+
+_DATA_TYPES = {"float32": FLOAT, "int32": INT32, "int64": INT64}
+_ATTRIBUTE_INT, _ATTRIBUTE_INTS = 2, 7
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of the model; a dimension is a number or a name."""
+
+    name: str
+    data_type: int
+    shape: tuple[int | str, ...]
+
+
+def node(operator: str, inputs: Sequence[str], output: str, **attributes: int | list[int]) -> bytes:
+    """One operator with one output as a NodeProto."""
+    body = b"".join(_field(1, name) for name in inputs) + _field(2, output) + _field(4, operator)
+    for name, value in attributes.items():
+        if isinstance(value, int):
+            attribute = _field(1, name) + _field(3, value) + _field(20, _ATTRIBUTE_INT)
+        else:
+            numbers = b"".join(_field(8, number) for number in value)
+            attribute = _field(1, name) + numbers + _field(20, _ATTRIBUTE_INTS)
+        body += _field(5, attribute)
+    return body
+
+
+def onnx_model(
+    nodes: Sequence[bytes],
+    constants: Mapping[str, NDArray[np.generic]],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+) -> bytes:
+    """The bytes of a model file (ModelProto).
+
+    Args:
+        nodes: in the order of computation, from `node`.
+        constants: tensors by name; float32, int32 or int64.
+        inputs: what the caller feeds.
+        outputs: what the caller gets.
+    """
+    graph = b"".join(_field(1, encoded) for encoded in nodes) + _field(2, "graph")
+    graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
+    graph += b"".join(_field(11, _port(port)) for port in inputs)
+    graph += b"".join(_field(12, _port(port)) for port in outputs)
+    opset = _field(1, "") + _field(2, OPSET)
+    return _field(1, IR_VERSION) + _field(2, "vivavoce") + _field(7, graph) + _field(8, opset)
+
+
+def _constant(name: str, array: NDArray[np.generic]) -> bytes:
+    little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    sizes = b"".join(_field(1, size) for size in array.shape)
+    data_type = _DATA_TYPES[str(array.dtype)]
+    return sizes + _field(2, data_type) + _field(8, name) + _field(9, little_endian.tobytes())
+
+
+def _port(port: Port) -> bytes:
+    sizes = [_field(1, size) if isinstance(size, int) else _field(2, size) for size in port.shape]
+    shape = b"".join(_field(1, size) for size in sizes)
+    tensor_type = _field(1, port.data_type) + _field(2, shape)
+    return _field(1, port.name) + _field(2, _field(1, tensor_type))
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    encoded = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(encoded)) + encoded
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

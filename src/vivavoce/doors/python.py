@@ -1,0 +1,177 @@
+"""The Python API: `tts = vivavoce.load(); tts.speak("Hello").save("hello.wav")`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.default_model import model_folder
+from vivavoce.service.modes import Mode
+from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
+from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.service.voices.extract import AudioSource
+from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.store import VoiceStore, voices_home
+from vivavoce.service.voices.voice import Voice
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    variant: str | None = None,
+    voices: str | Path | None = None,
+) -> Vivavoce:
+    """Load a model and its voices.
+
+    Args:
+        model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: a small
+            random checkpoint that the program makes for itself. It babbles: it shows that all parts run.
+        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1", "mps".
+        dtype: of language model and flow: "auto" (bfloat16 on CUDA, else float32), "float32", "bfloat16", "float16".
+        variant: take `llm.VARIANT.pt` and the like where the folder has them.
+        voices: folder of stored voices; None: the user's own.
+
+    Raises:
+        VivavoceError: the model or the device cannot be used; the message says why and what to do.
+    """
+    where = _device(device)
+    synthesizer = Synthesizer.load(model_folder(model), where, _dtype(dtype, where), variant)
+    if not synthesizer.card.trained:
+        _log.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
+    return Vivavoce(synthesizer, VoiceStore(Path(voices) if voices else voices_home()))
+
+
+class Vivavoce:
+    """A loaded model that speaks. Made by `load`.
+
+    A voice is given as a recording (path, bytes, open file) with its transcript in `prompt_text`, as the name of a
+    stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
+    """
+
+    def __init__(self, synthesizer: Synthesizer, store: VoiceStore) -> None:
+        self._synthesizer = synthesizer
+        self.store = store
+        """Voices kept on disk, by name."""
+        self._registry = VoiceRegistry(
+            synthesizer.extractor, store, built_in_voices(synthesizer.folder), synthesizer.extractor.fingerprint
+        )
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of all audio that comes out."""
+        return self._synthesizer.config.rates.sample_rate
+
+    def voices(self) -> list[str]:
+        """Names of the voices that can be used: stored and built in."""
+        return self._registry.names()
+
+    def speak(
+        self,
+        text: str,
+        voice: Voice | AudioSource | None = None,
+        *,
+        prompt_text: str = "",
+        mode: Mode | str | None = None,
+        instruct: str | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+        sampling: SamplingParams | None = None,
+    ) -> Speech:
+        """Speak a text of any length.
+
+        Args:
+            text: what to say; numbers, dates and units are read out.
+            voice: see the class.
+            prompt_text: what a reference recording says; without it the voice is cloned, the manner is not.
+            mode: zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows.
+            instruct: how to say it, in words.
+            speed: 0.5 … 2.0.
+            seed: the same seed gives the same audio.
+            sampling: None: as the model's own configuration says.
+
+        Raises:
+            VivavoceError: bad input; the message names the field, the limit and the value.
+        """
+        options = _options(mode, instruct, speed, seed, sampling)
+        return self._synthesizer.speak(text, self._registry.resolve(voice, prompt_text), options)
+
+    def stream(
+        self,
+        text: str | Iterable[str],
+        voice: Voice | AudioSource | None = None,
+        *,
+        prompt_text: str = "",
+        mode: Mode | str | None = None,
+        instruct: str | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+        sampling: SamplingParams | None = None,
+        policy: ChunkPolicy | None = None,
+    ) -> Iterator[AudioChunk]:
+        """Speak in chunks, each as soon as it is made; arguments as in `speak`.
+
+        `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
+        Bad input is refused here, before the first chunk.
+        """
+        options = _options(mode, instruct, speed, seed, sampling)
+        return self._synthesizer.stream(text, self._registry.resolve(voice, prompt_text), options, policy)
+
+    def convert(
+        self,
+        source: AudioSource,
+        voice: Voice | AudioSource | None = None,
+        *,
+        prompt_text: str = "",
+        speed: float = 1.0,
+        seed: int = 0,
+    ) -> Speech:
+        """Say the words of a recording (30 s at most) in another voice."""
+        return self._synthesizer.convert(source, self._registry.resolve(voice, prompt_text), speed, seed)
+
+    def extract_voice(self, source: AudioSource, prompt_text: str = "", *, name: str = "") -> Voice:
+        """Extract a voice from 0.5 to 30 s of speech; keep it with `tts.store.save(voice)`."""
+        return self._synthesizer.extractor.extract(source, prompt_text).named(name)
+
+
+def _options(
+    mode: Mode | str | None, instruct: str | None, speed: float, seed: int, sampling: SamplingParams | None
+) -> SpeakOptions:
+    try:
+        chosen = None if mode is None else Mode(mode)
+    except ValueError:
+        known = ", ".join(one.value for one in Mode)
+        raise InvalidRequest(f"mode: {mode!r} is unknown; choose one of {known}") from None
+    return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
+        raise InvalidRequest(f"device: {name!r} is not there (`vivavoce doctor` lists what is); use auto or cpu")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]

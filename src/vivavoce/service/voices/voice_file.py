@@ -1,0 +1,111 @@
+"""A voice as the bytes of one safetensors file, and back, bit for bit.
+
+Tensors: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings, the format's
+name and its version. Such a file holds numbers and strings only: reading it runs nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import save
+from safetensors.torch import load
+from torch import Tensor
+
+from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.service.text.checks import excerpt
+from vivavoce.service.voices.bounds import STRINGS, as_array, find_problem
+from vivavoce.service.voices.voice import Voice
+
+FORMAT = "vivavoce-voice"
+VERSION = "1"
+
+MAX_VOICE_BYTES = 16 * 1024 * 1024
+"""More than the largest voice within `bounds` takes; no more of a file is ever read."""
+
+_MAX_HEADER_BYTES = 1024 * 1024
+_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header, little-endian."""
+
+_TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
+_AGAIN = "extract it again from its recording"
+
+
+def encode_voice(voice: Voice) -> bytes:
+    """The file's bytes.
+
+    Raises:
+        InvalidRequest: the voice is out of the bounds in `bounds.py`.
+    """
+    problem = find_problem(voice)
+    if problem is not None:
+        raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
+    arrays = {
+        "embedding": as_array(voice.embedding),
+        "speech_tokens": as_array(voice.speech_tokens),
+        "mel": as_array(voice.mel),
+        "prompt_text": np.array(voice.prompt_text, np.int64),
+    }
+    metadata = {"format": FORMAT, "version": VERSION, **{key: getattr(voice, key) for key in STRINGS}}
+    return save({key: np.ascontiguousarray(array) for key, array in arrays.items()}, metadata=metadata)
+
+
+def decode_voice(data: bytes, label: str) -> Voice:
+    """The voice in a file's bytes; `label` begins the message of an error.
+
+    Raises:
+        CheckpointError: not a voice file, a newer one, damaged, or out of the bounds in `bounds.py`.
+    """
+    if len(data) > MAX_VOICE_BYTES:
+        raise CheckpointError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
+    metadata = read_metadata(io.BytesIO(data))
+    if metadata is None:
+        raise CheckpointError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
+    if metadata["version"] != VERSION:
+        raise CheckpointError(
+            f"{label} has format version {excerpt(metadata['version'])}, this program reads {VERSION}; update vivavoce"
+        )
+    tensors = _tensors(data, label)
+    if (
+        set(tensors) != set(_TENSORS)
+        or tensors["prompt_text"].dtype != torch.int64
+        or tensors["prompt_text"].dim() != 1
+    ):
+        raise CheckpointError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
+    voice = Voice(
+        embedding=tensors["embedding"],
+        speech_tokens=tensors["speech_tokens"],
+        mel=tensors["mel"],
+        prompt_text=tuple(tensors["prompt_text"].tolist()),
+        **{key: metadata[key] for key in STRINGS},
+    )
+    problem = find_problem(voice)
+    if problem is not None:
+        raise CheckpointError(f"{label} {problem}; {_AGAIN}")
+    return voice
+
+
+def read_metadata(file: BinaryIO) -> dict[str, str] | None:
+    """The strings of a voice file, of which no more than the header is read; None if it is something else."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > _MAX_HEADER_BYTES:
+        return None
+    try:
+        metadata = json.loads(file.read(length))["__metadata__"]
+        known = {key: metadata[key] for key in ("format", "version", *STRINGS)}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
+    return known if is_voice else None
+
+
+def _tensors(data: bytes, label: str) -> dict[str, Tensor]:
+    try:
+        return load(data)
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None

@@ -1,0 +1,358 @@
+"""Downloads from a fake hub: contents, resuming, faults, updates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vivavoce.checkpoint.hub.download import download
+from vivavoce.checkpoint.hub.fill import DownloadProgress
+from vivavoce.checkpoint.hub.locate import find_model
+from vivavoce.checkpoint.hub.record import RECORD
+from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound
+
+NAME = "CosyVoice2-0.5B"
+NEEDED = {"cosyvoice2.yaml", "llm.pt", "flow.pt", "hift.pt", "spk2info.pt", "CosyVoice-BlankEN/config.json"}
+
+
+def fails(**arguments: Any) -> str:
+    with pytest.raises(DownloadError) as caught:
+        download(NAME, **arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith((".", RECORD))}
+
+
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_only_what_inference_needs_arrives(hub: Any, tmp_path: Path, source: Any) -> None:
+    folder = download(NAME.lower(), source=source, endpoint=hub.endpoint)
+    assert folder == tmp_path / "home" / "models" / NAME == find_model(NAME)
+    assert contents(folder) == {path: hub.files[path] for path in NEEDED}
+
+
+def test_the_record_pins_the_revision_and_every_file(hub: Any) -> None:
+    folder = download(NAME, endpoint=hub.endpoint)
+    record = json.loads((folder / RECORD).read_text())
+    assert (record["model"], record["source"], record["revision"]) == (NAME, "hf", hub.commit)
+    assert {path: file["sha256"] for path, file in record["files"].items()} == {
+        path: hashlib.sha256(hub.files[path]).hexdigest() for path in NEEDED
+    }
+
+
+@pytest.mark.parametrize("revision", [None, "a" * 40])
+def test_a_complete_folder_asks_the_hub_nothing(hub: Any, revision: str | None) -> None:
+    download(NAME, endpoint=hub.endpoint)
+    hub.seen.clear()
+    download(NAME, endpoint=hub.endpoint, revision=revision)
+    assert hub.seen == []
+
+
+@pytest.mark.parametrize(("source", "branch"), [("hf", "main"), ("modelscope", "master")])
+def test_a_branch_is_looked_up_again_but_same_files_stay(hub: Any, source: Any, branch: str) -> None:
+    download(NAME, source=source, endpoint=hub.endpoint)
+    hub.seen.clear()
+    download(NAME, source=source, endpoint=hub.endpoint, revision=branch)
+    assert len(hub.seen) == 1
+    assert hub.transfers() == []
+
+
+@pytest.mark.parametrize(
+    ("source", "variable"), [("hf", "HF_ENDPOINT"), ("modelscope", "VIVAVOCE_MODELSCOPE_ENDPOINT")]
+)
+def test_the_endpoint_comes_from_the_environment(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, source: Any, variable: str
+) -> None:
+    monkeypatch.setenv(variable, hub.endpoint + "/")
+    assert contents(download(NAME, source=source)).keys() == NEEDED
+    assert not any(seen.path.startswith("//") for seen in hub.seen)
+
+
+@pytest.mark.parametrize("given", ["argument", "environment"])
+def test_the_token_never_reaches_another_host(hub: Any, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    if given == "environment":
+        monkeypatch.setenv("HF_TOKEN", "secret\n")
+    download(NAME, endpoint=hub.endpoint, token="secret" if given == "argument" else None)
+    by_server = {
+        server: {seen.authorization for seen in hub.seen if seen.server == server}
+        for server in ("hub", "redirect", "storage")
+    }
+    assert by_server == {"hub": {"Bearer secret"}, "redirect": {"Bearer secret"}, "storage": {None}}
+
+
+def test_a_broken_connection_is_resumed_in_the_same_call(hub: Any) -> None:
+    hub.drops["llm.pt"] = [50_000, 20_000]
+    folder = download(NAME, endpoint=hub.endpoint)
+    assert contents(folder)["llm.pt"] == hub.files["llm.pt"]
+    ranges = [seen.range for seen in hub.seen if seen.server == "storage" and seen.path == "llm.pt"]
+    assert ranges == [None, "bytes=50000-", "bytes=70000-"]
+    assert hub.sent["llm.pt"] == len(hub.files["llm.pt"])
+
+
+def test_a_later_call_goes_on_where_the_first_stopped(hub: Any) -> None:
+    hub.drops["llm.pt"] = [50_000, 0]
+    message = fails(endpoint=hub.endpoint)
+    assert "HF_ENDPOINT" in message
+    assert "check the network" in message
+    with pytest.raises(DownloadError, match="not complete"):
+        find_model(NAME)
+    folder = download(NAME, endpoint=hub.endpoint)
+    assert contents(folder) == {path: hub.files[path] for path in NEEDED}
+    assert hub.sent["llm.pt"] == len(hub.files["llm.pt"])
+
+
+def test_a_server_that_ignores_range_starts_the_file_again(hub: Any) -> None:
+    hub.drops["llm.pt"] = [50_000]
+    hub.honours_range = False
+    folder = download(NAME, endpoint=hub.endpoint)
+    assert contents(folder)["llm.pt"] == hub.files["llm.pt"]
+
+
+@pytest.mark.parametrize(
+    ("path", "stale"),
+    [("llm.pt", b"another revision"), ("llm.pt", b"x" * 200_000), ("cosyvoice2.yaml", b"sample_rate: 16000\n")],
+)
+def test_a_beginning_of_other_bytes_is_thrown_away(hub: Any, tmp_path: Path, path: str, stale: bytes) -> None:
+    tmp_path.joinpath(f"{path}.part").write_bytes(stale)
+    folder = download(NAME, endpoint=hub.endpoint, target=tmp_path)
+    assert contents(folder)[path] == hub.files[path]
+
+
+@pytest.mark.parametrize("path", ["llm.pt", "flow.pt"])
+def test_wrong_bytes_are_deleted_and_named(hub: Any, tmp_path: Path, path: str) -> None:
+    hub.corrupt = frozenset({path})
+    message = fails(endpoint=hub.endpoint, target=tmp_path)
+    content = hub.files[path]
+    expected, got = (hashlib.sha256(data).hexdigest() for data in (content, bytes(len(content))))
+    assert path in message
+    assert expected in message
+    assert got in message
+    assert not (tmp_path / path).exists()
+    assert not (tmp_path / f"{path}.part").exists()
+
+
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"x"])
+def test_a_file_of_another_size_than_announced_is_refused(hub: Any, tmp_path: Path, change: Any) -> None:
+    listed = hub.files["cosyvoice2.yaml"]
+    siblings = [{"rfilename": "cosyvoice2.yaml", "size": len(listed)}]
+    hub.listing = json.dumps({"sha": hub.commit, "siblings": siblings}).encode()
+    hub.files["cosyvoice2.yaml"] = change(listed)
+    message = fails(endpoint=hub.endpoint, target=tmp_path)
+    assert f"cosyvoice2.yaml: expected {len(listed)} bytes" in message
+
+
+def test_an_update_replaces_adds_and_removes(hub: Any) -> None:
+    folder = download(NAME, endpoint=hub.endpoint)
+    hub.commit = "b" * 40
+    hub.files["llm.safetensors"] = b"new language model" * 100
+    hub.files["flow.pt"] = b"new flow" * 200
+    for path in ("spk2info.pt", "hift.pt", "cosyvoice2.yaml"):
+        hub.files[path] = hub.files[path].swapcase()  # of the same size
+    del hub.files["llm.pt"]
+    hub.seen.clear()
+    download(NAME, endpoint=hub.endpoint, revision="b" * 40)
+    assert contents(folder) == {path: hub.files[path] for path in NEEDED - {"llm.pt"} | {"llm.safetensors"}}
+
+
+def test_an_update_transfers_what_changed(hub: Any) -> None:
+    download(NAME, endpoint=hub.endpoint)
+    hub.commit = "b" * 40
+    hub.files["flow.pt"] = hub.files["flow.pt"].swapcase()
+    hub.seen.clear()
+    download(NAME, endpoint=hub.endpoint, revision="main")
+    # Small files have no published checksum: only an equal commit can vouch for them.
+    assert set(hub.transfers()) == {path for path in NEEDED if len(hub.files[path]) < 1000} | {"flow.pt"}
+
+
+def test_without_checksums_a_branch_is_transferred_again(hub: Any) -> None:
+    hub.publishes_checksums = False
+    folder = download(NAME, source="modelscope", endpoint=hub.endpoint)
+    hub.files["flow.pt"] = hub.files["flow.pt"].swapcase()
+    download(NAME, source="modelscope", endpoint=hub.endpoint, revision="master")
+    assert contents(folder)["flow.pt"] == hub.files["flow.pt"]
+
+
+def test_an_update_that_is_cut_off_while_names_change_counts_as_incomplete(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(NAME, endpoint=hub.endpoint)
+    hub.commit = "b" * 40
+    hub.files["flow.pt"], hub.files["llm.pt"] = (hub.files[path].swapcase() for path in ("flow.pt", "llm.pt"))
+
+    def only_flow(source: Path, target: Path) -> None:
+        if target.name == "flow.pt":
+            raise OSError(5, "Input/output error")
+        source.rename(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", only_flow)
+        assert "Input/output error" in fails(endpoint=hub.endpoint, revision="main")
+    with pytest.raises(DownloadError, match="not complete"):
+        find_model(NAME)
+    assert contents(download(NAME, endpoint=hub.endpoint)) == {path: hub.files[path] for path in NEEDED}
+
+
+def test_a_shortened_file_is_fetched_again(hub: Any) -> None:
+    folder = download(NAME, endpoint=hub.endpoint)
+    (folder / "llm.pt").write_bytes(hub.files["llm.pt"][:-1])
+    with pytest.raises(DownloadError, match="not complete"):
+        find_model(NAME)
+    hub.seen.clear()
+    download(NAME, endpoint=hub.endpoint)
+    assert hub.transfers() == ["llm.pt"]
+    assert contents(folder)["llm.pt"] == hub.files["llm.pt"]
+
+
+def test_a_failed_update_leaves_the_old_revision_in_use(hub: Any) -> None:
+    folder = download(NAME, endpoint=hub.endpoint)
+    before = contents(folder)
+    hub.commit = "b" * 40
+    hub.files["flow.pt"], hub.files["llm.pt"] = b"new flow" * 200, b"new language model" * 200
+    hub.corrupt = frozenset({"flow.pt"})
+    fails(endpoint=hub.endpoint, revision="main")
+    assert find_model(NAME) == folder
+    assert {path: content for path, content in contents(folder).items() if not path.endswith(".part")} == before
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (401, "set HF_TOKEN"),
+        (403, "set HF_TOKEN"),
+        (404, "check the revision"),
+        (429, "try again later"),
+        (500, "try again later"),
+    ],
+)
+def test_a_refusal_says_what_to_do(hub: Any, tmp_path: Path, status: int, advice: str) -> None:
+    hub.status = status
+    message = fails(endpoint=hub.endpoint, target=tmp_path)
+    assert f"answered {status}" in message
+    assert advice in message
+    assert "by hand" in message
+    assert str(tmp_path) in message
+
+
+def test_modelscope_without_permission_names_no_variable_that_is_not_read(hub: Any) -> None:
+    hub.status = 403
+    message = fails(source="modelscope", endpoint=hub.endpoint)
+    assert "TOKEN" not in message
+    assert "use the other hub" in message
+
+
+@pytest.mark.parametrize("name", ["../llm.pt", "/etc/llm.pt", "a/../../b"])
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_a_list_that_climbs_out_is_refused(hub: Any, tmp_path: Path, name: str, source: Any) -> None:
+    hub.listed_extra = (name,)
+    message = fails(source=source, endpoint=hub.endpoint, target=tmp_path / "in")
+    assert repr(name) in message
+    assert contents(tmp_path) == {"in/.vivavoce-download.lock": b""}
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [b"<html>welcome</html>", b"[]", b'{"sha": "a", "siblings": [{"rfilename": "llm.pt"}]}', b'{"Data": null}'],
+)
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_an_answer_that_is_no_list(hub: Any, listing: bytes, source: Any) -> None:
+    hub.listing = listing
+    assert "no file list" in fails(source=source, endpoint=hub.endpoint)
+
+
+def test_a_repository_without_a_model(hub: Any) -> None:
+    del hub.files["cosyvoice2.yaml"]
+    assert "lists no cosyvoice yaml" in fails(endpoint=hub.endpoint)
+    assert hub.transfers() == []
+
+
+def test_offline_asks_nobody(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    message = fails(endpoint=hub.endpoint)
+    assert "HF_HUB_OFFLINE" in message
+    assert "by hand" in message
+    assert hub.seen == []
+
+
+def test_offline_finds_what_is_complete(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = download(NAME, endpoint=hub.endpoint)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert download(NAME) == folder
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "nonsense", "http://[::1"])
+def test_an_endpoint_that_cannot_be_reached(endpoint: str, tmp_path: Path) -> None:
+    message = fails(endpoint=endpoint, target=tmp_path)
+    assert "cannot be reached" in message
+    assert "HF_ENDPOINT" in message
+    assert str(tmp_path) in message
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_disk_that_fills_up(hub: Any, tmp_path: Path) -> None:
+    tmp_path.joinpath("llm.pt.part").symlink_to("/dev/full")
+    message = fails(endpoint=hub.endpoint, target=tmp_path)
+    assert f"{tmp_path} is full" in message
+    assert "free some space" in message
+
+
+def test_too_little_space_is_seen_beforehand(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(1000, 990, 10))
+    assert "VIVAVOCE_HOME" in fails(endpoint=hub.endpoint)
+    assert hub.transfers() == []
+
+
+def test_a_target_that_cannot_be_a_folder(hub: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert str(tmp_path / "file") in fails(endpoint=hub.endpoint, target=tmp_path / "file")
+
+
+def test_one_folder_holds_one_model(hub: Any, tmp_path: Path) -> None:
+    download(NAME, endpoint=hub.endpoint, target=tmp_path)
+    with pytest.raises(DownloadError, match=f"holds {NAME}, not CosyVoice-300M"):
+        download("CosyVoice-300M", endpoint=hub.endpoint, target=tmp_path)
+
+
+def test_two_at_once_transfer_once(hub: Any) -> None:
+    start = threading.Barrier(2)
+    folders = []
+
+    def run() -> None:
+        start.wait()
+        folders.append(download(NAME, endpoint=hub.endpoint))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(folders) == 2
+    assert sorted(hub.transfers()) == sorted(NEEDED)
+    assert len([seen for seen in hub.seen if seen.path.startswith("/api/")]) == 1
+
+
+def test_progress_rises_to_the_total(hub: Any) -> None:
+    steps: list[DownloadProgress] = []
+    hub.drops["llm.pt"] = [50_000]
+    download(NAME, endpoint=hub.endpoint, progress=steps.append)
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    assert steps[-1].done == steps[-1].total == sum(len(hub.files[path]) for path in NEEDED)
+    assert {step.file for step in steps} == {path for path in NEEDED if hub.files[path]}
+    assert all(0 < step.file_done <= step.file_size for step in steps)
+
+
+def test_what_cannot_be_asked_for(hub: Any) -> None:
+    with pytest.raises(ModelNotFound):
+        download("CosyVoice4", endpoint=hub.endpoint)
+    with pytest.raises(InvalidRequest, match="choose one of hf, modelscope"):
+        download(NAME, source="github", endpoint=hub.endpoint)  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""The babble checkpoint: official names and shapes, bounded signals, files that their readers accept."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from vivavoce.checkpoint.babble import SPEAKERS, make_babble_checkpoint
+from vivavoce.checkpoint.babble_weights import TEXT_VOCABULARY, babble_state
+from vivavoce.checkpoint.fingerprint import fingerprint
+from vivavoce.checkpoint.folder import read_card, read_config
+from vivavoce.checkpoint.spk2info import read_spk2info
+from vivavoce.checkpoint.weights import fold_weight_norm, read_tensors
+from vivavoce.errors import CheckpointError
+
+PARAMETERS = Path(__file__).parents[1] / "data" / "checkpoint" / "v2_tiny_parameters.txt"
+PARTS = ("llm", "flow", "hift")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble")
+
+
+def official_parameters(part: str) -> dict[str, tuple[int, ...]]:
+    rows = [line.split() for line in PARAMETERS.read_text().splitlines() if not line.startswith("#")]
+    return {name: tuple(map(int, shape.split("x"))) for owner, name, shape in rows if owner == part}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_names_and_shapes_are_the_official_ones(folder: Path, part: str) -> None:
+    state = read_tensors(folder / f"{part}.pt")
+    text = {"llm.model.model.embed_tokens.weight", "llm.model.lm_head.weight"} & state.keys()
+    expected = official_parameters(part)
+    assert state.keys() == expected.keys()
+    assert {key: tuple(state[key].shape) for key in expected.keys() - text} == {
+        key: expected[key] for key in expected.keys() - text
+    }
+    assert {state[key].shape for key in text} <= {(TEXT_VOCABULARY, 64)}
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+def test_signals_keep_their_size(folder: Path) -> None:
+    """A matrix times a vector of unit variance gives about unit variance: nothing dies out, nothing explodes."""
+    state = read_tensors(folder / "flow.pt") | fold_weight_norm(read_tensors(folder / "hift.pt"))
+    matrices = {key: tensor for key, tensor in state.items() if tensor.dim() >= 2 and tensor.numel() > 10_000}
+    gains = {
+        key: float(tensor.std()) * math.sqrt(tensor[0].numel())
+        for key, tensor in matrices.items()
+        if "embedding" not in key and not key.startswith("ups.")
+    }
+    assert len(gains) > 50
+    assert all(0.4 < gain < 2.5 for gain in gains.values()), gains
+
+
+@pytest.mark.parametrize(("stage", "rate"), [(0, 8), (1, 5), (2, 3)])
+def test_upsampling_keeps_the_level(folder: Path, stage: int, rate: int) -> None:
+    """2 · out · kernel / rate taps reach an output, each of variance norm² / (out · kernel): together one."""
+    norms = read_tensors(folder / "hift.pt")[f"ups.{stage}.parametrizations.weight.original0"]
+    assert norms.mean().item() == pytest.approx(math.sqrt(rate / 2), rel=0.1)
+
+
+def test_only_the_end_can_stop_an_utterance(folder: Path) -> None:
+    state = read_tensors(folder / "llm.pt")
+    weight, bias = state["llm_decoder.weight"][6561:], state["llm_decoder.bias"][6561:]
+    assert not weight.any()
+    assert bias[0] > 0
+    assert bool((bias[1:] < -50).all())
+
+
+def test_the_configuration_can_be_read(folder: Path) -> None:
+    config = read_config(folder, read_tensors(folder / "flow.pt").keys())
+    assert (config.rates.sample_rate, config.rates.samples_per_frame, config.rates.frames_per_token) == (24000, 480, 2)
+    assert (config.lm.num_layers, config.lm.hidden_size, config.lm.text_vocab_size) == (3, 64, TEXT_VOCABULARY)
+    assert (config.flow.encoder.num_blocks, config.flow.encoder.num_up_blocks) == (2, 4)
+    assert (config.flow.estimator.num_mid_blocks, config.flow.estimator.head_dim) == (3, 32)
+    assert config.mel.fmax_hz == 8000
+
+
+def test_the_card_says_what_it_is(folder: Path) -> None:
+    card = read_card(folder)
+    assert (card.name, card.trained, card.scripts) == ("babble", False, frozenset({"Latin"}))
+    assert "babbles" in card.description
+
+
+def test_two_speakers(folder: Path) -> None:
+    speakers = read_spk2info(folder / "spk2info.pt")
+    assert tuple(speakers) == SPEAKERS == ("babble-a", "babble-b")
+    first, second = (entry.embedding for entry in speakers.values())
+    assert first.shape == (192,)
+    assert not torch.equal(first, second)
+
+
+def open_model(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("num_frames", [1, 50, 333])
+def test_the_speaker_encoder_runs(folder: Path, num_frames: int) -> None:
+    encoder = open_model(folder / "campplus.onnx")
+    features = np.random.default_rng(0).standard_normal((1, num_frames, 80)).astype(np.float32)
+    (embedding,) = encoder.run(None, {encoder.get_inputs()[0].name: features})
+    (other,) = encoder.run(None, {encoder.get_inputs()[0].name: features[:, ::-1] * 2})
+    assert embedding.shape == (1, 192)
+    assert np.isfinite(embedding).all()
+    np.testing.assert_allclose(other, 2 * embedding, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_frames", [1, 3, 4, 5, 100, 101])
+def test_the_speech_tokenizer_makes_one_token_of_four_frames(folder: Path, num_frames: int) -> None:
+    tokenizer = open_model(folder / "speech_tokenizer_v2.onnx")
+    features = np.random.default_rng(1).standard_normal((1, 128, num_frames)).astype(np.float32)
+    names = [port.name for port in tokenizer.get_inputs()]
+    length = np.array([num_frames], np.int32)
+    (tokens,) = tokenizer.run(None, dict(zip(names, (features, length), strict=True)))
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (1, math.ceil(num_frames / 4))
+    assert tokens.min() >= 0
+    assert tokens.max() < 6561
+    assert num_frames < 100 or len(set(tokens[0].tolist())) > 10
+
+
+def test_padding_of_the_features_is_not_tokenised(folder: Path) -> None:
+    tokenizer = open_model(folder / "speech_tokenizer_v2.onnx")
+    features = np.random.default_rng(2).standard_normal((1, 128, 40)).astype(np.float32)
+    (tokens,) = tokenizer.run(None, {"feats": features, "feats_length": np.array([22], np.int32)})
+    assert tokens.shape == (1, 6)
+
+
+def test_one_token_per_byte_of_text(folder: Path) -> None:
+    backbone = folder / "CosyVoice-BlankEN"
+    vocabulary = json.loads((backbone / "vocab.json").read_text(encoding="utf-8"))
+    config = json.loads((backbone / "config.json").read_text())
+    added = json.loads((backbone / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert sorted(vocabulary.values()) == list(range(256))
+    assert (vocabulary["!"], vocabulary["Ġ"], vocabulary["Ċ"]) == (0, 220, 198)
+    assert [added[str(number)]["content"] for number in (256, 257, 258)] == [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+    ]
+    assert config["vocab_size"] >= 256 + 3 + 17
+    assert (backbone / "merges.txt").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_seed_says_everything(part: str) -> None:
+    first, again, other = babble_state(part, 7), babble_state(part, 7), babble_state(part, 8)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    differing = [key for key in first if not torch.equal(first[key], other[key])]
+    assert len(differing) == len(first)
+
+
+def test_the_same_checkpoint_is_left_as_it_is(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert make_babble_checkpoint(folder) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_another_seed_is_another_model(folder: Path, tmp_path: Path) -> None:
+    other = make_babble_checkpoint(tmp_path / "new" / "babble", seed=1)
+    assert fingerprint(other) != fingerprint(folder)
+    with pytest.raises(CheckpointError, match="in use for something else"):
+        make_babble_checkpoint(other, seed=2)
+
+
+def test_nothing_of_the_user_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "llm.pt").write_text("precious")
+    with pytest.raises(CheckpointError, match="choose a folder that does not exist yet"):
+        make_babble_checkpoint(tmp_path / "mine")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"mine", "mine/llm.pt"}
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [("write_spk2info", OSError(28, "No space left on device")), ("os.replace", PermissionError(13, "No"))],
+)
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: OSError
+) -> None:
+    def fail(source: Path, target: object) -> None:
+        if step == "write_spk2info" or target == tmp_path / "babble":
+            raise error
+        source.rename(target)
+
+    monkeypatch.setattr(f"vivavoce.checkpoint.babble.{step}", fail)
+    with pytest.raises(CheckpointError, match=rf"cannot be written \({error.strerror}\)"):
+        make_babble_checkpoint(tmp_path / "babble")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes just before the folder gets its name."""
+    first = make_babble_checkpoint(tmp_path / "first")
+
+    def overtaken(source: Path, target: Path) -> None:
+        if target == tmp_path / "babble":
+            shutil.copytree(first, target)
+        source.rename(target)
+
+    monkeypatch.setattr("os.replace", overtaken)
+    assert make_babble_checkpoint(tmp_path / "babble") == tmp_path / "babble"
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "babble"}

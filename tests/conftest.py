@@ -1,0 +1,45 @@
+"""What most tests stand on: the small random checkpoint that the program makes for itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vivavoce.checkpoint.babble import make_babble_checkpoint
+from vivavoce.engine.request import Conditioning
+from vivavoce.models.build import Models, build_models
+from vivavoce.service.synthesizer import Synthesizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the official layout; read it, or copy it before changing anything."""
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble")
+
+
+@pytest.fixture(scope="session")
+def models(babble: Path) -> Models:
+    return build_models(babble, CPU)
+
+
+@pytest.fixture(scope="session")
+def synthesizer(babble: Path) -> Synthesizer:
+    return Synthesizer.load(babble, CPU)
+
+
+@pytest.fixture(scope="session")
+def conditioning() -> Conditioning:
+    """A voice of random features: 30 prompt tokens, 60 frames."""
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(0, 6561, (30,), generator=generator)
+    return Conditioning(
+        embedding=torch.randn(192, generator=generator),
+        lm_prompt_text=(65, 66, 67),
+        lm_prompt_tokens=tuple(tokens.tolist()),
+        flow_tokens=tokens,
+        flow_mel=torch.randn(60, 80, generator=generator),
+    )

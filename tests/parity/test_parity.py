@@ -1,0 +1,48 @@
+"""Every golden of the reference folder: the excerpt in the repository, or what VIVAVOCE_REFERENCE names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.parity.check import Check, Skip, close, close_rms, equal_ids
+from tests.parity.reference import Golden, Reference
+from tests.parity.run import compare_one
+
+ROOT = Path(os.environ.get("VIVAVOCE_REFERENCE") or Path(__file__).parents[1] / "data" / "parity")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference(ROOT, tmp_path_factory.mktemp("checkpoints"))
+
+
+def goldens() -> list[Golden]:
+    return list(Reference(ROOT, Path()).goldens())
+
+
+def test_there_are_goldens():
+    assert goldens()
+
+
+@pytest.mark.parametrize("golden", goldens(), ids=lambda golden: golden.label)
+def test_golden(golden: Golden, reference: Reference):
+    outcomes = list(compare_one(golden, reference))
+    failed = [outcome.line() for outcome in outcomes if isinstance(outcome, Check) and not outcome.passed]
+    assert not failed, "\n".join(failed)
+    if not any(isinstance(outcome, Check) for outcome in outcomes):
+        pytest.skip("; ".join({outcome.why for outcome in outcomes if isinstance(outcome, Skip)}))
+
+
+def test_a_wrong_number_fails():
+    """The comparisons themselves can fail."""
+    assert not close("x", [1.0, 2.0], [1.0, 2.1], 0.05).passed
+    assert not close("x", [1.0, float("nan")], [1.0, 2.0], 1.0).passed
+    assert not close("x", [1.0, 2.0], [1.0], 1.0).passed
+    assert not close("x", [float("-inf"), 0.0], [0.0, float("-inf")], 1.0).passed
+    assert close("x", [float("-inf"), 0.0], [float("-inf"), 0.0], 0.0).passed
+    assert not close_rms("x", [1.0, 2.0], [1.0, 3.0], 0.5).passed
+    assert not equal_ids("x", [1, 2, 3], [1, 2]).passed
+    assert not equal_ids("x", [1, 2], [1, 3]).passed

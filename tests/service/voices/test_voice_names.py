@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.voices.names import check_voice_name, is_voice_name, same_but_for_case, unknown_voice
+
+GOOD = ["a", "Anna", "中文女", "हिन्दी", "Strauß", "x" * 64, "a b", "v1.2_final-3", "-x", "_", "٣", "é", "a..b", "a."]
+BAD = [
+    ("", "is empty"),
+    ("x" * 65, "has 65 characters, more than 64"),
+    ("x" * 1_000_000, "has 1000000 characters, more than 64"),
+    ("../x", "begins with '.'"),
+    ("..", "begins with '.'"),
+    (".", "begins with '.'"),
+    (".hidden", "begins with '.'"),
+    ("a/b", "holds '/'"),
+    ("/etc/passwd", "holds '/'"),
+    ("a\\b", "holds '\\\\'"),
+    ("x\x00y", "holds '\\x00'"),
+    ("a\nb", "holds '\\n'"),
+    ("a\u2028b", "holds '\\u2028'"),
+    ("a\u202eb", "holds '\\u202e'"),
+    ("a\u200bb", "holds '\\u200b'"),
+    ("a\ud800b", "holds '\\ud800'"),
+    ("a:b", "holds ':'"),
+    ("a*", "holds '*'"),
+    ("😀", "holds '\\U0001f600'"),
+    (" a", "begins or ends with a space"),
+    ("a ", "begins or ends with a space"),
+    ("\u0301a", "begins with the mark"),
+    ("\U00020000" * 64, "takes 256 bytes in UTF-8, more than 240"),
+]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_possible_names_are_kept_as_they_are(name):
+    assert check_voice_name(name) == name
+
+
+@pytest.mark.parametrize(("name", "problem"), BAD)
+def test_impossible_names_are_refused_in_one_line(name, problem):
+    with pytest.raises(InvalidRequest) as caught:
+        check_voice_name(name)
+    message = str(caught.value)
+    assert message.startswith("voice name: ")
+    assert problem in message
+    assert "use 1 to 64 letters, digits" in message
+    assert message.isprintable()
+    assert len(message) < 300
+    assert not is_voice_name(name)
+
+
+def test_decomposed_letters_become_one_name():
+    assert check_voice_name("Zoe\u0308") == "Zo\u00eb"
+
+
+def test_length_is_counted_after_normalising():
+    assert check_voice_name("e\u0301" * 64) == "\u00e9" * 64
+
+
+@given(st.text(max_size=80))
+def test_every_accepted_name_is_a_file_in_its_folder(name):
+    try:
+        checked = check_voice_name(name)
+    except InvalidRequest:
+        return
+    assert checked == check_voice_name(checked) == unicodedata.normalize("NFC", name)
+    assert 1 <= len(checked) <= 64
+    assert os.path.normpath(os.path.join("/folder", checked + ".safetensors")) == f"/folder/{checked}.safetensors"
+    assert os.path.dirname(checked) == ""
+    assert len(os.fsencode(checked + ".safetensors")) <= 255
+    assert checked.isprintable()
+    assert not checked.startswith(".")
+
+
+@given(st.text(st.characters(categories=["L", "Nd"]), min_size=1, max_size=40))
+def test_letters_and_digits_are_always_accepted(name):
+    normal = unicodedata.normalize("NFC", name)
+    if len(normal) <= 64 and len(normal.encode()) <= 240:
+        assert check_voice_name(name) == normal
+
+
+@given(st.sampled_from(["/", "\\", "\0", "\n", "\r", "\u2028"]), st.text(max_size=30), st.text(max_size=30))
+def test_no_separator_is_ever_accepted(separator, before, after):
+    assert not is_voice_name(before + separator + after)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Anna", "aNNA"), ("STRASSE", "straße"), ("\u00c9", "\u00e9"), ("Σ", "ς"), ("a", "a")]
+)
+def test_names_that_a_folding_file_system_takes_for_one(one, other):
+    assert same_but_for_case(one, other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("anna", "anne"), ("e", "é"), ("1", "１")])
+def test_names_that_differ_in_more_than_case(one, other):
+    assert not same_but_for_case(one, other)
+
+
+def test_unknown_voice_lists_eight_names():
+    message = str(unknown_voice("x", (f"v{i}" for i in range(9))))
+    assert message == (
+        "voice: 'x' is not registered (known: v0, v1, v2, v3, v4, v5, v6, v7 and more); "
+        "add it with `vivavoce voice add`"
+    )
+    assert "(known: v0)" in str(unknown_voice("x", ["v0"]))
+    assert "(no voice is known yet)" in str(unknown_voice("x", []))
+
+
+def test_unknown_voice_takes_no_more_names_than_it_needs():
+    taken = []
+    unknown_voice("x", (taken.append(i) or str(i) for i in range(1000)))
+    assert len(taken) == 9
+
+
+def test_unknown_voice_shortens_a_long_name():
+    message = str(unknown_voice("x\n" * 5000, []))
+    assert message.isprintable()
+    assert len(message) < 200
