@@ -87,8 +87,9 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        where = str(getattr(error, "problem_mark", "") or "").strip()
-        raise CheckpointError(f"{path.name}: not valid YAML {where}; download the file again") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path.name}: holds no settings; download the file again")
     try:

@@ -1,0 +1,184 @@
+"""The Python API as a user meets it, bad input included."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+import vivavoce
+from vivavoce.errors import InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VoiceNotFound
+
+RATE = 24_000
+SHORT = vivavoce.SamplingParams(max_ratio=2.0)
+
+
+@pytest.fixture(scope="module")
+def tts(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> vivavoce.Vivavoce:
+    return vivavoce.load(babble, device="cpu", voices=tmp_path_factory.mktemp("voices"))
+
+
+def hum(seconds: float, rate: int = RATE) -> np.ndarray:
+    """Something voiced: harmonics of 150 Hz that come and go."""
+    t = np.arange(int(seconds * rate)) / rate
+    wave = sum(np.sin(2 * np.pi * 150 * k * t) / k for k in range(1, 8))
+    return (0.1 * wave * (1 + np.sin(2 * np.pi * 3 * t))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audio") / "me.wav"
+    soundfile.write(path, hum(2.0), RATE)
+    return path
+
+
+def test_public_names():
+    assert set(vivavoce.__all__) == set(vivavoce._HOMES)
+    for name in vivavoce.__all__:
+        assert getattr(vivavoce, name) is not None
+    with pytest.raises(AttributeError):
+        vivavoce.nothing  # noqa: B018
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, vivavoce; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_untrained_model_says_so(babble, tmp_path, caplog):
+    vivavoce.load(babble, device="cpu", voices=tmp_path)
+    assert "babbles" in caplog.text
+
+
+def test_speak_and_save(tts, tmp_path):
+    speech = tts.speak("Hello there.", sampling=SHORT)
+    assert speech.sample_rate == tts.sample_rate == RATE
+    speech.save(tmp_path / "out.wav")
+    samples, rate = soundfile.read(tmp_path / "out.wav", dtype="float32")
+    assert rate == RATE
+    np.testing.assert_allclose(samples, speech.samples, atol=1e-4)
+
+
+def test_every_way_to_name_a_voice(tts, reference):
+    text = "Hello."
+    by_path = tts.speak(text, str(reference), prompt_text="Hum.", sampling=SHORT)
+    by_bytes = tts.speak(text, reference.read_bytes(), prompt_text="Hum.", sampling=SHORT)
+    voice = tts.extract_voice(reference, "Hum.", name="mine")
+    by_value = tts.speak(text, voice, sampling=SHORT)
+    tts.store.save(voice)
+    by_name = tts.speak(text, "mine", sampling=SHORT)
+    for other in (by_bytes, by_value, by_name):
+        assert np.array_equal(by_path.samples, other.samples)
+    assert "mine" in tts.voices()
+    wordless = tts.speak(text, reference, sampling=SHORT)
+    assert not np.array_equal(wordless.samples, by_path.samples)
+
+
+def test_stream_and_convert(tts, reference):
+    chunks = list(tts.stream("Hello there.", reference, sampling=SHORT))
+    assert chunks[-1].final
+    converted = tts.convert(reference, voice=reference)
+    assert abs(converted.duration_s - 2.0) < 0.1
+
+
+@pytest.mark.parametrize("mode", ["zero_shot", "cross_lingual", "sft"])
+def test_modes_by_name(tts, reference, mode):
+    assert tts.speak("Hi.", reference, prompt_text="Hum.", mode=mode, sampling=SHORT).duration_s > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("", "text"),
+        ("   \n ", "text"),
+        ("?!...", "text"),
+        ("😀👍", "text"),
+        ("a " * 500_000, "20000"),
+        ("你好世界", "Latin"),
+        ("nul\0byte", "text"),
+    ],
+)
+def test_text_that_cannot_be_spoken(tts, text, word):
+    with pytest.raises(InvalidText, match=word) as error:
+        tts.speak(text)
+    assert "\n" not in str(error.value)
+
+
+def test_emoji_among_words_are_passed_over(tts):
+    with_emoji, without = (tts.speak(text, sampling=SHORT) for text in ("Hello 😀 you.", "Hello you."))
+    assert np.array_equal(with_emoji.samples, without.samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "word"),
+    [
+        (hum(0.1), RATE, "0.10 s"),
+        (np.tile(hum(5), 120), RATE, "30"),
+        (np.zeros(2 * RATE, np.float32), RATE, "silent"),
+        (np.full(2 * RATE, np.nan, np.float32), RATE, "NaN"),
+    ],
+)
+def test_recordings_that_cannot_be_used(tts, tmp_path, samples, rate, word):
+    path = tmp_path / "bad.wav"
+    soundfile.write(path, samples, rate, subtype="FLOAT")
+    with pytest.raises(InvalidAudio, match=word) as error:
+        tts.speak("Hello.", path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100, 96_000])
+@pytest.mark.parametrize("kind", ["wav", "flac", "ogg", "mp3"])
+def test_recordings_of_all_common_kinds(tts, tmp_path, rate, kind):
+    if (kind, rate) in {("mp3", 96_000), ("ogg", 96_000)}:
+        pytest.skip("the format has no such rate")
+    path = tmp_path / f"me.{kind}"
+    stereo = np.stack([hum(1.5, rate)] * 2, axis=1)
+    soundfile.write(path, stereo, rate)
+    assert len(tts.extract_voice(path).speech_tokens) in range(36, 41)
+
+
+def test_a_text_file_named_wav(tts, tmp_path):
+    path = tmp_path / "words.wav"
+    path.write_text("these are only words")
+    with pytest.raises(InvalidAudio, match=r"words\.wav"):
+        tts.speak("Hello.", path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"voice": "nobody"}, VoiceNotFound, "nobody"),
+        ({"voice": "missing.wav"}, VoiceNotFound, r"missing\.wav"),
+        ({"speed": 3.0}, InvalidRequest, "speed: 3.0"),
+        ({"seed": -1}, InvalidRequest, "seed"),
+        ({"mode": "singing"}, InvalidRequest, "singing"),
+        ({"mode": "zero_shot"}, InvalidRequest, "reference"),
+    ],
+)
+def test_wrong_arguments(tts, arguments, error, word):
+    with pytest.raises(error, match=word) as raised:
+        tts.speak("Hello.", **arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"model": "no-such-model"}, ModelNotFound, "no-such-model"),
+        ({"device": "abacus"}, InvalidRequest, "abacus"),
+        ({"device": "cuda:99"}, InvalidRequest, "cuda:99"),
+        ({"dtype": "int3"}, InvalidRequest, "int3"),
+    ],
+)
+def test_wrong_ways_to_load(babble, arguments, error, word):
+    with pytest.raises(error, match=word):
+        vivavoce.load(**{"model": babble, **arguments})
+
+
+def test_sixteen_bit(babble, tmp_path):
+    tts = vivavoce.load(babble, device="cpu", dtype="bfloat16", voices=tmp_path)
+    speech = tts.speak("Hello.", sampling=SHORT)
+    assert np.isfinite(speech.samples).all()
+    assert np.abs(speech.samples).max() > 0.01
