@@ -16,7 +16,7 @@ from tests.parity.samplers import Greedy, GreedyWithFill
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.chunk_speaker import flow_item
-from vivavoce.engine.request import StreamRequest
+from vivavoce.engine.request import StreamRequest, SynthesisRequest
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
 from vivavoce.service.voices.voice import Voice
 
@@ -64,22 +64,22 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
 
     with mock.patch.object(vocoder, "decode", listen):
         if "pieces" in settings:
-            request, waves = None, _streamed(synthesizer, settings["pieces"], voice, options)
+            requests, waves = [], _streamed(synthesizer, settings["pieces"], voice, options)
         elif "source_wav" in settings:
-            request = synthesizer.conversion(reference.wav(settings["source_wav"]), voice)
-            waves = _run(synthesizer, request, settings)
+            requests = [synthesizer.conversion(reference.wav(settings["source_wav"]), voice)]
+            waves = _run(synthesizer, requests, settings)
         else:
-            (request,) = synthesizer.requests(settings["text"], voice, options)
-            waves = _run(synthesizer, request, settings)
-    given = request.speech_tokens if request else None
+            requests = synthesizer.requests(settings["text"], voice, options)
+            waves = _run(synthesizer, requests, settings)
+    given = requests[0].speech_tokens if requests else None
     tokens = given or [token for token in sampler.chosen if token < vocabulary.num_speech_tokens]
     yield equal_ids(f"{name} tokens", tokens, golden.arrays.ids(f"{case}/tokens"))
     yield from _waves(name, case, settings, golden, waves)
     yield equal(f"{name} vocoder frames", [m.shape[1] for m in heard], [c["hift_frames"] for c in settings["calls"]])
     for index, call in enumerate(settings["calls"]):
-        if f"{case}/chunk{index}/flow_mel" in golden.arrays:
+        if f"{case}/chunk{index}/flow_mel" in golden.arrays and len(requests) == 1:
             final = call["finalize"]
-            item = flow_item(request, tokens[: call["tokens_given"]], final)
+            item = flow_item(requests[0], tokens[: call["tokens_given"]], final)
             with torch.inference_mode():
                 mel = synthesizer.pipeline.models.flow([item], call["flow_streaming"])[0]
             yield close(f"{name} chunk {index} mel", mel.T, golden.arrays[f"{case}/chunk{index}/flow_mel"], MEL)
@@ -88,11 +88,13 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
             )
 
 
-def _run(synthesizer: Synthesizer, request, settings: dict[str, Any]) -> list[np.ndarray]:
+def _run(synthesizer: Synthesizer, requests: list[SynthesisRequest], settings: dict[str, Any]) -> list[np.ndarray]:
+    """One segment of the text after the other, as the official code speaks them."""
+    pipeline = synthesizer.pipeline
     if settings.get("stream"):
-        stream = StreamRequest(request, ChunkPolicy.official())
-        return [chunk.samples for chunk in synthesizer.pipeline.stream(stream)]
-    return [synthesizer.pipeline.run([request]).utterances[0].samples]
+        streams = (pipeline.stream(StreamRequest(request, ChunkPolicy.official())) for request in requests)
+        return [chunk.samples for stream in streams for chunk in stream]
+    return [pipeline.run([request]).utterances[0].samples for request in requests]
 
 
 def _streamed(synthesizer: Synthesizer, pieces: list[str], voice: Voice, options: SpeakOptions) -> list[np.ndarray]:

@@ -45,6 +45,10 @@ def build_models(
         CheckpointError: files missing, corrupt, or not fitting the configuration.
     """
     detect_generation(folder)
+    if device.type == "cuda":
+        # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
+        # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     paths = {part: find_part(folder, part, variant) for part in ("llm", "flow", "hift")}
     flow_state = read_tensors(paths["flow"])
     config = read_config(folder, flow_state)
