@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,14 @@ class Skip:
 
     name: str
     why: str
+
+
+def guarded(name: str, outcomes: Iterable[Check | Skip]) -> Iterator[Check | Skip]:
+    """The outcomes of one case; an exception is that case's failure and does not end the run."""
+    try:
+        yield from outcomes
+    except Exception as error:
+        yield Check(name, float("inf"), 0, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def close(name: str, ours: ArrayLike, golden: ArrayLike, tolerance: float) -> Check:

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids
+from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids, guarded
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.samplers import Greedy, GreedyWithFill
@@ -30,7 +30,7 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
             golden.arrays.used.update(golden.arrays.under(f"{case}/"))
             yield Skip(name, "recorded to show a quirk, by its own note no golden")
         else:
-            yield from _case(name, case, settings, golden, reference)
+            yield from guarded(name, _case(name, case, settings, golden, reference))
 
 
 def _sampler(settings: dict[str, Any], vocabulary) -> Greedy | GreedyWithFill:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tests.parity.check import Check, Skip, close
+from tests.parity.check import Check, Skip, close, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.models.build import Models
 from vivavoce.models.flow.matching import fixed_noise, time_steps
@@ -22,7 +22,8 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     models = reference.models(*golden.checkpoint)
     yield from _schedule(golden, models)
     for case in golden.meta["cases"]:
-        yield from _case(f"{golden.label} {case}", case, golden, models)
+        name = f"{golden.label} {case}"
+        yield from guarded(name, _case(name, case, golden, models))
     if "estimator/x" in golden.arrays:
         yield from _estimator(golden, models)
 

@@ -6,36 +6,39 @@ from collections.abc import Iterator
 
 import torch
 
-from tests.parity.check import Check, Skip, close, close_rms
-from tests.parity.reference import Golden, Reference
+from tests.parity.check import Check, Skip, close, close_rms, guarded
+from tests.parity.reference import Arrays, Golden, Reference
+from vivavoce.models.vocoder.hift import HiFT
 
 
 @torch.inference_mode()
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
-    arrays, vocoder = golden.arrays, reference.models(*golden.checkpoint).vocoder
-    for array in arrays.under(""):
-        if not array.endswith("/mel"):
-            continue
-        case = array.removesuffix("/mel")
-        name = f"{golden.label} {case}"
-        mel = arrays.tensor(array)[None]
-        f0 = vocoder.f0(mel, None)
-        noise = arrays.tensor(f"{case}/noise").float()[None] if f"{case}/noise" in arrays else None
-        if f"{case}/phase" in arrays:
-            arrays[f"{case}/phase"]  # the initial phase is never read by this generation's source
-        source = vocoder.source(f0, noise)
-        if f"{case}/f0" in arrays:
-            yield close(f"{name} f0", f0[0], arrays[f"{case}/f0"], 1e-2)
-            exact = vocoder.source(arrays.tensor(f"{case}/f0")[None], noise)
-            yield close(f"{name} source of golden f0", exact[0, 0], arrays[f"{case}/source"], 1e-4)
-        yield close(f"{name} source", source[0, 0], arrays[f"{case}/source"], 2e-2)
-        wave = vocoder(mel, noise)[0]
-        yield close(f"{name} wave", wave, arrays[f"{case}/wave"], 3e-2)
-        yield close_rms(f"{name} wave rms", wave, arrays[f"{case}/wave"], 2e-3)
-        given = arrays.tensor(f"{case}/source")[None, None]
-        yield close(f"{name} wave of golden source", vocoder.decode(mel, given)[0], arrays[f"{case}/wave"], 5e-5)
-        if f"{case}/cache_source" in arrays:
-            kept = arrays.tensor(f"{case}/cache_source")
-            given[..., : len(kept)] = kept
-            theirs = arrays[f"{case}/wave_with_cache"]
-            yield close(f"{name} wave with kept source", vocoder.decode(mel, given)[0], theirs, 5e-5)
+    vocoder = reference.models(*golden.checkpoint).vocoder
+    for array in golden.arrays.under(""):
+        if array.endswith("/mel"):
+            case = array.removesuffix("/mel")
+            name = f"{golden.label} {case}"
+            yield from guarded(name, _case(name, case, golden.arrays, vocoder))
+
+
+def _case(name: str, case: str, arrays: Arrays, vocoder: HiFT) -> Iterator[Check]:
+    mel = arrays.tensor(f"{case}/mel")[None]
+    f0 = vocoder.f0(mel, None)
+    noise = arrays.tensor(f"{case}/noise").float()[None] if f"{case}/noise" in arrays else None
+    if f"{case}/phase" in arrays:
+        arrays[f"{case}/phase"]  # the initial phase is never read by this generation's source
+    if f"{case}/f0" in arrays:
+        yield close(f"{name} f0", f0[0], arrays[f"{case}/f0"], 1e-2)
+        exact = vocoder.source(arrays.tensor(f"{case}/f0")[None], noise)
+        yield close(f"{name} source of golden f0", exact[0, 0], arrays[f"{case}/source"], 1e-4)
+    yield close(f"{name} source", vocoder.source(f0, noise)[0, 0], arrays[f"{case}/source"], 2e-2)
+    wave = vocoder(mel, noise)[0]
+    yield close(f"{name} wave", wave, arrays[f"{case}/wave"], 3e-2)
+    yield close_rms(f"{name} wave rms", wave, arrays[f"{case}/wave"], 2e-3)
+    given = arrays.tensor(f"{case}/source")[None, None]
+    yield close(f"{name} wave of golden source", vocoder.decode(mel, given)[0], arrays[f"{case}/wave"], 5e-5)
+    if f"{case}/cache_source" in arrays:
+        kept = arrays.tensor(f"{case}/cache_source")
+        given[..., : len(kept)] = kept
+        theirs = arrays[f"{case}/wave_with_cache"]
+        yield close(f"{name} wave with kept source", vocoder.decode(mel, given)[0], theirs, 5e-5)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tests.parity.check import Check, Skip, close, equal, equal_ids
+from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from tests.parity.samplers import Forced, Greedy, GreedyWithFill
 from vivavoce.engine.lm_stage import Decode, decode_text_stream
@@ -36,7 +36,7 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
         name = f"{golden.label} {case}"
         kind = settings.get("kind")
         if kind in kinds:
-            yield from kinds[kind](name, case, settings, golden, models)
+            yield from guarded(name, kinds[kind](name, case, settings, golden, models))
         elif kind == "silence_filter" and not settings["silent_tokens"]:
             yield equal_ids(
                 f"{name} unfiltered", golden.arrays.ids(f"{case}/input"), golden.arrays.ids(f"{case}/output")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.parity.check import Check, Skip, close, equal, equal_ids
+from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
@@ -23,7 +23,7 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     for case, settings in golden.meta["cases"].items():
         name = f"{golden.label} {case}"
         if "inputs" in settings:
-            yield from _inputs(name, settings["inputs"], golden, reference, synthesizer)
+            yield from guarded(name, _inputs(name, settings["inputs"], golden, reference, synthesizer))
         else:
             yield _saved_keys(name, settings["keys"], synthesizer)
 

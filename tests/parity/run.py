@@ -14,7 +14,7 @@ from tests.parity import (
     compare_modes,
     compare_text,
 )
-from tests.parity.check import Check, Skip
+from tests.parity.check import Check, Skip, guarded
 from tests.parity.reference import Golden, Reference
 
 COMPARISONS = {
@@ -50,6 +50,6 @@ def compare_one(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
         if generation not in SUPPORTED:
             yield Skip(golden.label, f"of generation {generation}, which is not supported")
             return
-    yield from COMPARISONS[golden.stage](golden, reference)
+    yield from guarded(golden.label, COMPARISONS[golden.stage](golden, reference))
     for name in sorted(golden.arrays.names - golden.arrays.used):
         yield Skip(f"{golden.label} {name}", "arrays that no comparison reads")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.check import Check, Skip, close, close_rms, equal_ids
+from tests.parity.check import Check, Skip, close, close_rms, equal_ids, guarded
 from tests.parity.reference import Golden, Reference
 from tests.parity.run import compare_one
 
@@ -46,3 +46,14 @@ def test_a_wrong_number_fails():
     assert not close_rms("x", [1.0, 2.0], [1.0, 3.0], 0.5).passed
     assert not equal_ids("x", [1, 2, 3], [1, 2]).passed
     assert not equal_ids("x", [1, 2], [1, 3]).passed
+
+
+def test_an_exception_is_one_failure():
+    def broken():
+        yield Check("first", 0, 0)
+        raise KeyError("an array")
+
+    first, second = guarded("case", broken())
+    assert first.passed
+    assert not second.passed
+    assert "KeyError" in second.line()
