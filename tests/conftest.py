@@ -14,6 +14,9 @@ from vivavoce.service.synthesizer import Synthesizer
 
 CPU = torch.device("cpu")
 
+# The networks here are tiny: a second thread costs more than it brings, and far more on a busy machine.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from vivavoce.engine.batching import bounded_groups
 from vivavoce.engine.chunk_speaker import ChunkSpeaker, flow_item
 from vivavoce.engine.lm_stage import Decode, decode_text_stream
 from vivavoce.engine.request import AudioChunk, Batch, StageTimings, StreamRequest, SynthesisRequest, Utterance
@@ -16,6 +17,9 @@ from vivavoce.engine.vocoder_stage import SourceNoise, vocode
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.prompting import LMPrompt
+
+MAX_BATCH_FRAMES = 6_000
+"""Padded mel frames (120 s) that flow and vocoder work on at once: some 3 GiB at release size."""
 
 
 class Pipeline:
@@ -36,19 +40,25 @@ class Pipeline:
 
     @torch.inference_mode()
     def run(self, requests: Sequence[SynthesisRequest]) -> Batch:
-        """Whole utterances, in one batch, each as it would be alone."""
+        """Whole utterances, each as it would be alone.
+
+        The language model decodes all of them together; flow and vocoder work in batches of bounded size, since
+        their memory grows with the frames of the longest.
+        """
         clock = _StageClock(self.models.device)
         tokens = self._decode_all(requests)
-        lm_s = clock.lap()
+        timings = [StageTimings(clock.lap(), 0.0, 0.0)]
         items = [flow_item(request, spoken, final=True) for request, spoken in zip(requests, tokens, strict=True)]
-        mels = self.models.flow(items, chunked=False)
-        flow_s = clock.lap()
-        stretched = [resize(mel, request.speed) for mel, request in zip(mels, requests, strict=True)]
-        waves = vocode(self.models.vocoder, stretched, [self._noise(request) for request in requests])
-        utterances = [
-            Utterance(tuple(spoken), mel.cpu(), wave) for spoken, mel, wave in zip(tokens, mels, waves, strict=True)
-        ]
-        return Batch(utterances, StageTimings(lm_s, flow_s, clock.lap()))
+        utterances: dict[int, Utterance] = {}
+        for group in bounded_groups([self.models.flow.frames_of(item) for item in items], MAX_BATCH_FRAMES):
+            mels = self.models.flow([items[place] for place in group], chunked=False)
+            flow_s = clock.lap()
+            stretched = [resize(mel, requests[place].speed) for mel, place in zip(mels, group, strict=True)]
+            waves = vocode(self.models.vocoder, stretched, [self._noise(requests[place]) for place in group])
+            timings.append(StageTimings(0.0, flow_s, clock.lap()))
+            for place, mel, wave in zip(group, mels, waves, strict=True):
+                utterances[place] = Utterance(tuple(tokens[place]), mel.cpu(), wave)
+        return Batch([utterances[place] for place in range(len(requests))], StageTimings.total(timings))
 
     @torch.inference_mode()
     def stream(self, stream: StreamRequest) -> Iterator[AudioChunk]:

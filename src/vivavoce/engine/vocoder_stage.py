@@ -45,12 +45,12 @@ def vocode(vocoder: HiFT, mels: Sequence[Tensor], noises: Sequence[SourceNoise])
     sizes = [len(mel) for mel in mels]
     longest = max(sizes)
     lengths = None if min(sizes) == longest else torch.tensor(sizes, device=device)
-    drawn = [noise.frames(vocoder, 0, longest, device) for noise in noises]
-    given = [one for one in drawn if one is not None]
+    drawn = [noise.frames(vocoder, 0, size, device) for noise, size in zip(noises, sizes, strict=True)]
+    given = [one[0] for one in drawn if one is not None]
     if given and len(given) < len(drawn):
         raise ValueError("either all mels of a batch have source noise or none")
     batch = pad_sequence(list(mels), batch_first=True).transpose(1, 2)
-    waves = vocoder(batch, torch.cat(given) if given else None, lengths).cpu().numpy()
+    waves = vocoder(batch, pad_sequence(given, batch_first=True) if given else None, lengths).cpu().numpy()
     hop = vocoder.config.samples_per_frame
     return [wave[: size * hop] for wave, size in zip(waves, sizes, strict=True)]
 
