@@ -1,0 +1,109 @@
+"""`vivavoce info`: what a model folder holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vivavoce.doors.cli import options
+from vivavoce.doors.cli.console import Reporter, print_table, size_text
+from vivavoce.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from vivavoce.checkpoint.config import ModelConfig
+    from vivavoce.service.inspection import ModelReport
+
+EXAMPLES = options.examples("vivavoce info CosyVoice2-0.5B", "vivavoce info ./pretrained_models/CosyVoice2-0.5B --json")
+_UNKNOWN = "unknown"
+
+
+def info(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A downloaded model or a folder.  [default: babble]")
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Show what a model holds and what is wrong with it.
+
+    Everything that is missing or wrong is said at once, and no network is loaded.
+    """
+    with Reporter().working("reading …"):
+        from vivavoce.service.default_model import model_folder
+        from vivavoce.service.inspection import inspect_model
+
+        report = inspect_model(model_folder(model))
+    if as_json:
+        print(json.dumps(report_json(report), ensure_ascii=False, indent=2))
+    else:
+        print_table(describe(report))
+    if report.problems:
+        raise CheckpointError(problem_line(report))
+
+
+def problem_line(report: ModelReport) -> str:
+    """All problems in one line, numbered where there are several."""
+    problems = report.problems
+    if len(problems) > 1:
+        problems = tuple(f"({number}) {problem}" for number, problem in enumerate(problems, start=1))
+    return f"model {report.card.name}: {' '.join(problems)}"
+
+
+def report_json(report: ModelReport) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    plain = asdict(report)
+    scripts = report.card.scripts
+    plain["folder"] = str(report.folder)
+    plain["card"]["scripts"] = None if scripts is None else sorted(scripts)
+    return plain
+
+
+def describe(report: ModelReport) -> list[tuple[str, str]]:
+    """The report as (field, text) rows."""
+    card, config = report.card, report.config
+    rows = [
+        ("model", f"{card.name} ({card.description})" if card.description else card.name),
+        ("trained", "yes" if card.trained else "no"),
+        ("scripts", "any" if card.scripts is None else ", ".join(sorted(card.scripts))),
+        ("folder", str(report.folder)),
+        ("source", report.source or "not recorded"),
+        ("generation", report.generation or _UNKNOWN),
+        *(_sizes(config) if config is not None else []),
+        *((part.name, f"{_count(part.num_parameters)} parameters, {', '.join(part.dtypes)}") for part in report.parts),
+        ("text tokens", _UNKNOWN if report.tokenizer_size is None else f"{report.tokenizer_size:,}"),
+        ("voices", ", ".join(report.voices) or "none built in"),
+        ("fingerprint", report.fingerprint or _UNKNOWN),
+        *((file.path, size_text(file.num_bytes)) for file in report.files),
+    ]
+    return rows
+
+
+def _sizes(config: ModelConfig) -> list[tuple[str, str]]:
+    rates, lm, flow, vocoder = config.rates, config.lm, config.flow, config.vocoder
+    return [
+        (
+            "rates",
+            f"{rates.sample_rate} Hz, {rates.frames_per_second:g} mel frames and "
+            f"{rates.tokens_per_second} speech tokens per second",
+        ),
+        (
+            "language model",
+            f"{lm.num_layers} layers of {lm.hidden_size}, {lm.num_heads} heads ({lm.num_kv_heads} for keys), "
+            f"{lm.vocabulary.num_speech_tokens} speech tokens, {lm.max_positions} positions",
+        ),
+        (
+            "flow",
+            f"{flow.encoder.num_blocks} + {flow.encoder.num_up_blocks} encoder blocks of {flow.encoder.hidden_size}, "
+            f"{flow.estimator.num_mid_blocks} U-Net blocks of {flow.estimator.channels}, {flow.num_steps} steps",
+        ),
+        (
+            "vocoder",
+            f"{vocoder.num_mel_bins} mel bins, {vocoder.samples_per_frame} samples per frame",
+        ),
+    ]
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e6 else f"{number:,}"

@@ -1,0 +1,127 @@
+"""The command line's app, and its boundary: every failure becomes one line on stderr and an exit code.
+
+0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
+130: interrupted. 141: the reader of stdout has left.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from vivavoce.doors.cli import convert, doctor, download, info, options, speak, voice
+from vivavoce.doors.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
+from vivavoce.errors import VivavoceError
+
+EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+
+# typer has no public name for the class that it calls ClickException, the base of all usage errors.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="vivavoce",
+    help="Text to speech with the CosyVoice model family: voice cloning, streaming, voice conversion.",
+    epilog=options.examples('vivavoce speak "Hello there."', "vivavoce speak --help"),
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # --prompt_text and --prompt-text are the same option.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+app.command(epilog=speak.EXAMPLES)(speak.speak)
+app.command(epilog=convert.EXAMPLES)(convert.convert)
+app.add_typer(voice.app, name="voice")
+app.command(epilog=download.EXAMPLES)(download.download)
+app.command(epilog=info.EXAMPLES)(info.info)
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"vivavoce {doctor.program_version()}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code; `arguments` default to the program's own."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name must not fail for a terminal's narrow encoding
+    try:
+        with quiet_libraries():
+            return _guarded(given)
+    finally:
+        _settle_stdout()
+
+
+def _guarded(arguments: Sequence[str]) -> int:
+    try:
+        return _run(arguments)
+    except VivavoceError as error:
+        print_error(f"error: {error}")
+        return error.exit_code
+    except _UsageError as error:
+        return _explain_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_PIPE
+    except OSError as error:  # a disk that is full, a place without permission: nothing that a traceback explains
+        print_error(f"error: {error.filename or 'stdout'}: {error.strerror or error}; check the place and its space")
+        return EXIT_USAGE
+    except Exception as error:  # the last line of defence: it is reported, and with its traceback on request
+        return _explain_defect(error)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("vivavoce", list(arguments)) as context:
+            command.invoke(context)
+        code = 0
+    except typer.Exit as ending:
+        code = ending.exit_code
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
+
+
+def _explain_usage(error: Any) -> int:
+    context = error.ctx
+    print_error(f"error: {error.format_message()}")
+    print_error(f"try `{context.command_path if context else 'vivavoce'} --help`")
+    return EXIT_USAGE
+
+
+def _explain_defect(error: Exception) -> int:
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "vivavoce").startswith("vivavoce"):
+        print_error(f"error: the package {error.name} is missing; `vivavoce doctor` says what to install")
+        return EXIT_USAGE
+    if debugging():
+        traceback.print_exception(error)
+    hint = "" if debugging() else f" (run with {DEBUG_VARIABLE}=1 for the traceback)"
+    print_error(f"internal error: {type(error).__name__}: {error}{hint}")
+    return EXIT_INTERNAL
+
+
+def _settle_stdout() -> None:
+    """Leave nothing in stdout's buffer that the interpreter would fail to write, and complain about, at its exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,61 @@
+"""The model that a command works with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivavoce.doors.cli.console import Reporter
+
+if TYPE_CHECKING:
+    from vivavoce.checkpoint.folder import ModelCard
+    from vivavoce.doors.python import Vivavoce
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """The model options as they were typed."""
+
+    model: str | None
+    device: str = "auto"
+    dtype: str = "auto"
+    variant: str | None = None
+    voices: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model that is ready, its card, and the seconds that this took."""
+
+    tts: Vivavoce
+    card: ModelCard
+    seconds: float
+
+
+def load_model(choice: ModelChoice, reporter: Reporter) -> LoadedModel:
+    """Load the model, with a spinner; errors as in `vivavoce.load`."""
+    name = choice.model or "the default model"
+    with reporter.working(f"loading {name} …"):
+        # The clock starts after the imports: they are the program's, not the model's.
+        from vivavoce.checkpoint.folder import read_card
+        from vivavoce.doors.python import load
+        from vivavoce.service.default_model import model_folder
+
+        started = time.perf_counter()
+        folder = model_folder(choice.model)
+        tts = load(folder, device=choice.device, dtype=choice.dtype, variant=choice.variant, voices=choice.voices)
+        return LoadedModel(tts, read_card(folder), time.perf_counter() - started)
+
+
+def note_if_untrained(card: ModelCard, reporter: Reporter) -> None:
+    """Tell who hears babble why, and what to use instead."""
+    if card.trained:
+        return
+    from vivavoce.checkpoint.folder import SUPPORTED
+    from vivavoce.checkpoint.hub.registry import KNOWN_MODELS
+
+    better = next(model.name for model in KNOWN_MODELS.values() if model.generation in SUPPORTED)
+    what = card.description or "not trained"
+    reporter.note(f"model {card.name} is {what}; use --model {better} (`vivavoce download {better}` brings it)")

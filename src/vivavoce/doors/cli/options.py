@@ -1,0 +1,64 @@
+"""The options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+OutOption = Annotated[
+    str,
+    typer.Option("--out", "-o", metavar="PATH|-", help="WAV file to write, overwritten if it exists; - is stdout."),
+]
+VoiceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--voice",
+        "-v",
+        metavar="NAME|RECORDING",
+        help="A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]",
+    ),
+]
+PromptTextOption = Annotated[
+    str,
+    typer.Option("--prompt-text", metavar="TEXT", help="What the recording says; helps to clone the manner as well."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME|FOLDER",
+        help="A downloaded model or a model folder.  [default: babble, which babbles and does not speak]",
+    ),
+]
+VoicesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--voices",
+        metavar="FOLDER",
+        envvar="VIVAVOCE_VOICES",
+        help="Where voices are stored.  [default: the user's own folder]",
+    ),
+]
+SpeedOption = Annotated[float, typer.Option("--speed", metavar="NUMBER", help="0.5 to 2.0; the pitch stays.")]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="The same seed gives the same audio.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps.")
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option("--dtype", metavar="NAME", help="auto (bfloat16 on a GPU), float32, bfloat16 or float16."),
+]
+VariantOption = Annotated[
+    str | None,
+    typer.Option("--variant", metavar="NAME", help="Take llm.NAME.pt and the like where the model has them."),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: lines to type."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

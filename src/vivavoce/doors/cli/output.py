@@ -1,0 +1,133 @@
+"""Where audio goes: a WAV file or standard output; found out to be writable before any model loads."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from vivavoce.doors.cli.console import is_terminal
+from vivavoce.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vivavoce.service.synthesizer import Speech
+
+STDOUT = "-"
+
+
+@dataclass(frozen=True)
+class Output:
+    """The value of `--out`."""
+
+    target: str
+
+    @property
+    def label(self) -> str:
+        """What reports call it."""
+        return "stdout" if self.target == STDOUT else self.target
+
+    def check(self) -> None:
+        """Refuse a place that cannot be written; what lies there is not touched.
+
+        Raises:
+            InvalidRequest: a folder, a place without permission, or a terminal.
+        """
+        if self.target != STDOUT:
+            with self._explaining():
+                check_writable(Path(self.target))
+        elif sys.stdout is None or is_terminal(sys.stdout):
+            raise InvalidRequest(
+                "output: stdout is neither a file nor a pipe; add `| aplay`, or name a file with --out"
+            )
+
+    def write(self, speech: Speech) -> None:
+        """Write a finished speech; InvalidRequest if the place cannot be written after all."""
+        from vivavoce.service.audio.wav import write_wav
+
+        if self.target != STDOUT:
+            speech.save(self.target)
+            return
+        with self._explaining():
+            write_wav(sys.stdout.buffer, speech.samples, speech.sample_rate)
+            sys.stdout.buffer.flush()
+
+    @contextmanager
+    def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
+        """Write a header of unknown length, and yield what takes samples [n] and passes them on at once.
+
+        A file's header is put right in the end, so that it is a whole WAV file even if the speech is broken off.
+        """
+        from vivavoce.service.audio.pcm import to_int16
+        from vivavoce.service.audio.wav import wav_header
+
+        with self._opened() as file:
+            num_written = 0
+
+            def put(data: bytes) -> None:
+                with self._explaining():
+                    file.write(data)
+                    file.flush()
+
+            def write(samples: NDArray[np.float32]) -> None:
+                nonlocal num_written
+                put(to_int16(samples).astype("<i2").tobytes())
+                num_written += len(samples)
+
+            put(wav_header(sample_rate, None))
+            try:
+                yield write
+            finally:
+                if self.target != STDOUT and file.seekable():
+                    file.seek(0)
+                    put(wav_header(sample_rate, num_written))
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        if self.target == STDOUT:
+            yield sys.stdout.buffer
+            return
+        with self._explaining():
+            file = open(self.target, "wb")  # noqa: SIM115  (an error of the opening is explained, others are not)
+        with file:
+            yield file
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise InvalidRequest(
+                f"output: {self.label!r} cannot be written ({error.strerror}); choose another place"
+            ) from None
+
+
+def check_writable(path: Path) -> None:
+    """Try whether a file can be written at `path`, without touching what is there.
+
+    Raises:
+        InvalidRequest: the path is a folder, its folder does not exist, or the file is write-protected.
+        OSError: the system refuses.
+    """
+    if path.is_dir():
+        raise InvalidRequest(f"output: {str(path)!r} is a folder; add a file name")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise InvalidRequest(f"output: {str(path)!r} is write-protected; choose another path")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it could wait for a reader
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"output: folder {str(folder)!r} does not exist; create it or choose another path")
+    # Permissions do not tell everything (read-only mounts, quotas, the superuser): only a file does.
+    probe = folder / f".{secrets.token_hex(8)}.part"
+    probe.touch(exist_ok=False)
+    probe.unlink()

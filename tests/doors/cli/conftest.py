@@ -1,0 +1,85 @@
+"""One default model for all tests of the command line, and a home of its own for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from cli_harness import AUDIO, Result, Run, Stream
+
+from vivavoce.checkpoint.babble import make_babble_checkpoint
+from vivavoce.doors.cli.main import main
+from vivavoce.service.synthesizer import Synthesizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny networks gain nothing from threads, and lose much where other tests keep the cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model, made once."""
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-1")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """VIVAVOCE_HOME with the default model in it, and an empty working folder."""
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / babble.name).symlink_to(babble)
+    monkeypatch.setenv("VIVAVOCE_HOME", str(home))
+    for name in ("VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return home
+
+
+@pytest.fixture(scope="session")
+def loads() -> Callable[..., Synthesizer]:
+    """`Synthesizer.load` that loads a folder once."""
+    return cache(Synthesizer.load)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Synthesizer]) -> Run:
+    """Run a command in this process."""
+    monkeypatch.setattr(
+        Synthesizer, "load", lambda folder, device, dtype, variant: loads(folder.resolve(), device, dtype, variant)
+    )
+
+    def call(*arguments: object, stdin: bytes | None = None, terminal: bool = False) -> Result:
+        """stdin: what is piped in, a terminal if None; terminal: whether stdout and stderr are one."""
+        streams = {
+            "stdin": Stream(stdin or b"", terminal=stdin is None),
+            "stdout": Stream(terminal=terminal),
+            "stderr": Stream(terminal=terminal),
+        }
+        with monkeypatch.context() as patched:
+            for name, stream in streams.items():
+                patched.setattr(sys, name, stream)
+            code = main([str(argument) for argument in arguments])
+        result = Result(code, streams["stdout"].written(), streams["stderr"].written().decode())
+        assert "Traceback" not in result.err
+        return result
+
+    return call
+
+
+@pytest.fixture
+def recording() -> Path:
+    """1.2 s of speech."""
+    return AUDIO / "speech_24k_float.wav"
