@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "vivavoce"
 MAX_LINES = 400
 
-HEIGHT = {"errors": 0, "rates": 0, "checkpoint": 1, "models": 2, "engine": 3, "service": 4, "doors": 5}
+HEIGHT = {"errors": 0, "rates": 0, "version": 0, "checkpoint": 1, "models": 2, "engine": 3, "service": 4, "doors": 5}
 """The stack. A room imports itself and what is lower; errors and rates import nothing of the package."""
 
 BESIDE = {

@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vivavoce.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from vivavoce.doors.python import Vivavoce, load
     from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from vivavoce.service.synthesizer import Speech
     from vivavoce.service.voices.voice import Voice
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "AudioChunk": "vivavoce.engine.request",

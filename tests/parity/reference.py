@@ -16,6 +16,7 @@ import torch
 
 from vivavoce.engine.pipeline import Pipeline
 from vivavoce.models.build import Models, build_models
+from vivavoce.service.front_end import load_front_end
 from vivavoce.service.synthesizer import Synthesizer
 
 STAGES = ("audio", "text", "modes", "llm", "flow", "hift", "e2e", "full")
@@ -113,7 +114,7 @@ class Reference:
         """The whole program over that checkpoint, its pipeline under the official rules and without source noise."""
         models = self.models(manifest, seed)
         loaded = Pipeline(models, official=True, source_noise=False, **pipeline)
-        return Synthesizer.load_around(loaded, self.folder(manifest, seed))
+        return Synthesizer(loaded, load_front_end(self.folder(manifest, seed), models.config))
 
     def wavs(self) -> list[Path]:
         return sorted((self.root / "wavs").glob("*.wav"))

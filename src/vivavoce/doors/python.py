@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
+from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.default_model import model_folder
-from vivavoce.service.modes import Mode
+from vivavoce.service.modes import Mode, parse_mode
 from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.extract import AudioSource
@@ -67,6 +68,11 @@ class Vivavoce:
         self._registry = VoiceRegistry(
             synthesizer.extractor, store, built_in_voices(synthesizer.folder), synthesizer.extractor.fingerprint
         )
+
+    @property
+    def card(self) -> ModelCard:
+        """The model's name, and what it says of itself."""
+        return self._synthesizer.card
 
     @property
     def sample_rate(self) -> int:
@@ -148,11 +154,7 @@ class Vivavoce:
 def _options(
     mode: Mode | str | None, instruct: str | None, speed: float, seed: int, sampling: SamplingParams | None
 ) -> SpeakOptions:
-    try:
-        chosen = None if mode is None else Mode(mode)
-    except ValueError:
-        known = ", ".join(one.value for one in Mode)
-        raise InvalidRequest(f"mode: {mode!r} is unknown; choose one of {known}") from None
+    chosen = parse_mode(mode) if isinstance(mode, str) else mode
     return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams())
 
 

@@ -19,7 +19,7 @@ from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.prompting import LMPrompt
 
 MAX_BATCH_FRAMES = 6_000
-"""Padded mel frames (120 s) that flow and vocoder work on at once: some 3 GiB at release size."""
+"""Padded mel frames (120 s) that flow and vocoder work on at once: under 5 GiB at release size in float32."""
 
 
 class Pipeline:

@@ -34,6 +34,19 @@ class Mode(str, Enum):
     SFT = "sft"
 
 
+def parse_mode(name: str) -> Mode:
+    """The mode of that name; dashes are as good as underscores.
+
+    Raises:
+        InvalidRequest: there is none; the message lists all.
+    """
+    try:
+        return Mode(name.replace("-", "_"))
+    except ValueError:
+        known = ", ".join(mode.value for mode in Mode)
+        raise InvalidRequest(f"mode: {name!r} is unknown; choose one of {known}") from None
+
+
 def choose_mode(voice: Voice, instruct: str | None, wanted: Mode | None = None) -> Mode:
     """The mode that was asked for, or the fullest one that the voice allows.
 

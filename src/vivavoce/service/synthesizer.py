@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.checkpoint.fingerprint import fingerprint
-from vivavoce.checkpoint.folder import BACKBONE, ModelCard, read_card
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.pipeline import Pipeline
 from vivavoce.engine.request import (
@@ -26,14 +24,11 @@ from vivavoce.engine.request import (
 )
 from vivavoce.errors import InvalidText
 from vivavoce.models.build import build_models
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
-from vivavoce.models.speech_tokenizer.onnx import SpeechTokenizer
 from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import MAX_BATCH_SEGMENTS, check_seed
 from vivavoce.service.modes import END_OF_PROMPT, Mode, choose_mode, condition
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
+from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.voice import Voice
 
 
@@ -91,31 +86,17 @@ class Speech:
 class Synthesizer:
     """The facade over front ends and engine of one model."""
 
-    def __init__(
-        self, pipeline: Pipeline, text: TextFrontEnd, extractor: VoiceExtractor, card: ModelCard, folder: Path
-    ) -> None:
-        self.pipeline, self.text, self.extractor, self.card, self.folder = pipeline, text, extractor, card, folder
+    def __init__(self, pipeline: Pipeline, front_end: FrontEnd) -> None:
+        self.pipeline, self.folder, self.card = pipeline, front_end.folder, front_end.card
+        self.text, self.extractor = front_end.text, front_end.extractor
 
     @classmethod
     def load(
         cls, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
     ) -> Synthesizer:
         """Load an official folder; see `build_models` for the arguments and errors."""
-        return cls.load_around(Pipeline(build_models(folder, device, dtype, variant)), folder)
-
-    @classmethod
-    def load_around(cls, pipeline: Pipeline, folder: Path) -> Synthesizer:
-        """Load the front ends of `folder` for a pipeline that stands already."""
-        card = read_card(folder)
-        text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=card.scripts)
-        extractor = VoiceExtractor(
-            pipeline.models.config,
-            SpeechTokenizer.from_file(folder / "speech_tokenizer_v2.onnx"),
-            SpeakerEncoder.from_file(folder / "campplus.onnx"),
-            text,
-            fingerprint(folder),
-        )
-        return cls(pipeline, text, extractor, card, folder)
+        models = build_models(folder, device, dtype, variant)
+        return cls(Pipeline(models), load_front_end(folder, models.config))
 
     @property
     def config(self) -> ModelConfig:

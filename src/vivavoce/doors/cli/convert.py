@@ -48,4 +48,4 @@ def convert(
         speech = loaded.tts.convert(audio, voice, prompt_text=prompt_text, speed=speed, seed=seed)
     output.write(speech)
     report_speech(speech, output, loaded, reporter)
-    note_if_untrained(loaded.card, reporter)
+    note_if_untrained(loaded.tts.card, reporter)

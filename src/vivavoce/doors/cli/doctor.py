@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from vivavoce.doors.cli.console import Reporter, one_line, print_table, size_tex
 from vivavoce.doors.cli.info import problem_line
 from vivavoce.doors.cli.output import check_writable
 from vivavoce.errors import VivavoceError
+from vivavoce.version import __version__
 
 EXAMPLES = options.examples("vivavoce doctor", "vivavoce doctor CosyVoice2-0.5B --json")
 MIN_FREE_BYTES = 5_000_000_000
@@ -99,7 +99,7 @@ def doctor(
 def examine(model: str | None) -> Iterator[Finding]:
     """Look at everything, from the program outwards."""
     yield Finding("python", State.OK, f"{platform.python_version()} on {platform.platform()}")
-    yield Finding("vivavoce", State.OK, program_version())
+    yield Finding("vivavoce", State.OK, __version__)
     packages = [_package(package) for package in PACKAGES]
     yield from packages
     yield from _places()
@@ -108,11 +108,6 @@ def examine(model: str | None) -> Iterator[Finding]:
         return
     yield from _devices()
     yield _model(model)
-
-
-def program_version() -> str:
-    """This program's version, also where it runs from its sources."""
-    return str(sys.modules["vivavoce"].__version__)
 
 
 def _package(package: Package) -> Finding:

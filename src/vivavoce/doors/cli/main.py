@@ -18,6 +18,7 @@ import typer
 from vivavoce.doors.cli import convert, doctor, download, info, options, speak, voice
 from vivavoce.doors.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
 from vivavoce.errors import VivavoceError
+from vivavoce.version import __version__
 
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
@@ -50,7 +51,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
-        print(f"vivavoce {doctor.program_version()}")
+        print(f"vivavoce {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -27,10 +27,9 @@ class ModelChoice:
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that is ready, its card, and the seconds that this took."""
+    """A model that is ready, and the seconds that this took."""
 
     tts: Vivavoce
-    card: ModelCard
     seconds: float
 
 
@@ -39,14 +38,13 @@ def load_model(choice: ModelChoice, reporter: Reporter) -> LoadedModel:
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they are the program's, not the model's.
-        from vivavoce.checkpoint.folder import read_card
         from vivavoce.doors.python import load
         from vivavoce.service.default_model import model_folder
 
         started = time.perf_counter()
         folder = model_folder(choice.model)
         tts = load(folder, device=choice.device, dtype=choice.dtype, variant=choice.variant, voices=choice.voices)
-        return LoadedModel(tts, read_card(folder), time.perf_counter() - started)
+        return LoadedModel(tts, time.perf_counter() - started)
 
 
 def note_if_untrained(card: ModelCard, reporter: Reporter) -> None:

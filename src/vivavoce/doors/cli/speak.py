@@ -13,7 +13,6 @@ from vivavoce.doors.cli.console import Reporter
 from vivavoce.doors.cli.model import LoadedModel, ModelChoice, load_model, note_if_untrained
 from vivavoce.doors.cli.output import Output
 from vivavoce.doors.cli.source_text import read_text
-from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.engine.request import AudioChunk, SamplingParams
@@ -90,7 +89,7 @@ def speak(
             speech = loaded.tts.speak(said, voice, **manner)
         output.write(speech)
         report_speech(speech, output, loaded, reporter)
-    note_if_untrained(loaded.card, reporter)
+    note_if_untrained(loaded.tts.card, reporter)
 
 
 def check_manner(
@@ -108,14 +107,10 @@ def check_manner(
         InvalidRequest: an unknown mode, or a number out of its limits.
     """
     from vivavoce.engine.request import SamplingParams
-    from vivavoce.service.modes import Mode
+    from vivavoce.service.modes import parse_mode
     from vivavoce.service.synthesizer import SpeakOptions
 
-    try:
-        chosen = None if mode is None else Mode(mode.replace("-", "_"))
-    except ValueError:
-        known = ", ".join(one.value for one in Mode)
-        raise InvalidRequest(f"mode: {mode!r} is unknown; choose one of {known}") from None
+    chosen = parse_mode(mode) if mode else None
     sampling = SamplingParams(top_p=top_p, top_k=top_k)
     SpeakOptions(chosen, instruct, speed, seed, sampling)
     return Manner(prompt_text=prompt_text, mode=chosen, instruct=instruct, speed=speed, seed=seed, sampling=sampling)

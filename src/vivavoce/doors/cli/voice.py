@@ -10,7 +10,7 @@ import typer
 
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.console import Reporter, is_terminal, print_table
-from vivavoce.doors.cli.model import ModelChoice, load_model, note_if_untrained
+from vivavoce.doors.cli.model import note_if_untrained
 from vivavoce.doors.cli.output import Output
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
 
@@ -62,7 +62,6 @@ def add(
     licence: Annotated[str, typer.Option(metavar="TEXT", help="Under which terms the voice may be used.")] = "",
     replace: ReplaceOption = False,
     model: options.ModelOption = None,
-    device: options.DeviceOption = "auto",
     voices: options.VoicesOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -79,12 +78,15 @@ def add(
         store = _store(voices)
         _refuse_taken([name], store, replace)
         audio = decode_audio(recording, max_seconds=MAX_REFERENCE_S)
-    loaded = load_model(ModelChoice(model, device, voices=voices), reporter)
     with reporter.working("extracting …"):
-        extracted = loaded.tts.extract_voice(audio, text, name=name)
+        from vivavoce.service.default_model import model_folder
+        from vivavoce.service.front_end import load_front_end
+
+        front_end = load_front_end(model_folder(model))
+        extracted = front_end.extractor.extract(audio, text).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
-    note_if_untrained(loaded.card, reporter)
+    note_if_untrained(front_end.card, reporter)
 
 
 @app.command("list", epilog=options.examples("vivavoce voice list", "vivavoce voice list --voices ./team-voices"))
