@@ -55,7 +55,7 @@ class Decode:
         """Tokens of each sequence so far, stop ids left out."""
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        lm, vocabulary = self._lm, self._lm.config.vocabulary
+        lm = self._lm
         active = list(range(len(self._rows)))
         batch, lengths = pad_rows(self._rows)
         cache = KVCache.allocate(lm.config, len(active), self._capacity, batch.device, batch.dtype)
@@ -67,17 +67,7 @@ class Decode:
             scores = self._masked(lm.log_probabilities(hidden), slots)
             decoded = [self.decoded[sequence] for sequence in slots]
             chosen = self._sampler(scores, slots, decoded).tolist()
-            produced = []
-            for sequence, token in zip(slots, chosen, strict=True):
-                if sequence not in active:
-                    continue
-                if token in vocabulary.stop_ids:
-                    active.remove(sequence)
-                    continue
-                self.decoded[sequence].append(token)
-                produced.append((sequence, token))
-                if len(self.decoded[sequence]) >= self._max_lengths[sequence]:
-                    active.remove(sequence)
+            produced = self._record(slots, chosen, active)
             if produced:
                 yield produced
             if not active:
@@ -91,6 +81,21 @@ class Decode:
             reach = min(reach + 1, self._capacity)
             hidden = lm(lm.speech_embedding(feed)[:, None], cache, lengths, reach)[:, 0]
             lengths = (lengths + 1).clamp(max=self._capacity - 1)
+
+    def _record(self, slots: Sequence[int], chosen: Sequence[int], active: list[int]) -> list[tuple[int, int]]:
+        """Append what was chosen to the sequences that are still active, and drop from those what has ended."""
+        produced = []
+        for sequence, token in zip(slots, chosen, strict=True):
+            if sequence not in active:
+                continue
+            if token in self._lm.config.vocabulary.stop_ids:
+                active.remove(sequence)
+                continue
+            self.decoded[sequence].append(token)
+            produced.append((sequence, token))
+            if len(self.decoded[sequence]) >= self._max_lengths[sequence]:
+                active.remove(sequence)
+        return produced
 
     def _masked(self, scores: Tensor, slots: Sequence[int]) -> Tensor:
         for row, sequence in enumerate(slots):

@@ -105,12 +105,9 @@ class Synthesizer:
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SynthesisRequest]:
         """One request per segment of the text; the segments' seeds follow one another."""
-        return [
-            replace(request, seed=options.seed + place)
-            for place, request in enumerate(
-                self._request(self.text.encode(s), voice, options) for s in self.text.segments(text)
-            )
-        ]
+        segments = self.text.segments(text)
+        requests = [self._request(self.text.encode(segment), voice, options) for segment in segments]
+        return [replace(request, seed=options.seed + place) for place, request in enumerate(requests)]
 
     def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
         """The whole text; its segments are spoken side by side and joined in order."""
