@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import AudioChunk, SamplingParams
     from vivavoce.errors import VivavoceError
+    from vivavoce.service.audio.types import Audio
     from vivavoce.service.modes import Mode
     from vivavoce.service.synthesizer import Speech
     from vivavoce.service.voices.voice import Voice
 
 
 _HOMES = {
+    "Audio": "vivavoce.service.audio.types",
     "AudioChunk": "vivavoce.engine.request",
     "ChunkPolicy": "vivavoce.engine.chunk_policy",
     "Mode": "vivavoce.service.modes",
@@ -38,6 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Audio",
     "AudioChunk",
     "ChunkPolicy",
     "Mode",
@@ -54,3 +57,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'vivavoce' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,11 +8,12 @@
     │   └── InvalidAudio          400  INVALID_ARGUMENT    exit 2   not audio, too short, too long, silent, not finite
     ├── VoiceNotFound             404  NOT_FOUND           exit 2   no store knows the voice
     ├── VoiceExists               409  ALREADY_EXISTS      exit 2   the name is taken
+    ├── VoiceStoreError           500  INTERNAL            exit 2   a stored voice is damaged, or the disk refuses
     ├── CheckpointError           500  FAILED_PRECONDITION exit 2   the model folder cannot be used as it is
     │   └── UnsupportedModel      500  UNIMPLEMENTED       exit 2   a generation or feature this version lacks
     ├── ModelNotFound             404  NOT_FOUND           exit 2   neither a folder nor a known model's name
     ├── DownloadError             502  UNAVAILABLE         exit 2   the hub could not be reached, or sent wrong bytes
-    └── MissingDependency         500  FAILED_PRECONDITION exit 2   an optional package is needed and absent
+    └── MissingDependency         500  FAILED_PRECONDITION exit 2   a package is needed and cannot be imported
 
 A message is one line. It names the field, the value and the limit, and ends with the way out.
 """
@@ -67,6 +68,12 @@ class VoiceExists(VivavoceError):
     grpc_status = "ALREADY_EXISTS"
 
 
+class VoiceStoreError(VivavoceError):
+    """A stored voice's file is damaged or foreign, or the file system refuses to read or write it."""
+
+    code = "voice_store_error"
+
+
 class CheckpointError(VivavoceError):
     """A model folder is incomplete, corrupt or contradicts itself."""
 
@@ -98,7 +105,7 @@ class DownloadError(VivavoceError):
 
 
 class MissingDependency(VivavoceError):
-    """An optional package is needed for what was asked; the message holds the pip line to type."""
+    """A package that is needed cannot be imported; the message holds the pip line to type."""
 
     code = "missing_dependency"
     grpc_status = "FAILED_PRECONDITION"

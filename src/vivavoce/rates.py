@@ -29,7 +29,3 @@ class Rates:
     def frames_per_second(self) -> float:
         """Mel frames per second of audio."""
         return self.sample_rate / self.samples_per_frame
-
-    def seconds_of_samples(self, num_samples: int) -> float:
-        """Duration of `num_samples` samples in seconds."""
-        return num_samples / self.sample_rate

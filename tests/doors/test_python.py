@@ -1,7 +1,9 @@
 """The Python API as a user meets it, bad input included."""
 
+import io
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_public_names():
     assert set(vivavoce.__all__) == set(vivavoce._HOMES)
+    assert dir(vivavoce) == sorted(vivavoce.__all__)
     for name in vivavoce.__all__:
         assert getattr(vivavoce, name) is not None
     with pytest.raises(AttributeError):
@@ -45,6 +48,28 @@ def test_public_names():
 def test_importing_the_package_is_light():
     code = "import sys, vivavoce; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("text", [None, 5, b"bytes"])
+def test_what_is_no_text(tts, text):
+    with pytest.raises(InvalidText, match="is no text"):
+        tts.speak(text)
+    with pytest.raises(InvalidText, match="is no text"):
+        tts.stream(text)
+
+
+def test_samples_as_a_recording(tts):
+    voice = tts.extract_voice(vivavoce.Audio(hum(1.0), RATE), "Hum.")
+    assert voice.has_prompt
+
+
+def test_threads_do_not_disturb_each_other(tts):
+    texts = ["Hello.", "How are you?", "Fine.", "And you?"]
+    alone = [tts.speak(text, seed=seed, sampling=SHORT).samples for seed, text in enumerate(texts)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda item: tts.speak(item[1], seed=item[0], sampling=SHORT), enumerate(texts)))
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one, other.samples)
 
 
 def test_an_untrained_model_says_so(babble, tmp_path, caplog):
@@ -152,6 +177,12 @@ def test_a_text_file_named_wav(tts, tmp_path):
         ({"voice": "nobody"}, VoiceNotFound, "nobody"),
         ({"voice": "missing.wav"}, VoiceNotFound, r"missing\.wav"),
         ({"speed": 3.0}, InvalidRequest, "speed: 3.0"),
+        ({"speed": "fast"}, InvalidRequest, "speed: 'fast'"),
+        ({"seed": 1.5}, InvalidRequest, "seed: 1.5"),
+        ({"seed": None}, InvalidRequest, "seed: None"),
+        ({"mode": 3}, InvalidRequest, "mode: 3"),
+        ({"voice": hum(1.0)}, InvalidRequest, "ndarray"),
+        ({"voice": io.StringIO("x")}, InvalidAudio, "text mode"),
         ({"seed": -1}, InvalidRequest, "seed"),
         ({"mode": "singing"}, InvalidRequest, "singing"),
         ({"mode": "zero_shot"}, InvalidRequest, "reference"),

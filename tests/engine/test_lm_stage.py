@@ -108,3 +108,20 @@ def test_text_stream_outgrows_its_first_cache(models):
     stream = TextInterleaver(config.vocabulary, (config.mix_text, config.mix_speech), max_ratio=20.0)
     tokens = list(decode_text_stream(models.lm, stream, [(65,) * 40], Speak([700], 6561)))
     assert len(tokens) > 600
+
+
+@torch.inference_mode()
+def test_speech_that_the_flow_cannot_take_is_not_made(models):
+    decode = Decode(models.lm, [LMPrompt((5,) * 10)], [SamplingParams(min_ratio=20.0)], Speak([10**6], 6561), room=[33])
+    list(decode)
+    assert len(decode.decoded[0]) == 33
+
+
+@torch.inference_mode()
+def test_a_text_stream_past_its_room_says_so(models):
+    config = models.config.lm
+    stream = TextInterleaver(config.vocabulary, (config.mix_text, config.mix_speech))
+    tokens = decode_text_stream(models.lm, stream, iter([(65,) * 40]), Speak([10**6], 6561), room=50)
+    assert len([next(tokens) for _ in range(50)]) == 50
+    with pytest.raises(InvalidRequest, match="50 speech tokens"):
+        next(tokens)

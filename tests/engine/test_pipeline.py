@@ -39,6 +39,15 @@ def test_eight_requests_each_as_alone(models, conditioning):
         assert len(alone.samples) == int(len(alone.mel) / request.speed) * 480
 
 
+def test_order_survives_bounded_batches(models, conditioning, monkeypatch):
+    requests = [SynthesisRequest(conditioning, speech_tokens=tokens(size, seed=size)) for size in (40, 10, 60, 12)]
+    whole = Pipeline(models).run(requests).utterances
+    monkeypatch.setattr("vivavoce.engine.pipeline.MAX_BATCH_FRAMES", 200)
+    for one, other in zip(Pipeline(models).run(requests).utterances, whole, strict=True):
+        assert one.tokens == other.tokens
+        torch.testing.assert_close(one.mel, other.mel, atol=1e-4, rtol=0)
+
+
 def test_the_same_seed_gives_the_same_audio(models, conditioning):
     request = SynthesisRequest(conditioning, text=texts(4)[0], seed=11)
     first, second = (Pipeline(models).run([request]).utterances[0] for _ in range(2))
@@ -69,6 +78,16 @@ def test_a_stream_equals_its_whole(models, conditioning, noise):
     assert relative_error(joined, whole) < 0.05
     official = np.concatenate([chunk.samples for chunk in streamed(pipeline, request, ChunkPolicy.official())])
     assert relative_error(official, whole) > 0.5
+
+
+@pytest.mark.parametrize("policy", [ChunkPolicy(first_hop=10), ChunkPolicy(max_hop=40), ChunkPolicy(first_hop=50)])
+def test_no_seamless_policy_has_seams(models, conditioning, policy):
+    request = SynthesisRequest(conditioning, speech_tokens=tokens(160), seed=5)
+    joined = np.concatenate([chunk.samples for chunk in streamed(Pipeline(models), request, policy)])
+    with torch.inference_mode():
+        mel = models.flow([flow_item(request, request.speech_tokens, True)], True)[0]
+        (whole,) = vocode(models.vocoder, [mel], [SourceNoise(5)])
+    assert relative_error(joined, whole) < 0.06
 
 
 def test_official_joins_are_louder(models, conditioning):

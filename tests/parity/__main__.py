@@ -32,7 +32,8 @@ def main() -> int:
             print(outcome.line(), flush=True)
             done += 1
             failed += not outcome.passed
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes there, KiB elsewhere
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     print(f"{time.monotonic() - started:.0f} s, {memory:.1f} GiB at the peak")
     why = "; ".join(f"{len(names)} {reason}" for reason, names in skipped.items())
     count = sum(map(len, skipped.values()))

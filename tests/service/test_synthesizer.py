@@ -78,3 +78,36 @@ def test_an_instruction_reaches_the_language_model(synthesizer, voice):
 def test_options_outside_their_limits_are_refused(field, value):
     with pytest.raises(InvalidRequest, match=f"{field}: "):
         SpeakOptions(**{field: value})
+
+
+def test_more_segments_than_a_batch_holds(synthesizer, voice, monkeypatch):
+    options = SpeakOptions(sampling=SHORT)
+    whole = synthesizer.speak(LONG_TEXT, voice, options)
+    monkeypatch.setattr("vivavoce.service.synthesizer.MAX_BATCH_SEGMENTS", 1)
+    alone = synthesizer.speak(LONG_TEXT, voice, options)
+    np.testing.assert_allclose(alone.samples, whole.samples, atol=5e-2)
+
+
+@pytest.mark.parametrize("piece", ["Привет", "bell\x07", 5])
+def test_pieces_are_checked_as_text_is(synthesizer, voice, piece):
+    with pytest.raises(InvalidText):
+        synthesizer.stream(iter([piece]), voice)
+    with pytest.raises(InvalidText):
+        list(synthesizer.stream(iter(["Hello", " there", piece]), voice, SpeakOptions(sampling=SHORT)))
+
+
+@pytest.mark.parametrize(
+    ("features", "word"),
+    [
+        ({"embedding": torch.zeros(64)}, "embedding"),
+        ({"prompt_text": (5000,)}, "text id 5000"),
+        ({"speech_tokens": torch.tensor([6561], dtype=torch.int32), "mel": torch.zeros(2, 80)}, "speech token 6561"),
+        ({"speech_tokens": torch.tensor([1], dtype=torch.int32), "mel": torch.zeros(2, 100)}, "mel"),
+        ({"speech_tokens": torch.tensor([1], dtype=torch.int32), "mel": torch.zeros(4000, 80)}, "mel"),
+    ],
+)
+def test_a_voice_of_other_sizes_is_refused(synthesizer, features, word):
+    foreign = Voice(**{"embedding": torch.zeros(192), "fingerprint": "", "name": "x", **features})
+    for use in (synthesizer.speak, synthesizer.stream):
+        with pytest.raises(InvalidRequest, match=f"'x' does not fit this model .*{word}"):
+            use("Hello.", foreign)

@@ -21,7 +21,8 @@ from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.store import VoiceStore, voices_home
 from vivavoce.service.voices.voice import Voice
 
-_log = logging.getLogger(__name__)
+_untrained = logging.getLogger("vivavoce.untrained")
+"""Of its own, so that a program that tells its user by itself can switch this one warning off."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,10 +40,12 @@ def load(
     Args:
         model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: a small
             random checkpoint that the program makes for itself. It babbles: it shows that all parts run.
-        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1", "mps".
+        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested.
         dtype: of language model and flow: "auto" (bfloat16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
         voices: folder of stored voices; None: the user's own.
+
+    On CUDA, cuDNN's attention is switched off for the whole process: it plans anew for every length it meets.
 
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
@@ -50,8 +53,8 @@ def load(
     where = _device(device)
     synthesizer = Synthesizer.load(model_folder(model), where, _dtype(dtype, where), variant)
     if not synthesizer.card.trained:
-        _log.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
-    return Vivavoce(synthesizer, VoiceStore(Path(voices) if voices else voices_home()))
+        _untrained.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
+    return Vivavoce(synthesizer, VoiceStore(Path(voices).expanduser() if voices else voices_home()))
 
 
 class Vivavoce:
@@ -95,7 +98,7 @@ class Vivavoce:
         seed: int = 0,
         sampling: SamplingParams | None = None,
     ) -> Speech:
-        """Speak a text of any length.
+        """Speak a text of up to 20,000 characters.
 
         Args:
             text: what to say; numbers, dates and units are read out.
@@ -104,7 +107,7 @@ class Vivavoce:
             mode: zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows.
             instruct: how to say it, in words.
             speed: 0.5 … 2.0.
-            seed: the same seed gives the same audio.
+            seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own).
             sampling: None: as the model's own configuration says.
 
         Raises:
@@ -129,7 +132,7 @@ class Vivavoce:
         """Speak in chunks, each as soon as it is made; arguments as in `speak`.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
-        Bad input is refused here, before the first chunk.
+        Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
         options = _options(mode, instruct, speed, seed, sampling)
         return self._synthesizer.stream(text, self._registry.resolve(voice, prompt_text), options, policy)
@@ -154,7 +157,7 @@ class Vivavoce:
 def _options(
     mode: Mode | str | None, instruct: str | None, speed: float, seed: int, sampling: SamplingParams | None
 ) -> SpeakOptions:
-    chosen = parse_mode(mode) if isinstance(mode, str) else mode
+    chosen = mode if mode is None or isinstance(mode, Mode) else parse_mode(mode)
     return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams())
 
 

@@ -31,10 +31,11 @@ class ChunkPolicy:
 
     def __post_init__(self) -> None:
         # At twice the speed a token is one frame, and a chunk must hold the vocoder's overlap of 8 frames.
-        if not 8 <= self.first_hop <= self.max_hop or self.growth < 1:
+        whole = all(type(value) is int for value in (self.first_hop, self.growth, self.max_hop))
+        if not whole or not 8 <= self.first_hop <= self.max_hop or self.growth < 1:
             raise InvalidRequest(
                 f"chunk policy: first_hop {self.first_hop}, max_hop {self.max_hop}, growth {self.growth}; "
-                "8 <= first_hop <= max_hop and growth >= 1 must hold"
+                "whole numbers with 8 <= first_hop <= max_hop and growth >= 1 are needed"
             )
 
     @classmethod
@@ -47,10 +48,15 @@ class ChunkPolicy:
         """The official schedule without its seams; the default of streams."""
         return cls()
 
-    def hop(self, index: int) -> int:
-        """Speech tokens of chunk `index`, alignment left out."""
-        return min(self.max_hop, self.first_hop * self.growth**index)
+    def hop(self, index: int, prompt_tokens: int, attention_chunk: int) -> int:
+        """Speech tokens of chunk `index` of a stream whose voice brings `prompt_tokens`.
 
-    def alignment(self, prompt_tokens: int) -> int:
-        """Tokens added to the first hop so that prompt and hop are whole attention chunks of `first_hop` tokens."""
-        return -prompt_tokens % self.first_hop
+        The first hop is longer by what makes prompt and hop whole chunks of attention. The official code takes its
+        first hop for the size of such a chunk; seamless streams ask the model (`attention_chunk`), and round every
+        hop up to whole ones: frames of a part of a chunk would change when the rest arrives.
+        """
+        hop = min(self.max_hop, self.first_hop * self.growth**index)
+        unit = self.first_hop if self.joins is Joins.OFFICIAL else attention_chunk
+        if self.joins is Joins.SEAMLESS:
+            hop += -hop % unit
+        return hop + (-prompt_tokens % unit if index == 0 else 0)

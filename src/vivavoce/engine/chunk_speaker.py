@@ -29,13 +29,13 @@ class ChunkSpeaker:
         self._spoken = 0
         """Speech tokens whose mel was handed to the vocoder."""
         self._index = 0
-        self._alignment = policy.alignment(len(request.conditioning.flow_tokens))
 
     def advance(self, tokens: Sequence[int], final: bool) -> Iterator[AudioChunk]:
         """All chunks that can be made of the tokens decoded so far; `final`: there will be no more."""
-        lookahead = self._models.config.flow.encoder.lookahead
+        encoder, prompt = self._models.config.flow.encoder, len(self._request.conditioning.flow_tokens)
+        lookahead = encoder.lookahead
         while True:
-            hop = self._policy.hop(self._index) + (self._alignment if self._index == 0 else 0)
+            hop = self._policy.hop(self._index, prompt, encoder.chunk)
             if len(tokens) - self._spoken < hop + lookahead:
                 break
             yield self._chunk(tokens[: self._spoken + hop + lookahead], hop, final=False)

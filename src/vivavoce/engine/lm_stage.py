@@ -33,16 +33,21 @@ class Decode:
         params: Sequence[SamplingParams],
         sampler: Sampler,
         official: bool = False,
+        room: Sequence[int] | None = None,
     ) -> None:
+        """`room`: speech tokens that the stages after this one can take of each sequence; None: any number."""
         self._lm, self._sampler = lm, sampler
         vocabulary = lm.config.vocabulary
         # The official code forbids one stop id before the minimum, and any of them could end the speech early.
         self._early_ids = [vocabulary.masked_before_minimum] if official else list(vocabulary.stop_ids)
         fewest = 0 if official else 1
-        self._min_lengths = [
-            max(fewest, int(one.min_ratio * len(prompt.text))) for prompt, one in zip(prompts, params, strict=True)
-        ]
         self._max_lengths = [int(one.max_ratio * len(prompt.text)) for prompt, one in zip(prompts, params, strict=True)]
+        if room is not None:
+            self._max_lengths = [min(pair) for pair in zip(self._max_lengths, room, strict=True)]
+        self._min_lengths = [
+            min(most, max(fewest, int(one.min_ratio * len(prompt.text))))
+            for prompt, one, most in zip(prompts, params, self._max_lengths, strict=True)
+        ]
         self._rows = [prompt_rows(lm, prompt) for prompt in prompts]
         longest = max(len(rows) + most for rows, most in zip(self._rows, self._max_lengths, strict=True))
         if longest > lm.config.max_positions:
@@ -105,15 +110,26 @@ class Decode:
 
 
 def decode_text_stream(
-    lm: SpeechLM, interleaver: TextInterleaver, pieces: Iterable[Sequence[int]], sampler: Sampler
+    lm: SpeechLM,
+    interleaver: TextInterleaver,
+    pieces: Iterable[Sequence[int]],
+    sampler: Sampler,
+    room: int | None = None,
 ) -> Iterator[int]:
-    """Speech tokens of one sequence whose text arrives in pieces; reads a piece only when it needs one."""
+    """Speech tokens of one sequence whose text arrives in pieces; reads a piece only when it needs one.
+
+    Raises:
+        InvalidRequest: the text goes on after `room` speech tokens, which the stages after this one cannot take, or
+            past the model's positions.
+    """
     vocabulary = lm.config.vocabulary
     device, dtype = lm.speech_head.weight.device, lm.speech_head.weight.dtype
     cache = KVCache.allocate(lm.config, 1, CACHE_GROWTH, device, dtype)
-    length = 0
+    length = spoken = 0
     arriving = iter(pieces)
     while not interleaver.done:
+        if room is not None and spoken >= room:
+            raise InvalidRequest(f"text: a stream holds {room} speech tokens at most; send the rest in a new stream")
         rows = interleaver.next_rows()
         if rows is None:
             piece = next(arriving, None)
@@ -122,6 +138,10 @@ def decode_text_stream(
             else:
                 interleaver.push(piece)
             continue
+        if length + len(rows) > lm.config.max_positions:
+            raise InvalidRequest(
+                f"text: a stream holds {lm.config.max_positions} positions at most; send the rest in a new stream"
+            )
         if length + len(rows) >= cache.capacity:
             cache = cache.extended(max(CACHE_GROWTH, len(rows) + 1))
         offsets = torch.tensor([length], device=device)
@@ -136,6 +156,7 @@ def decode_text_stream(
             token = int(sampler(scores, (0,), (interleaver.decoded,)))
         speech = interleaver.accept(token)
         if speech is not None:
+            spoken += 1
             yield speech
 
 

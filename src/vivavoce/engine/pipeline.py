@@ -15,6 +15,7 @@ from vivavoce.engine.sampler import RepetitionAwareSampler, Sampler
 from vivavoce.engine.speed import resize
 from vivavoce.engine.vocoder_stage import SourceNoise, vocode
 from vivavoce.models.build import Models
+from vivavoce.models.flow.matching import MAX_FRAMES
 from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.prompting import LMPrompt
 
@@ -89,7 +90,12 @@ class Pipeline:
             for request in requests
         ]
         params = [request.sampling for request in requests]
-        return Decode(self.models.lm, prompts, params, self._sampler(requests), self._official)
+        room = None if self._official else [self._room(request) for request in requests]
+        return Decode(self.models.lm, prompts, params, self._sampler(requests), self._official, room)
+
+    def _room(self, request: SynthesisRequest) -> int:
+        """Speech tokens that the flow has noise for beside the prompt's."""
+        return MAX_FRAMES // self.models.config.rates.frames_per_token - len(request.conditioning.flow_tokens)
 
     def _tokens(self, stream: StreamRequest) -> Iterator[int]:
         request = stream.request
@@ -108,7 +114,8 @@ class Pipeline:
                 request.sampling.max_ratio,
             )
             sampler = self._sampler([request])
-            yield from decode_text_stream(self.models.lm, interleaver, stream.text_pieces, sampler)
+            room = self._room(request)
+            yield from decode_text_stream(self.models.lm, interleaver, stream.text_pieces, sampler, room)
 
     def _sampler(self, requests: Sequence[SynthesisRequest]) -> Sampler:
         if self._given_sampler is not None:

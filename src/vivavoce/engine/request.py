@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 import torch
@@ -138,5 +139,5 @@ def check_speed(speed: float) -> None:
 
 
 def _check(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:
-        raise InvalidRequest(f"{name}: {value} is outside of {low} … {high}; choose a value inside")
+    if value is not None and not (isinstance(value, Real) and low <= value <= high):
+        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a number inside")

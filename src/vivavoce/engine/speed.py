@@ -35,11 +35,12 @@ class SpeedStream:
         end = self._first + len(self._kept)
         total = max(1, int(end / self._speed))
         last = total if final else int((end - 0.5) / self._speed + 0.5)
-        index = torch.arange(self._next, max(last, self._next), device=mel.device, dtype=torch.float64)
+        # On the CPU: not every device has float64, and float32 would lose the fraction within a minute.
+        index = torch.arange(self._next, max(last, self._next), dtype=torch.float64)
         position = ((index + 0.5) * self._speed - 0.5).clamp(0, max(end - 1, 0))
         left = position.floor().clamp(max=max(end - 2, 0))
-        weight = (position - left).to(mel.dtype)[:, None]
-        low = left.long() - self._first
+        weight = (position - left).to(mel.device, mel.dtype)[:, None]
+        low = left.long().to(mel.device) - self._first
         high = (low + 1).clamp(max=len(self._kept) - 1)
         out = self._kept[low] * (1 - weight) + self._kept[high] * weight
         self._next += len(index)

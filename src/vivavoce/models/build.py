@@ -11,7 +11,7 @@ from torch import nn
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.folder import detect_generation, read_config
 from vivavoce.checkpoint.names import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable
-from vivavoce.checkpoint.weights import find_part, fold_weight_norm, load_into, read_tensors
+from vivavoce.checkpoint.weights import check_variant, find_part, fold_weight_norm, load_into, read_tensors
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.hift import HiFT
@@ -45,6 +45,7 @@ def build_models(
         CheckpointError: files missing, corrupt, or not fitting the configuration.
     """
     detect_generation(folder)
+    check_variant(folder, variant)
     if device.type == "cuda":
         # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
         # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.fingerprint import fingerprint
-from vivavoce.checkpoint.folder import BACKBONE, CARD, YAML_OF, ModelCard, detect_generation, read_card, read_config
+from vivavoce.checkpoint.folder import (
+    BACKBONE,
+    CARD,
+    SPEAKER_ENCODER,
+    SPEAKERS,
+    SPEECH_TOKENIZER,
+    YAML_OF,
+    ModelCard,
+    detect_generation,
+    read_card,
+    read_config,
+)
 from vivavoce.checkpoint.hub.locate import models_home
 from vivavoce.checkpoint.hub.record import read_record, size_of
 from vivavoce.checkpoint.hub.selection import is_needed
@@ -28,8 +39,7 @@ from vivavoce.models.vocoder.hift import HiFT
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.built_in import built_in_voices
 
-_ONNX_FILES = ("speech_tokenizer_v2.onnx", "campplus.onnx")
-_SPEAKERS = "spk2info.pt"
+_ONNX_FILES = (SPEECH_TOKENIZER, SPEAKER_ENCODER)
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
 _NETWORKS: Mapping[str, tuple[Callable[[ModelConfig], nn.Module], NameTable]] = MappingProxyType(
@@ -131,7 +141,7 @@ class _Inspection:
             parts=tuple(state.report() for state in states),
             files=self._files,
             tokenizer_size=self._tokenizer_size(),
-            voices=tuple(self._attempt(lambda: built_in_voices(folder)) or ()) if self._has(_SPEAKERS) else (),
+            voices=tuple(self._attempt(lambda: built_in_voices(folder)) or ()) if self._has(SPEAKERS) else (),
             fingerprint=self._attempt(lambda: fingerprint(folder)) if generation and self._has(*_ONNX_FILES) else None,
             problems=tuple(self._problems),
         )
@@ -142,8 +152,6 @@ class _Inspection:
             return read()
         except VivavoceError as error:
             self._add(str(error))
-        except (ArithmeticError, RuntimeError, ValueError) as error:  # rates, or networks, of impossible sizes
-            self._add(f"the sizes in the configuration contradict one another ({error}); download the yaml file again")
         return None
 
     def _add(self, problem: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vivavoce.errors import InvalidRequest
 
 MAX_BATCH_SEGMENTS = 16
-"""Segments of one text that are spoken side by side; the memory of a request is bounded by it."""
+"""Segments of one text that are decoded side by side; the memory of the decode's cache is bounded by it."""
 
 MAX_SEED = 2**53
 """Seeds survive a passage through JSON numbers, which are doubles in many clients."""
@@ -13,5 +13,5 @@ MAX_SEED = 2**53
 
 def check_seed(seed: int) -> None:
     """Refuse a seed outside of 0 … 2⁵³."""
-    if not 0 <= seed <= MAX_SEED:
-        raise InvalidRequest(f"seed: {seed} is outside of 0 … {MAX_SEED}; choose a number inside")
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise InvalidRequest(f"seed: {seed!r} is no whole number in 0 … {MAX_SEED}; choose one")

@@ -41,7 +41,7 @@ def parse_mode(name: str) -> Mode:
         InvalidRequest: there is none; the message lists all.
     """
     try:
-        return Mode(name.replace("-", "_"))
+        return Mode(str(name).replace("-", "_"))
     except ValueError:
         known = ", ".join(mode.value for mode in Mode)
         raise InvalidRequest(f"mode: {name!r} is unknown; choose one of {known}") from None

@@ -29,6 +29,7 @@ from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import MAX_BATCH_SEGMENTS, check_seed
 from vivavoce.service.modes import END_OF_PROMPT, Mode, choose_mode, condition
 from vivavoce.service.voices.extract import AudioSource
+from vivavoce.service.voices.fit import check_fits
 from vivavoce.service.voices.voice import Voice
 
 
@@ -51,7 +52,7 @@ class SpeakOptions:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds spent, by stage, and in all."""
+    """Seconds spent, by stage, and in all; extracting the voice comes before and is not counted."""
 
     text_s: float
     lm_s: float
@@ -105,9 +106,11 @@ class Synthesizer:
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SynthesisRequest]:
         """One request per segment of the text; the segments' seeds follow one another."""
-        segments = self.text.segments(text)
-        requests = [self._request(self.text.encode(segment), voice, options) for segment in segments]
-        return [replace(request, seed=options.seed + place) for place, request in enumerate(requests)]
+        first, *others = map(self.text.encode, self.text.segments(text))
+        request = self._request(first, voice, options)
+        return [request] + [
+            replace(request, text=ids, seed=options.seed + place) for place, ids in enumerate(others, start=1)
+        ]
 
     def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
         """The whole text; its segments are spoken side by side and joined in order."""
@@ -119,6 +122,7 @@ class Synthesizer:
         """The words of a recording in another voice."""
         started = time.perf_counter()
         check_seed(seed)
+        check_fits(voice, self.config)
         return self._finish([self.conversion(source, voice, speed, seed)], started)
 
     def conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SynthesisRequest:
@@ -134,16 +138,19 @@ class Synthesizer:
         options: SpeakOptions = SpeakOptions(),
         policy: ChunkPolicy | None = None,
     ) -> Iterator[AudioChunk]:
-        """Audio in chunks as it is made. Everything that can be refused is refused before the first chunk.
+        """Audio in chunks as it is made. What can be refused is refused before the first chunk.
 
         text: a text, or an iterable of pieces of it (from a language model, say) that is read as speech goes on;
-        pieces are spoken as they are, without normalisation.
+        pieces are spoken as they are, without normalisation, and each is checked when it arrives. Such a stream
+        holds as much speech as the flow has noise for: 300 s, the voice's reference included.
         """
         policy = policy or ChunkPolicy.seamless()
         if isinstance(text, str):
             streams = [StreamRequest(request, policy) for request in self.requests(text, voice, options)]
-        else:
+        elif isinstance(text, Iterable) and not isinstance(text, bytes):
             streams = [self._text_stream(text, voice, options, policy)]
+        else:
+            raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
         return self._chunks(streams)
 
     def _chunks(self, streams: list[StreamRequest]) -> Iterator[AudioChunk]:
@@ -157,7 +164,7 @@ class Synthesizer:
     def _text_stream(
         self, pieces: Iterable[str], voice: Voice, options: SpeakOptions, policy: ChunkPolicy
     ) -> StreamRequest:
-        arriving = (ids for ids in map(self.text.encode, pieces) if ids)
+        arriving = (ids for ids in map(self.text.encode_piece, pieces) if ids)
         first = next(arriving, None)
         if first is None:
             raise InvalidText("text: all pieces are empty; send some text")
@@ -169,6 +176,7 @@ class Synthesizer:
         return StreamRequest(self._request(first, voice, options), policy, all_pieces())
 
     def _request(self, ids: tuple[int, ...], voice: Voice, options: SpeakOptions) -> SynthesisRequest:
+        check_fits(voice, self.config)
         mode = choose_mode(voice, options.instruct, options.mode)
         instruction = self.instruction(options.instruct) if options.instruct else ()
         return SynthesisRequest(

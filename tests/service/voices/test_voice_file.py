@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.errors import InvalidRequest, VoiceStoreError
 from vivavoce.service.voices.voice import Voice
 from vivavoce.service.voices.voice_file import MAX_VOICE_BYTES, decode_voice, encode_voice, read_metadata
 
@@ -123,7 +123,7 @@ def test_misfits_are_not_written(full_voice, changes, problem):
 @pytest.mark.parametrize(("changes", "problem"), MISFITS)
 def test_misfits_are_not_read(full_voice, changes, problem):
     data = with_tensors(encode_voice(full_voice()), **changes)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(VoiceStoreError) as caught:
         decode_voice(data, LABEL)
     assert problem in str(caught.value)
     assert str(caught.value).startswith(LABEL)
@@ -131,7 +131,7 @@ def test_misfits_are_not_read(full_voice, changes, problem):
 
 def test_too_long_strings_are_not_read(full_voice):
     data = with_metadata(encode_voice(full_voice()), transcript="x" * 20_001)
-    with pytest.raises(CheckpointError, match=r"transcript of 20001 characters"):
+    with pytest.raises(VoiceStoreError, match=r"transcript of 20001 characters"):
         decode_voice(data, LABEL)
 
 
@@ -147,31 +147,31 @@ def test_too_long_strings_are_not_read(full_voice):
 )
 def test_other_tensors_are_refused(full_voice, changes):
     data = with_tensors(encode_voice(full_voice()), **changes)
-    with pytest.raises(CheckpointError, match=r"does not hold the tensors of a voice"):
+    with pytest.raises(VoiceStoreError, match=r"does not hold the tensors of a voice"):
         decode_voice(data, LABEL)
 
 
 def test_a_newer_format_is_refused(full_voice):
     data = with_metadata(encode_voice(full_voice()), version="2\n")
     with pytest.raises(
-        CheckpointError, match=r"^voice: 'anna' has format version '2\\n', this program reads 1; update"
+        VoiceStoreError, match=r"^voice: 'anna' has format version '2\\n', this program reads 1; update"
     ):
         decode_voice(data, LABEL)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 100, 600, -1, -5000])
 def test_truncated_files_are_refused(full_voice, cut):
-    with pytest.raises(CheckpointError, match=r"^voice: 'anna' is damaged"):
+    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' is damaged"):
         decode_voice(encode_voice(full_voice())[:cut], LABEL)
 
 
 def test_bytes_beyond_the_end_are_refused(full_voice):
-    with pytest.raises(CheckpointError, match=r"is damaged"):
+    with pytest.raises(VoiceStoreError, match=r"is damaged"):
         decode_voice(encode_voice(full_voice()) + b"x", LABEL)
 
 
 def test_larger_files_than_any_voice_are_refused(full_voice):
-    with pytest.raises(CheckpointError, match=r"larger than 16 MiB"):
+    with pytest.raises(VoiceStoreError, match=r"larger than 16 MiB"):
         decode_voice(encode_voice(full_voice()) + bytes(MAX_VOICE_BYTES), LABEL)
 
 
@@ -193,7 +193,7 @@ def test_larger_files_than_any_voice_are_refused(full_voice):
 )
 def test_foreign_files_are_refused(data):
     assert read_metadata(io.BytesIO(data)) is None
-    with pytest.raises(CheckpointError, match=r"is damaged, or no voice of vivavoce"):
+    with pytest.raises(VoiceStoreError, match=r"is damaged, or no voice of vivavoce"):
         decode_voice(data, LABEL)
 
 
@@ -211,7 +211,7 @@ def test_foreign_files_are_refused(data):
 )
 def test_absurd_headers_are_refused(full_voice, embedding):
     metadata = read_metadata(io.BytesIO(encode_voice(full_voice())))
-    with pytest.raises(CheckpointError, match=r"^voice: 'anna' (is damaged|does not hold)"):
+    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' (is damaged|does not hold)"):
         decode_voice(file_of({"__metadata__": metadata, "embedding": embedding}, b"x"), LABEL)
 
 
@@ -223,7 +223,7 @@ def test_one_wrong_byte_is_a_voice_or_one_line(full_voice, place, byte):
     data[int(place * len(data))] = byte
     try:
         outcome = decode_voice(bytes(data), LABEL)
-    except CheckpointError as error:
+    except VoiceStoreError as error:
         outcome = str(error)
     assert isinstance(outcome, Voice) or outcome.isprintable()
 

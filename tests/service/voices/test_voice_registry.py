@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, VoiceNotFound
+from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceNotFound, VoiceStoreError
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.types import Audio
 from vivavoce.service.audio.wav import wav_header
@@ -275,5 +275,5 @@ def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full
 def test_a_damaged_stored_voice_is_reported(registry, store, folder, full_voice):
     store.save(full_voice("anna"))
     (folder / "anna.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"^voice: 'anna' in anna.safetensors is damaged"):
+    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' in anna.safetensors is damaged"):
         registry.resolve("anna")

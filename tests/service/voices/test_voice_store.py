@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vivavoce.errors import CheckpointError, InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
+from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound, VoiceStoreError
 from vivavoce.service.voices.store import VoiceStore, voices_home
 from vivavoce.service.voices.voice import Voice
 
@@ -178,7 +178,7 @@ def test_listing_skips_what_is_no_voice(store, folder, plain_voice):
 def test_a_foreign_file_is_neither_loaded_nor_overwritten(store, folder, plain_voice):
     folder.mkdir()
     save_file({"weight": torch.zeros(3)}, folder / "weights.safetensors")
-    with pytest.raises(CheckpointError, match=r"^voice: 'weights' in weights.safetensors is damaged, or no voice"):
+    with pytest.raises(VoiceStoreError, match=r"^voice: 'weights' in weights.safetensors is damaged, or no voice"):
         store.load("weights")
     with pytest.raises(VoiceExists):
         store.save(plain_voice("weights"))
@@ -188,7 +188,7 @@ def test_a_foreign_file_is_neither_loaded_nor_overwritten(store, folder, plain_v
 def test_a_damaged_file_is_one_line(store, folder, full_voice, content):
     store.save(full_voice())
     (folder / "anna.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(VoiceStoreError) as caught:
         store.load("anna")
     assert str(caught.value).isprintable()
     assert str(caught.value).startswith("voice: 'anna' in anna.safetensors is damaged")
@@ -200,7 +200,7 @@ def test_a_truncated_file_is_one_line(store, folder, full_voice, kept):
     path = folder / "anna.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[: int(kept * len(data))])
-    with pytest.raises(CheckpointError, match=r"is damaged"):
+    with pytest.raises(VoiceStoreError, match=r"is damaged"):
         store.load("anna")
 
 
@@ -208,7 +208,7 @@ def test_a_giant_file_is_not_read_to_its_end(store, folder, full_voice):
     store.save(full_voice())
     with (folder / "anna.safetensors").open("r+b") as file:
         file.truncate(1 << 40)  # takes no space
-    with pytest.raises(CheckpointError, match=r"larger than 16 MiB"):
+    with pytest.raises(VoiceStoreError, match=r"larger than 16 MiB"):
         store.load("anna")
 
 
@@ -221,7 +221,7 @@ def test_a_failed_save_leaves_the_old_voice(store, folder, full_voice, same, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(CheckpointError, match=r"^voice store: .* cannot be written .No space left on device.;"):
+        with pytest.raises(VoiceStoreError, match=r"^voice store: .* cannot be written .No space left on device.;"):
             store.save(full_voice(), replace=True)
     same(store.load("anna"), voice)
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "anna.safetensors"]
@@ -238,7 +238,7 @@ def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, plain_voice):
     place.write_text("a file")
     store = VoiceStore(place)
     for act in (store.names, lambda: store.save(plain_voice()), lambda: store.load("a"), lambda: "a" in store):
-        with pytest.raises(CheckpointError, match=r"^voice store: .*check the folder"):
+        with pytest.raises(VoiceStoreError, match=r"^voice store: .*check the folder"):
             act()
 
 
@@ -249,7 +249,7 @@ def test_a_forbidden_file_is_one_line(store, plain_voice, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "open", forbidden)
-    with pytest.raises(CheckpointError, match=r"^voice store: .* cannot be read .Permission denied.; check the folder"):
+    with pytest.raises(VoiceStoreError, match=r"^voice store: .* cannot be read .Permission denied.; check the folder"):
         store.load("anna")
     assert store.names() == []
 

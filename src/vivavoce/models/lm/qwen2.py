@@ -97,7 +97,7 @@ class Layer(nn.Module):
 class SpeechLM(nn.Module):
     """Input rows → hidden states → logits over speech tokens and control ids.
 
-    Rows are made by `embed_*`; positions count from the sequence's first row. Attention is causal.
+    Rows are made in `prompting.py`; positions count from the sequence's first row. Attention is causal.
     """
 
     def __init__(self, config: LMConfig) -> None:

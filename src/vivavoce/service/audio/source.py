@@ -27,15 +27,20 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> AudioFile:
     """Read all of `source`, but never more than `MAX_FILE_BYTES`.
 
     Raises:
-        InvalidAudio: missing, a directory, unreadable, empty or too large.
+        InvalidAudio: missing, a directory, unreadable, empty, too large, or nothing that can be read.
     """
     label = f"{field}: {_name(source)}"
     if isinstance(source, bytes):
         data = source
     elif isinstance(source, (str, Path)):
         data = _read_path(source, label)
+    elif hasattr(source, "read"):
+        data = _read_bounded(source, label)
     else:
-        data = _read_bounded(source)
+        raise InvalidAudio(
+            f"{field}: {type(source).__name__} is no recording; give a path, bytes, an open binary file or "
+            "vivavoce.Audio(samples, sample_rate)"
+        )
     if not data:
         raise InvalidAudio(f"{label} is empty (0 bytes); give a recording with sound in it")
     if len(data) > MAX_FILE_BYTES:
@@ -53,7 +58,7 @@ def _name(source: str | Path | bytes | BinaryIO) -> str:
 def _read_path(path: str | Path, label: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            return _read_bounded(file)
+            return _read_bounded(file, label)
     except FileNotFoundError:
         raise InvalidAudio(f"{label} does not exist; check the path") from None
     except IsADirectoryError:
@@ -64,9 +69,11 @@ def _read_path(path: str | Path, label: str) -> bytes:
         raise InvalidAudio(f"{label} is not a possible file name; check the path") from None
 
 
-def _read_bounded(file: BinaryIO) -> bytes:
+def _read_bounded(file: BinaryIO, label: str) -> bytes:
     """Read to the end or just past the limit; pipes and sockets may give less than asked for at a time."""
     data = bytearray()
     while len(data) <= MAX_FILE_BYTES and (piece := file.read(_READ_BYTES)):
+        if not isinstance(piece, bytes):
+            raise InvalidAudio(f"{label} is open in text mode; open it with mode 'rb'")
         data += piece
     return bytes(data)

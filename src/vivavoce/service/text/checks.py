@@ -14,7 +14,9 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_length(text: str) -> None:
-    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters."""
+    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is no text."""
+    if not isinstance(text, str):
+        raise InvalidText(f"text: {type(text).__name__} is no text; give a string")
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidText(
             f"text: {len(text)} characters are more than the limit of {MAX_TEXT_CHARS}; split it into several requests"

@@ -46,7 +46,7 @@ class TextFrontEnd:
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def segments(self, text: str) -> list[str]:
-        """The text normalised and split for synthesis: at least one segment, each with something to say.
+        """The text normalised and split for synthesis: at least one segment, and something to say among them.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
         Raises `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with control characters or
@@ -72,6 +72,11 @@ class TextFrontEnd:
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
         return self._tokenizer.encode(text)
+
+    def encode_piece(self, text: str) -> tuple[int, ...]:
+        """The ids of a piece of a text that is still arriving: checked as other text is, otherwise as it is."""
+        self._check(text)
+        return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 
     def _check(self, text: str) -> None:
         check_length(text)

@@ -62,7 +62,7 @@ class VoiceRegistry:
             VoiceNotFound: neither a known name nor a file.
             InvalidRequest: a voice of another model, a transcript without a recording, no default voice.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
-            CheckpointError: the stored voice's file is damaged.
+            VoiceStoreError: the stored voice's file is damaged.
         """
         if voice is None:
             return self._ready(self._default(), prompt_text)
@@ -73,9 +73,10 @@ class VoiceRegistry:
         known = self._find(voice)
         if known is not None:
             return self._ready(known, prompt_text)
-        if not os.path.isfile(voice):
+        path = os.path.expanduser(voice)
+        if not os.path.isfile(path):
             raise self._unknown(voice)
-        return self._extract(voice, prompt_text)
+        return self._extract(path, prompt_text)
 
     def named(self, name: str) -> Voice:
         """The stored or built-in voice of that name; never reads any other file.
@@ -83,7 +84,7 @@ class VoiceRegistry:
         Raises:
             VoiceNotFound: no voice has the name.
             InvalidRequest: it belongs to another model.
-            CheckpointError: its file is damaged.
+            VoiceStoreError: its file is damaged.
         """
         known = self._find(name)
         if known is None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vivavoce.checkpoint.hub.locate import HOME_VARIABLE
-from vivavoce.errors import CheckpointError, VoiceExists
+from vivavoce.errors import VoiceExists, VoiceStoreError
 from vivavoce.service.voices.names import check_voice_name, is_voice_name, same_but_for_case, unknown_voice
 from vivavoce.service.voices.voice import Voice
 from vivavoce.service.voices.voice_file import MAX_VOICE_BYTES, decode_voice, encode_voice, read_metadata
@@ -39,7 +39,7 @@ class VoiceStore:
     new name. Several threads and processes may use one folder: a reader finds a whole voice, the old or the new one,
     and of two writers of a new name one gets `VoiceExists`.
 
-    What the file system refuses (no permission, disk full) is a `CheckpointError` in every method.
+    What the file system refuses (no permission, disk full) is a `VoiceStoreError` in every method.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class VoiceStore:
         Raises:
             InvalidRequest: not a possible name.
             VoiceNotFound: no voice has the name; lists some that there are.
-            CheckpointError: the file is damaged or no voice.
+            VoiceStoreError: the file is damaged or no voice.
         """
         with self._reporting("read"):
             path = self._path_of(name)
@@ -169,7 +169,7 @@ class VoiceStore:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(
+            raise VoiceStoreError(
                 f"voice store: {str(self._folder)!r} cannot be {action} ({error.strerror}); "
                 "check the folder, its permissions and the space left"
             ) from None

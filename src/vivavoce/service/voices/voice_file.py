@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
 
-from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.errors import InvalidRequest, VoiceStoreError
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.bounds import STRINGS, as_array, find_problem
 from vivavoce.service.voices.voice import Voice
@@ -59,15 +59,15 @@ def decode_voice(data: bytes, label: str) -> Voice:
     """The voice in a file's bytes; `label` begins the message of an error.
 
     Raises:
-        CheckpointError: not a voice file, a newer one, damaged, or out of the bounds in `bounds.py`.
+        VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds in `bounds.py`.
     """
     if len(data) > MAX_VOICE_BYTES:
-        raise CheckpointError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
+        raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
     metadata = read_metadata(io.BytesIO(data))
     if metadata is None:
-        raise CheckpointError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
+        raise VoiceStoreError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
     if metadata["version"] != VERSION:
-        raise CheckpointError(
+        raise VoiceStoreError(
             f"{label} has format version {excerpt(metadata['version'])}, this program reads {VERSION}; update vivavoce"
         )
     tensors = _tensors(data, label)
@@ -76,7 +76,7 @@ def decode_voice(data: bytes, label: str) -> Voice:
         or tensors["prompt_text"].dtype != torch.int64
         or tensors["prompt_text"].dim() != 1
     ):
-        raise CheckpointError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
+        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
     voice = Voice(
         embedding=tensors["embedding"],
         speech_tokens=tensors["speech_tokens"],
@@ -86,7 +86,7 @@ def decode_voice(data: bytes, label: str) -> Voice:
     )
     problem = find_problem(voice)
     if problem is not None:
-        raise CheckpointError(f"{label} {problem}; {_AGAIN}")
+        raise VoiceStoreError(f"{label} {problem}; {_AGAIN}")
     return voice
 
 
@@ -108,4 +108,4 @@ def _tensors(data: bytes, label: str) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None
+        raise VoiceStoreError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None

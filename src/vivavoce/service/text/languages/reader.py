@@ -100,8 +100,7 @@ def load_reader(language: Language) -> Reader:
         import wetext
     except ImportError as error:
         raise MissingDependency(
-            f"text normalisation needs wetext, which cannot be imported ({error}); "
-            "run `pip install wetext`, or switch normalisation off"
+            f"text normalisation needs wetext, which cannot be imported ({error}); run `pip install wetext`"
         ) from error
     return Reader(language, wetext.Normalizer(lang=language, remove_erhua=False))
 
