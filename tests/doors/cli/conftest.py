@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 from cli_harness import AUDIO, Result, Run, Stream
 
-from vivavoce.checkpoint.babble import make_babble_checkpoint
 from vivavoce.doors.cli.main import main
+from vivavoce.service.default_model import BABBLE
 from vivavoce.service.synthesizer import Synthesizer
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny networks gain nothing from threads, and lose much where other tests keep the cores busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model, made once."""
-    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-1")
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +20,9 @@ def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """VIVAVOCE_HOME with the default model in it, and an empty working folder."""
     home = tmp_path / "home"
     (home / "models").mkdir(parents=True)
-    (home / "models" / babble.name).symlink_to(babble)
+    (home / "models" / BABBLE).symlink_to(babble)
     monkeypatch.setenv("VIVAVOCE_HOME", str(home))
-    for name in ("VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+    for name in ("VIVAVOCE_MODEL", "VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -204,3 +204,24 @@ def test_doctor_finds_a_home_that_cannot_be_written(run: Run, monkeypatch: pytes
     result = run("doctor")
     assert result.code == 1
     assert "cannot be written" in result.text
+    assert "probe" not in result.text
+
+
+def test_doctor_takes_unwritable_voices_lightly(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *, field: str) -> None:
+        if field == "voices":
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("vivavoce.doors.cli.doctor.check_writable", refuse)
+    result = run("doctor", "--json")
+    findings = {one["subject"]: one for one in json.loads(result.text)}
+    assert (result.code, findings["voices"]["state"]) == (0, "note")
+    assert "cannot be written (Permission denied); set VIVAVOCE_HOME" in findings["voices"]["text"]
+
+
+@pytest.mark.parametrize("package", ["rich", "platformdirs"])
+def test_doctor_knows_the_packages_of_the_command_line(run: Run, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run("doctor", "--json")
+    findings = {one["subject"]: one for one in json.loads(result.text)}
+    assert (result.code, findings[package]["state"], findings["typer"]["state"]) == (1, "broken", "ok")

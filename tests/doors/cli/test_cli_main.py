@@ -12,6 +12,7 @@ import vivavoce
 from vivavoce.doors.cli import main as cli
 from vivavoce.doors.cli.console import one_line, size_text
 from vivavoce.errors import VoiceNotFound
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
 
 COMMANDS = (
     "speak",
@@ -91,6 +92,20 @@ def test_usage_errors_are_two_lines(run: Run, arguments: tuple[str, ...]) -> Non
     assert second.endswith("--help`")
 
 
+def test_a_text_without_quotes_is_recognised(run: Run) -> None:
+    assert run("speak", "hi", "there").err.splitlines()[0].endswith("(there); put the text in quotes")
+    assert "quotes" not in run("info", "hi", "there").err
+
+
+def test_help_of_speak_tells_the_limit(run: Run) -> None:
+    assert f"up to {MAX_TEXT_CHARS:,} characters" in run("speak", "--help").text
+
+
+@pytest.mark.parametrize("command", ["speak", "convert", "voice add", "info", "doctor"])
+def test_help_names_the_variable_of_the_model(run: Run, command: str) -> None:
+    assert "VIVAVOCE_MODEL" in run(*command.split(), "--help").text
+
+
 def test_a_mistyped_command_is_recognised(run: Run) -> None:
     assert "speak" in run("spaek").err
 
@@ -143,10 +158,12 @@ def test_libraries_are_quiet_and_our_warnings_are_notes(run: Run, monkeypatch: p
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         logging.getLogger("some.library").warning("chatter")
         logging.getLogger("vivavoce.checkpoint").warning("waiting")
+        logging.getLogger("vivavoce.doors.python").warning("resting")
+        logging.getLogger("vivavoce.untrained").warning("said elsewhere")
         raise VoiceNotFound("voice: gone; add it")
 
     monkeypatch.setattr("vivavoce.service.default_model.model_folder", chatter)
-    assert run("info").err == "note: waiting\nerror: voice: gone; add it\n"
+    assert run("info").err == "note: waiting\nnote: resting\nerror: voice: gone; add it\n"
     assert logging.getLogger("vivavoce").handlers == []
 
 

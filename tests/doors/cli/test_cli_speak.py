@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
 
 import numpy as np
@@ -93,8 +95,41 @@ def test_stdout_gets_wav_and_nothing_else(run: Run) -> None:
     assert streamed.err == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+def test_a_full_disk_is_named(run: Run, options: tuple[str, ...]) -> None:
+    error = run("speak", "Hi.", "-o", "/dev/full", *options).error
+    assert error.startswith("error: output: '/dev/full' cannot be written (No space left on device); choose another ")
+
+
+def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Filling(io.BytesIO):
+        def write(self, data: object) -> int:
+            if self.tell():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)  # type: ignore[arg-type]
+
+        def seek(self, *_: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vivavoce.doors.cli.output.open", lambda *_: Filling(), raising=False)
+    assert "'full.wav' cannot be written (No space left" in run("speak", "Hi.", "-o", "full.wav", "--stream").error
+
+
+def test_the_environment_names_the_model(run: Run, babble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIVAVOCE_MODEL", "nope")
+    for command in (("speak", "Hi."), ("info",)):
+        assert "'nope' is neither" in run(*command).error
+    assert "'nope' is neither" in run("doctor").text
+    assert run("info", babble).code == 0
+
+
 def test_stdout_that_is_a_terminal_is_refused(run: Run, no_loading: None) -> None:
-    assert "stdout" in run("speak", "Hi.", "-o", "-", terminal=True).error
+    assert "ffplay" in run("speak", "Hi.", "-o", "-", terminal=True).error
 
 
 def test_a_terminal_sees_progress(run: Run) -> None:

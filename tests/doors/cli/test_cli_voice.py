@@ -66,6 +66,14 @@ def test_the_environment_names_the_store(kept: Run, monkeypatch: pytest.MonkeyPa
     assert kept("voice", "list").out == b""
 
 
+def test_a_tilde_is_the_users_home(run: Run, babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("voice", "import", babble / "spk2info.pt", "--voices", "~/mine").code == 0
+    assert VoiceStore(tmp_path / "mine").names() == ["babble-a", "babble-b"]
+    monkeypatch.setenv("VIVAVOCE_VOICES", "~/mine")
+    assert "babble-a" in run("voice", "list").text
+
+
 def test_a_taken_name_is_refused_before_extraction(kept: Run, recording: Path) -> None:
     assert "--replace" in kept("voice", "add", "me", recording).error
 
@@ -113,14 +121,21 @@ def test_export_and_import_are_inverse(kept: Run, home: Path) -> None:
     before = VoiceStore(home / "voices").load("me")
     assert kept("voice", "export", "me", "-o", "me.pt").err == "me.pt: me\n"
     assert list(read_spk2info(Path("me.pt"))) == ["me"]
-    assert "stored already" in kept("voice", "import", "me.pt").error
-    assert kept("voice", "import", "me.pt", "--voices", "other", "--model", "babble-1").code == 2
     folder = home / "models" / "babble-1"
+    assert "stored already" in kept("voice", "import", "me.pt", "--model", folder).error
+    assert kept("voice", "import", "me.pt", "--voices", "other", "--model", "babble-1").code == 2
     assert kept("voice", "import", "me.pt", "--voices", "other", "--model", folder).err == "kept: me\n"
     after = VoiceStore(Path("other")).load("me")
     assert after.prompt_text == before.prompt_text
     assert after.fingerprint == before.fingerprint
     assert bool((after.mel == before.mel).all())
+
+
+def test_an_import_of_reference_speech_needs_its_model(kept: Run) -> None:
+    kept("voice", "export", "me", "-o", "me.pt")
+    refused = kept("voice", "import", "me.pt", "--voices", "other")
+    assert refused.error == "error: voice: 'me' holds reference speech; name its model with --model\n"
+    assert not Path("other").exists()
 
 
 def test_import_takes_chosen_names(kept: Run, babble: Path, home: Path) -> None:

@@ -14,6 +14,8 @@ from typing import IO
 DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
 """Set to anything but 0, it lets tracebacks and library warnings through."""
 
+_UNTRAINED_LOGGER = "vivavoce.untrained"
+"""Where the library warns of a model that was never trained, and of nothing else."""
 _PIPE_WIDTH = 10_000
 """Columns of a table that no terminal bounds."""
 
@@ -103,7 +105,7 @@ def quiet_libraries() -> Iterator[None]:
     notes.setFormatter(logging.Formatter("note: %(message)s"))
     notes.setLevel(logging.WARNING)
     # Said after the work, with a way out, by `model.note_if_untrained`.
-    notes.addFilter(lambda record: record.name != "vivavoce.doors.python")
+    notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
     root, own = logging.getLogger(), logging.getLogger("vivavoce")
     root.addHandler(silence)
     own.addHandler(notes)

@@ -69,6 +69,9 @@ PACKAGES = (
     Package("onnxruntime", "onnxruntime", "no model can be loaded"),
     Package("soundfile", "soundfile", "no recording can be read"),
     Package("soxr", "soxr", "no recording can be read"),
+    Package("typer", "typer", "no command runs"),
+    Package("rich", "rich", "no table and no progress can be shown"),
+    Package("platformdirs", "platformdirs", "models and voices have no place"),
     Package("inflect", "inflect", "English texts with bare numbers fail", needed=False),
     Package("kaldi_native_fbank", "kaldi-native-fbank", "no voice can be taken from a recording", needed=False),
     Package("av", "av", "recordings in m4a, aac, webm and wma cannot be read", needed=False),
@@ -78,7 +81,10 @@ PACKAGES = (
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A downloaded model or a folder to check as well.")
+        str | None,
+        typer.Argument(
+            metavar="MODEL", envvar=options.MODEL_VARIABLE, help="A downloaded model or a folder to check as well."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -102,10 +108,10 @@ def examine(model: str | None) -> Iterator[Finding]:
     yield Finding("vivavoce", State.OK, __version__)
     packages = [_package(package) for package in PACKAGES]
     yield from packages
-    yield from _places()
     if any(finding.state is State.BROKEN for finding in packages):
         yield Finding("model", State.NOTE, "not looked at; mend the packages first")
         return
+    yield from _places()
     yield from _devices()
     yield _model(model)
 
@@ -127,18 +133,22 @@ def _package(package: Package) -> Finding:
 
 def _places() -> Iterator[Finding]:
     from vivavoce.checkpoint.hub.locate import models_home
+    from vivavoce.service.voices.store import voices_home
 
-    yield _place("models", models_home(), "*/cosyvoice*.yaml")
+    yield _place("models", models_home(), "*/cosyvoice*.yaml", State.BROKEN)
+    yield _place("voices", voices_home(), "*.safetensors", State.NOTE)
     yield _disk(models_home())
 
 
-def _place(subject: str, folder: Path, pattern: str) -> Finding:
+def _place(subject: str, folder: Path, pattern: str, unwritable: State) -> Finding:
+    """Look at a folder; `unwritable` says how it weighs that nothing can be written there."""
     try:
-        check_writable(_nearest(folder) / "probe")
+        check_writable(_nearest(folder) / "probe", field=subject)
     except (VivavoceError, OSError) as error:
-        reason = one_line(str(error))
+        # The system's error names the file of the trial, which tells nobody anything.
+        reason = one_line(error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
         return Finding(
-            subject, State.BROKEN, f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can"
+            subject, unwritable, f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can"
         )
     return Finding(subject, State.OK, f"{folder} ({len(list(folder.glob(pattern)))} there)")
 
@@ -158,9 +168,6 @@ def _nearest(folder: Path) -> Path:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from vivavoce.service.voices.store import voices_home
-
-    yield _place("voices", voices_home(), "*.safetensors")
     yield Finding("cpu", State.OK, f"{torch.get_num_threads()} threads of {os.cpu_count()} processors")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -169,7 +176,7 @@ def _devices() -> Iterator[Finding]:
         why = "torch is built without it" if torch.version.cuda is None else "no device that torch can use"
         yield Finding("cuda", State.NOTE, f"none ({why}); the CPU is used")
     if torch.backends.mps.is_available():
-        yield Finding("mps", State.OK, "Apple GPU")
+        yield Finding("mps", State.NOTE, "Apple GPU; speaking on it is untested")
 
 
 def _model(model: str | None) -> Finding:

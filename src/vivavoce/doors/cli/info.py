@@ -22,7 +22,12 @@ _UNKNOWN = "unknown"
 
 def info(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A downloaded model or a folder.  [default: babble]")
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            envvar=options.MODEL_VARIABLE,
+            help="A downloaded model or a folder.  [default: babble]",
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:

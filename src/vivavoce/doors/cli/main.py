@@ -23,7 +23,7 @@ from vivavoce.version import __version__
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 
 # typer has no public name for the class that it calls ClickException, the base of all usage errors.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+_UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     name="vivavoce",
@@ -103,7 +103,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _explain_usage(error: Any) -> int:
     context = error.ctx
-    print_error(f"error: {error.format_message()}")
+    message = error.format_message()
+    if context and context.info_name == "speak" and "extra argument" in message:
+        message = f"{message.rstrip('.')}; put the text in quotes"
+    print_error(f"error: {message}")
     print_error(f"try `{context.command_path if context else 'vivavoce'} --help`")
     return EXIT_USAGE
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+MODEL_VARIABLE = "VIVAVOCE_MODEL"
+"""Names the model of every command that is given none."""
+
+
+def _expand_user(folder: Path | None) -> Path | None:
+    """Read a leading ~ as the shell would, which leaves it as it is in `--voices=~/v` and in a settings file."""
+    return None if folder is None else Path(os.path.expanduser(folder))  # Path.expanduser raises for ~nobody
+
 
 OutOption = Annotated[
     str,
@@ -30,6 +40,7 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="NAME|FOLDER",
+        envvar=MODEL_VARIABLE,
         help="A downloaded model or a model folder.  [default: babble, which babbles and does not speak]",
     ),
 ]
@@ -39,13 +50,15 @@ VoicesOption = Annotated[
         "--voices",
         metavar="FOLDER",
         envvar="VIVAVOCE_VOICES",
+        callback=_expand_user,
         help="Where voices are stored.  [default: the user's own folder]",
     ),
 ]
 SpeedOption = Annotated[float, typer.Option("--speed", metavar="NUMBER", help="0.5 to 2.0; the pitch stays.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="The same seed gives the same audio.")]
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="auto (a GPU if there is one), cpu, cuda, cuda:N or mps.")
+    str,
+    typer.Option("--device", metavar="NAME", help="auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested)."),
 ]
 DtypeOption = Annotated[
     str,

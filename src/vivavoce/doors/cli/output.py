@@ -45,7 +45,8 @@ class Output:
                 check_writable(Path(self.target))
         elif sys.stdout is None or is_terminal(sys.stdout):
             raise InvalidRequest(
-                "output: stdout is neither a file nor a pipe; add `| aplay`, or name a file with --out"
+                "output: stdout is neither a file nor a pipe; "
+                "add `| ffplay -nodisp -autoexit -`, or name a file with --out"
             )
 
     def write(self, speech: Speech) -> None:
@@ -86,7 +87,8 @@ class Output:
                 yield write
             finally:
                 if self.target != STDOUT and file.seekable():
-                    file.seek(0)
+                    with self._explaining():  # seeking writes what a full disk did not take before
+                        file.seek(0)
                     put(wav_header(sample_rate, num_written))
 
     @contextmanager
@@ -96,8 +98,11 @@ class Output:
             return
         with self._explaining():
             file = open(self.target, "wb")  # noqa: SIM115  (an error of the opening is explained, others are not)
-        with file:
+        try:
             yield file
+        finally:
+            with self._explaining():  # so does closing
+                file.close()
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -111,22 +116,22 @@ class Output:
             ) from None
 
 
-def check_writable(path: Path) -> None:
-    """Try whether a file can be written at `path`, without touching what is there.
+def check_writable(path: Path, *, field: str = "output") -> None:
+    """Try whether a file can be written at `path`, without touching what is there; errors name `field`.
 
     Raises:
         InvalidRequest: the path is a folder, its folder does not exist, or the file is write-protected.
         OSError: the system refuses.
     """
     if path.is_dir():
-        raise InvalidRequest(f"output: {str(path)!r} is a folder; add a file name")
+        raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
     if path.exists() and not os.access(path, os.W_OK):
-        raise InvalidRequest(f"output: {str(path)!r} is write-protected; choose another path")
+        raise InvalidRequest(f"{field}: {str(path)!r} is write-protected; choose another path")
     if path.exists() and not path.is_file():
         return  # a device or a pipe: opening it could wait for a reader
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise InvalidRequest(f"output: folder {str(folder)!r} does not exist; create it or choose another path")
+        raise InvalidRequest(f"{field}: folder {str(folder)!r} does not exist; create it or choose another path")
     # Permissions do not tell everything (read-only mounts, quotas, the superuser): only a file does.
     probe = folder / f".{secrets.token_hex(8)}.part"
     probe.touch(exist_ok=False)

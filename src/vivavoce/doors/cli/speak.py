@@ -75,7 +75,7 @@ def speak(
     voices: options.VoicesOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Speak a text of any length into a WAV file."""
+    """Speak a text of up to 20,000 characters into a WAV file."""
     output, reporter = Output(out), Reporter(quiet)
     output.check()
     said = read_text(text, file)

@@ -168,7 +168,10 @@ def import_(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="NAME|FOLDER", help="The model they were made for.  [default: they fit any]"
+            "--model",
+            "-m",
+            metavar="NAME|FOLDER",
+            help="The model they were made for.  [default: any, for speakers without reference speech]",
         ),
     ] = None,
     voices: options.VoicesOption = None,
@@ -187,7 +190,9 @@ def import_(
     if unknown := [name for name in only or () if name not in found]:
         raise VoiceNotFound(f"voice: {unknown[0]!r} is not in {spk2info.name}; it holds {', '.join(found) or 'none'}")
     chosen = [voice for name, voice in found.items() if not only or name in only]
-    # All names are looked at before anything is written: a refused import leaves the store as it was.
+    # All voices are looked at before anything is written: a refused import leaves the store as it was.
+    if not model:
+        _refuse_reference_speech(chosen)
     _refuse_taken([check_voice_name(voice.name) for voice in chosen], store, replace)
     for voice in chosen:
         store.save(voice, replace=replace)
@@ -225,6 +230,13 @@ def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
     taken = [name for name in names if name in store]
     if taken and not replace:
         raise VoiceExists(f"voice: {', '.join(taken)} stored already; add --replace, or choose another name")
+
+
+def _refuse_reference_speech(voices: list[Voice]) -> None:
+    """An embedding fits any model; tokens and mel frames only the one whose tokenizer and rates made them."""
+    for voice in voices:
+        if voice.has_prompt:
+            raise InvalidRequest(f"voice: {voice.name!r} holds reference speech; name its model with --model")
 
 
 def _model_names(model: str | None) -> ModelNames:
