@@ -1,5 +1,7 @@
 import json
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,12 @@ from safetensors.torch import save_file
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import detect_generation, read_card, read_config
+from vivavoce.checkpoint.weights import check_variant, fold_weight_norm
 from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel, VivavoceError
 from vivavoce.models.build import build_models
+from vivavoce.models.flow.model import Flow
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.vocoder.hift import HiFT
 
 CPU = torch.device("cpu")
 
@@ -108,11 +114,46 @@ def test_a_size_that_contradicts_the_weights_is_an_error(folder):
         ("sample_rate: 24000", "sample_rate: fast", "sample_rate: expected a number"),
         ("num_blocks: 2", "num_blocks: 2.5", "num_blocks: expected a whole number"),
         ("channels: [64]", "channels: [64, 64]", "channels"),
+        ("sample_rate: 24000", "sample_rate: 24001", "sample_rate: 24001"),
+        ("attention_heads: 4", "attention_heads: 0", "attention_heads: expected a whole number from 1"),
+        ("attention_heads: 4", "attention_heads: 3", "attention_heads 3 does not divide output_size 64"),
+        ("speech_token_size: 6561", "speech_token_size: .inf", "speech_token_size: expected a finite number"),
+        ("speech_token_size: 6561", "speech_token_size: .nan", "speech_token_size: expected a finite number"),
+        ("top_p: 0.8", f"top_p: 1{'0' * 400}", "top_p: expected a number"),
+        ("token_mel_ratio: 2", "token_mel_ratio: 3", "token_mel_ratio 3"),
+        ("fmax: 8000", "fmax: 12001", "fmax 12001"),
     ],
 )
 def test_a_senseless_setting_is_named(folder, old, new, word):
     change(folder / "cosyvoice2.yaml", old, new)
     assert word in refused(folder)
+
+
+NUMBER = re.compile(r"(?<=[ \[])-?[0-9][0-9.e+-]*(?=[],}\s])")
+
+
+@pytest.mark.parametrize("name", ["cosyvoice2.yaml", "CosyVoice-BlankEN/config.json"])
+@pytest.mark.parametrize("wrong", ["0", "3", "1000001", ".inf", "[2, 3]", "9" * 5000])
+def test_no_number_breaks_the_reader_or_the_networks(folder, name, wrong):
+    """Each number in turn is replaced: networks can be built, or a CheckpointError says why not."""
+    path, keys = folder / name, list(state(folder, "flow"))
+    text = path.read_text(encoding="utf-8")
+    numbers = list(NUMBER.finditer(text))
+    assert len(numbers) >= 10
+    for number in numbers:
+        path.write_text(text[: number.start()] + wrong + text[number.end() :], encoding="utf-8")
+        with suppress(CheckpointError), torch.device("meta"):
+            config = read_config(folder, keys)
+            SpeechLM(config.lm), Flow(config.flow), HiFT(config.vocoder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_key_value_heads", 3), ("num_attention_heads", 3), ("num_attention_heads", 64)]
+)
+def test_heads_that_do_not_divide_are_named(folder, name, value):
+    path = folder / "CosyVoice-BlankEN" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value, "hidden_size": 64}))
+    assert str(value) in refused(folder)
 
 
 def test_a_missing_setting_is_named(folder):
@@ -160,6 +201,31 @@ def test_variants_are_chosen_by_name(folder):
     assert torch.equal(tuned.lm.speech_head.bias, plain.lm.speech_head.bias + 1)
     (folder / "llm.pt").unlink()
     assert "llm.rl.pt" in refused(folder)
+
+
+@pytest.mark.parametrize("variant", ["nosuch", "../llm", "decoder"])
+def test_a_variant_that_no_part_has_is_refused(folder, variant):
+    with pytest.raises(CheckpointError, match=r"the folder has none"):
+        build_models(folder, CPU, variant=variant)
+    for name in ("llm.rl.pt", "flow.cache.safetensors", "flow.decoder.estimator.fp32.onnx"):
+        (folder / name).touch()
+    with pytest.raises(CheckpointError, match=r"^variant: '.*' is not in model; take one of cache, rl, or none$"):
+        check_variant(folder, variant)
+    for fine in ("rl", "cache", None):
+        check_variant(folder, fine)
+
+
+@pytest.mark.parametrize("scale", [torch.ones(3, 1, 1), torch.ones(2, 1), torch.ones(2, 1, 1, dtype=torch.int32)])
+def test_a_weight_norm_that_does_not_fit_is_named(scale):
+    with pytest.raises(CheckpointError, match=r"conv\.weight is split"):
+        fold_weight_norm({"conv.weight_g": scale, "conv.weight_v": torch.ones(2, 3, 4)})
+
+
+def test_weight_norm_has_the_length_g():
+    direction, scale = torch.randn(5, 3, 4), torch.rand(5, 1, 1) + 0.5
+    weight = fold_weight_norm({"conv.weight_g": scale, "conv.weight_v": direction})["conv.weight"]
+    torch.testing.assert_close(weight.flatten(1).norm(dim=1), scale.flatten())
+    assert bool(((weight * direction).sum((1, 2)) > 0).all())
 
 
 def test_half_precision_files_load(folder, models):

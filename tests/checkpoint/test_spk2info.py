@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,33 @@ def test_a_view_is_written_without_what_it_is_a_view_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "spk2info.pt"
     write_spk2info(path, {"me": SpeakerEntry(torch.zeros(192))})
-    (tmp_path / "spk2info.pt.new").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        write_spk2info(path, {"you": SpeakerEntry(torch.zeros(192))})
+    real = os.open
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", lambda new, *rest: (os.close(real(new, *rest)), real("/dev/full", os.O_WRONLY))[1])
+        with pytest.raises(OSError, match="No space left"):
+            write_spk2info(path, {"you": SpeakerEntry(torch.zeros(192))})
     assert list(read_spk2info(path)) == ["me"]
     assert [found.name for found in tmp_path.iterdir()] == ["spk2info.pt"]
+
+
+def test_writing_is_private_and_spares_the_files_beside_it(tmp_path: Path) -> None:
+    path, beside = tmp_path / "spk2info.pt", tmp_path / "spk2info.pt.new"
+    beside.write_text("precious")
+    path.write_text("old")
+    path.chmod(0o644)
+    write_spk2info(path, {"me": SpeakerEntry(torch.zeros(192))})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert beside.read_text() == "precious"
+
+
+def test_a_target_that_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_spk2info(tmp_path / "folder", {"me": SpeakerEntry(torch.zeros(192))})
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
 
 
 @settings(max_examples=20, deadline=None)

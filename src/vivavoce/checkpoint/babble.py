@@ -17,19 +17,31 @@ import torch
 
 from vivavoce.checkpoint import babble_weights as tiny
 from vivavoce.checkpoint.babble_weights import NUM_MEL_BINS, SPEAKER_SIZE, WIDTH, babble_state, draw
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, SPEECH_TOKENIZER, YAML_OF
+from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
 from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 from vivavoce.checkpoint.spk2info import SpeakerEntry, write_spk2info
 from vivavoce.errors import CheckpointError
 
 SPEAKERS = ("babble-a", "babble-b")
 
-_CARD = "vivavoce.json"
 _CARD_CONTENT = {
     "name": "babble",
     "description": "randomly initialised: it babbles, it does not speak",
     "trained": False,
     "scripts": ["Latin"],
 }
+_FILES = (
+    "llm.pt",
+    "flow.pt",
+    "hift.pt",
+    SPEECH_TOKENIZER,
+    SPEAKER_ENCODER,
+    SPEAKERS_FILE,
+    YAML_OF[Generation.V2],
+    *(f"{BACKBONE}/{name}" for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")),
+)
 _WHISPER_BINS = 128
 _FRAMES_PER_TOKEN = 4
 _TOKEN_DIGITS, _TOKEN_BASE = 8, 3
@@ -118,19 +130,24 @@ def make_babble_checkpoint(folder: Path, *, seed: int = 0) -> Path:
             new = Path(workshop) / "model"
             new.mkdir()
             _write_files(new, seed)
-            (new / _CARD).write_text(card, encoding="utf-8")
+            (new / CARD).write_text(card, encoding="utf-8")
             os.replace(new, folder)
     except OSError as error:
         if _holds(folder, card):  # another process has just made the same
             return folder
-        reason = "is in use for something else" if folder.exists() else f"cannot be written ({error.strerror})"
+        reason = "is in use for something else" if os.path.exists(folder) else f"cannot be written ({error.strerror})"
         raise CheckpointError(f"folder: {folder} {reason}; choose a folder that does not exist yet") from None
     return folder
 
 
 def _holds(folder: Path, card: str) -> bool:
-    path = folder / _CARD
-    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == card
+    """Whether the folder is this very checkpoint, and every file of it is there."""
+    try:
+        if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
+            return False
+        return all((folder / name).stat().st_size > 0 for name in _FILES)
+    except OSError:
+        return False
 
 
 def _write_files(folder: Path, seed: int) -> None:
@@ -140,11 +157,11 @@ def _write_files(folder: Path, seed: int) -> None:
     speakers = {
         name: SpeakerEntry(torch.from_numpy(draw((SPEAKER_SIZE,), seed, f"speaker/{name}"))) for name in SPEAKERS
     }
-    write_spk2info(folder / "spk2info.pt", speakers)
-    (folder / "campplus.onnx").write_bytes(_speaker_encoder(seed))
-    (folder / "speech_tokenizer_v2.onnx").write_bytes(_speech_tokenizer(seed))
-    (folder / "cosyvoice2.yaml").write_text(_YAML, encoding="utf-8")
-    _write_backbone(folder / "CosyVoice-BlankEN")
+    write_spk2info(folder / SPEAKERS_FILE, speakers)
+    (folder / SPEAKER_ENCODER).write_bytes(_speaker_encoder(seed))
+    (folder / SPEECH_TOKENIZER).write_bytes(_speech_tokenizer(seed))
+    (folder / YAML_OF[Generation.V2]).write_text(_YAML, encoding="utf-8")
+    _write_backbone(folder / BACKBONE)
 
 
 def _speaker_encoder(seed: int) -> bytes:

@@ -1,6 +1,8 @@
 """What a checkpoint is made of, as frozen values: sizes, special ids, constants of the computation.
 
-Every number comes from the checkpoint's own files (`read_config` in `folder.py`); nothing here knows a default size.
+Numbers come from the checkpoint's own files (`read_config` in `folder.py`); nothing here knows a default size. Two
+are not in the files: `FlowConfig.num_steps`, which is the official inference's, and the mix of text and speech
+(`mix_text`, `mix_speech`) where the yaml leaves `mix_ratio` out.
 """
 
 from __future__ import annotations

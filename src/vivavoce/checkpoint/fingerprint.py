@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER
 from vivavoce.errors import CheckpointError
 
-_PATTERNS = ("campplus.onnx", "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
+_PATTERNS = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 _BLOCK_BYTES = 1 << 20
 _HEX_DIGITS = 16
 
@@ -19,8 +20,8 @@ _HEX_DIGITS = 16
 def fingerprint(folder: Path) -> str:
     """The identity of `folder` as 16 hexadecimal digits: a hash of the two ONNX files and the yaml file.
 
-    The whole contents are read, about 0.5 GB of a release: 0.3 s at the 1.7 GB/s that one core hashes. Call it
-    once, when a voice is first needed, and keep the value. Sizes and times of change are no substitute: a copied
+    The whole contents are read, about 0.5 GB of a release: 0.3 s at the 1.7 GB/s that one core hashes. It
+    is computed at each load of a model and kept with it. Sizes and times of change are no substitute: a copied
     or restored file would change a voice's identity, or keep it wrongly.
 
     Raises:

@@ -20,8 +20,9 @@ from vivavoce.checkpoint.config import (
     Vocabulary,
     VocoderConfig,
 )
+from vivavoce.checkpoint.contradictions import check_sizes
 from vivavoce.checkpoint.official_yaml import read_official_yaml
-from vivavoce.checkpoint.settings_reader import Section
+from vivavoce.checkpoint.settings_reader import MAX_BLOCKS, Section
 from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel
 from vivavoce.rates import Rates
 
@@ -33,6 +34,10 @@ YAML_OF = {
 SUPPORTED = (Generation.V2,)
 BACKBONE = "CosyVoice-BlankEN"
 CARD = "vivavoce.json"
+SPEECH_TOKENIZER = "speech_tokenizer_v2.onnx"
+SPEAKER_ENCODER = "campplus.onnx"
+SPEAKERS = "spk2info.pt"
+"""Built-in speakers; a folder may have none."""
 NUM_EULER_STEPS = 10
 """Steps of the official inference; no checkpoint file holds the number."""
 
@@ -95,7 +100,8 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
             the upsampling, the names do.
 
     Raises:
-        CheckpointError: a setting is missing or of the wrong kind (the message gives its path).
+        CheckpointError: a setting is missing, of the wrong kind, out of its range (the message gives its path), or
+            contradicts another one.
     """
     generation = detect_generation(folder)
     name = YAML_OF[generation]
@@ -106,8 +112,11 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     backbone = Section(f"{BACKBONE}/config.json", _read_json(backbone_path))
     sample_rate = root.integer("sample_rate")
     vocoder = _vocoder(root.section("hift"))
-    rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
-    return ModelConfig(
+    try:
+        rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: sample_rate: {error}; download the file again") from None
+    config = ModelConfig(
         generation=generation,
         rates=rates,
         lm=_lm(root.section("llm"), backbone),
@@ -115,6 +124,8 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
         vocoder=vocoder,
         mel=_mel(root.section("feat_extractor")),
     )
+    check_sizes(config)
+    return config
 
 
 def _lm(llm: Section, backbone: Section) -> LMConfig:
@@ -124,7 +135,7 @@ def _lm(llm: Section, backbone: Section) -> LMConfig:
     return LMConfig(
         hidden_size=backbone.integer("hidden_size"),
         intermediate_size=backbone.integer("intermediate_size"),
-        num_layers=backbone.integer("num_hidden_layers"),
+        num_layers=backbone.integer("num_hidden_layers", maximum=MAX_BLOCKS),
         num_heads=backbone.integer("num_attention_heads"),
         num_kv_heads=backbone.integer("num_key_value_heads"),
         text_vocab_size=backbone.integer("vocab_size"),
@@ -146,7 +157,7 @@ def _lm(llm: Section, backbone: Section) -> LMConfig:
         sampling=SamplingDefaults(
             top_p=sampling.number("top_p"),
             top_k=sampling.integer("top_k"),
-            win_size=sampling.integer("win_size"),
+            win_size=sampling.integer("win_size", minimum=0),
             tau_r=sampling.number("tau_r"),
         ),
     )
@@ -171,7 +182,7 @@ def _flow(flow: Section, flow_keys: Iterable[str]) -> FlowConfig:
             hidden_size=encoder.integer("output_size"),
             num_heads=encoder.integer("attention_heads"),
             feed_forward_size=encoder.integer("linear_units"),
-            num_blocks=encoder.integer("num_blocks"),
+            num_blocks=encoder.integer("num_blocks", maximum=MAX_BLOCKS),
             num_up_blocks=len(up_blocks),
             lookahead=flow.integer("pre_lookahead_len"),
             chunk=encoder.integer("static_chunk_size"),
@@ -181,8 +192,8 @@ def _flow(flow: Section, flow_keys: Iterable[str]) -> FlowConfig:
             in_channels=estimator.integer("in_channels"),
             out_channels=estimator.integer("out_channels"),
             channels=channels[0],
-            num_blocks=estimator.integer("n_blocks"),
-            num_mid_blocks=estimator.integer("num_mid_blocks"),
+            num_blocks=estimator.integer("n_blocks", maximum=MAX_BLOCKS),
+            num_mid_blocks=estimator.integer("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS),
             num_heads=estimator.integer("num_heads"),
             head_dim=estimator.integer("attention_head_dim"),
             chunk=estimator.integer("static_chunk_size"),
@@ -196,7 +207,7 @@ def _vocoder(hift: Section) -> VocoderConfig:
         sample_rate=hift.integer("sampling_rate"),
         num_mel_bins=hift.integer("in_channels"),
         base_channels=hift.integer("base_channels"),
-        num_harmonics=hift.integer("nb_harmonics"),
+        num_harmonics=hift.integer("nb_harmonics", minimum=0),
         sine_amplitude=hift.number("nsf_alpha"),
         noise_std=hift.number("nsf_sigma"),
         voiced_threshold_hz=hift.number("nsf_voiced_threshold"),

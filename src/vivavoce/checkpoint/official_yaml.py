@@ -86,7 +86,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
@@ -122,7 +122,7 @@ def _evaluate(expression: str, document: Mapping[str, Any], trail: tuple[str, ..
     formula = _REFERENCE.sub(placeholder, expression)
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body, names)
-    except (SyntaxError, TypeError, ZeroDivisionError):
+    except (SyntaxError, TypeError, ArithmeticError):
         raise ValueError(f"!ref {expression}: not arithmetic on numbers") from None
 
 

@@ -7,6 +7,7 @@ what the original front end passes to its model: ten tensors with a leading batc
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,17 +70,19 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry]) -> None:
-    """Write speakers in the official layout, replacing `path` in one step.
+    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600).
 
     Raises:
         OSError: the place cannot be written.
     """
-    new = path.with_name(f"{path.name}.new")
+    speakers = {name: _official(entry) for name, entry in entries.items()}
+    new = path.with_name(f".{secrets.token_hex(8)}.new")
+    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600)
     try:
-        with new.open("wb") as file:  # given a path, torch.save answers a full disk with a RuntimeError
-            torch.save({name: _official(entry) for name, entry in entries.items()}, file)
+        with open(descriptor, "wb") as file:  # given a path, torch.save answers a full disk with a RuntimeError
+            torch.save(speakers, file)
         os.replace(new, path)
-    except OSError:
+    except BaseException:
         new.unlink(missing_ok=True)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ _TRAINING_COUNTERS = frozenset({"epoch", "step"})
 _GAN_PREFIX = "generator."
 _NEW_NORM = (".parametrizations.weight.original0", ".parametrizations.weight.original1")
 _OLD_NORM = (".weight_g", ".weight_v")
+_PARTS = ("llm", "flow", "hift")
+_VARIANT = re.compile(rf"(?:{'|'.join(_PARTS)})\.([\w-]+)\.(?:pt|safetensors)")
 _MAX_LISTED = 6
 
 
@@ -40,6 +43,20 @@ def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
     others = sorted(path.name for path in folder.glob(f"{part}.*.pt"))
     hint = f"; there is {', '.join(others)}: name it as the variant" if others else ""
     raise CheckpointError(f"model: {part}.pt is missing in {folder.name}{hint or '; download the whole folder'}")
+
+
+def check_variant(folder: Path, variant: str | None) -> None:
+    """Make sure that at least one part has the variant; the other parts take their plain files.
+
+    Raises:
+        CheckpointError: no part has it; the message lists the variants that are there.
+    """
+    if not variant:
+        return
+    found = {match[1] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
+    if variant not in found:
+        advice = f"take one of {', '.join(sorted(found))}, or none" if found else "the folder has none, leave it out"
+        raise CheckpointError(f"variant: {variant!r} is not in {folder.name}; {advice}")
 
 
 def read_pickle(path: Path) -> Any:
@@ -87,7 +104,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace each (g, v) pair by weight = g · v / ‖v‖, the norm over all dimensions but the first.
 
-    Both spellings of torch's weight norm are read, and the prefix of a whole GAN checkpoint is dropped.
+    Both spellings of torch's weight norm are read, and the prefix of a whole GAN checkpoint is dropped
+    (arXiv:1602.07868, equation 2).
+
+    Raises:
+        CheckpointError: g and v are no such pair.
     """
     folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
     for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
@@ -95,8 +116,19 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             stem = key.removesuffix(scale_name)
             if stem + direction_name in folded:
                 scale, direction = folded.pop(key), folded.pop(stem + direction_name)
-                folded[stem + ".weight"] = torch._weight_norm(direction, scale, 0)
+                folded[stem + ".weight"] = _weight(stem, scale, direction)
     return folded
+
+
+def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
+    fits = direction.dim() > 1 and scale.shape == (direction.shape[0],) + (1,) * (direction.dim() - 1)
+    if not (fits and scale.is_floating_point() and direction.is_floating_point()):
+        raise CheckpointError(
+            f"model: {stem}.weight is split into {list(scale.shape)} and {list(direction.shape)}, which is no weight "
+            "norm; download the file again"
+        )
+    inner = tuple(range(1, direction.dim()))
+    return scale * direction / torch.linalg.vector_norm(direction, dim=inner, keepdim=True)
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:

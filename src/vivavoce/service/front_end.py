@@ -7,7 +7,14 @@ from pathlib import Path
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.fingerprint import fingerprint
-from vivavoce.checkpoint.folder import BACKBONE, ModelCard, read_card, read_config
+from vivavoce.checkpoint.folder import (
+    BACKBONE,
+    SPEAKER_ENCODER,
+    SPEECH_TOKENIZER,
+    ModelCard,
+    read_card,
+    read_config,
+)
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
 from vivavoce.models.speech_tokenizer.onnx import SpeechTokenizer
@@ -42,8 +49,8 @@ def load_front_end(folder: Path, config: ModelConfig | None = None) -> FrontEnd:
     text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=card.scripts)
     extractor = VoiceExtractor(
         config,
-        SpeechTokenizer.from_file(folder / "speech_tokenizer_v2.onnx"),
-        SpeakerEncoder.from_file(folder / "campplus.onnx"),
+        SpeechTokenizer.from_file(folder / SPEECH_TOKENIZER),
+        SpeakerEncoder.from_file(folder / SPEAKER_ENCODER),
         text,
         fingerprint(folder),
     )

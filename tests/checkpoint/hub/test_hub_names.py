@@ -13,7 +13,7 @@ from vivavoce.checkpoint.hub.locate import find_model, model_folder, models_home
 from vivavoce.checkpoint.hub.record import DownloadRecord, FileRecord, write_record
 from vivavoce.checkpoint.hub.registry import KNOWN_MODELS, known_model
 from vivavoce.checkpoint.hub.selection import check_path, is_needed
-from vivavoce.errors import DownloadError, ModelNotFound
+from vivavoce.errors import DownloadError, ModelNotFound, UnsupportedModel
 
 
 @pytest.mark.parametrize("name", ["CosyVoice2-0.5B", "cosyvoice2-0.5b", "iic/cosyvoice2-0.5B"])
@@ -110,8 +110,18 @@ def test_a_known_model_that_is_absent_says_what_to_type(tmp_path: Path) -> None:
 
 
 def test_neither_folder_nor_name() -> None:
-    with pytest.raises(ModelNotFound, match="neither a folder nor a known model"):
+    with pytest.raises(ModelNotFound, match=r"neither a folder nor a known model; .*one of CosyVoice2-0.5B$"):
         find_model("./no-such-folder")
+
+
+@pytest.mark.parametrize("name", ["CosyVoice-300M", "fun-cosyvoice3-0.5b"])
+def test_a_generation_that_does_not_run_is_not_to_be_downloaded(name: str) -> None:
+    model = known_model(name)
+    with pytest.raises(UnsupportedModel) as caught:
+        find_model(name)
+    assert str(caught.value) == (
+        f"model: {model.name} is of generation {model.generation.value}; this version runs v2 only, use CosyVoice2-0.5B"
+    )
 
 
 def test_a_downloaded_model_is_found_until_a_file_is_lost() -> None:

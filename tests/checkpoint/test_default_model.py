@@ -1,0 +1,51 @@
+"""The model that speaks when none is named: made, made again, or explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vivavoce.errors import CheckpointError
+from vivavoce.service.default_model import BABBLE, model_folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the default model goes."""
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home" / "models" / BABBLE
+
+
+def refusal() -> str:
+    with pytest.raises(CheckpointError) as caught:
+        model_folder(None)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_it_has_a_name(place: Path, tmp_path: Path) -> None:
+    assert model_folder("babble") == model_folder(None) == place
+    (tmp_path / "babble").mkdir()
+    assert model_folder("babble") == Path("babble")
+
+
+def test_an_empty_folder_is_filled(place: Path) -> None:
+    place.mkdir(parents=True)
+    assert (model_folder(None) / "llm.pt").is_file()
+
+
+@pytest.mark.parametrize("lost", ["llm.pt", "vivavoce.json", "CosyVoice-BlankEN/merges.txt"])
+def test_a_broken_one_says_what_to_do(place: Path, lost: str) -> None:
+    (model_folder(None) / lost).unlink()
+    assert refusal() == f"model: {place} is not the whole default model; remove it, and the next use makes it anew"
+
+
+def test_a_home_that_cannot_be_written_says_what_to_do(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file")
+    assert refusal() == (
+        f"model: {place} cannot be written (Not a directory); set VIVAVOCE_HOME to a place that can be written, "
+        "or name a model"
+    )
