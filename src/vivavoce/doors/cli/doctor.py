@@ -181,12 +181,13 @@ def _devices() -> Iterator[Finding]:
 
 def _model(model: str | None) -> Finding:
     from vivavoce.checkpoint.hub.locate import find_model, models_home
-    from vivavoce.service.default_model import BABBLE
+    from vivavoce.service.default_model import BABBLE, DEFAULT_MODEL
     from vivavoce.service.inspection import inspect_model
 
     try:
-        folder = find_model(model) if model is not None else models_home() / BABBLE
-        if model is None and not folder.is_dir():
+        default = model in (None, DEFAULT_MODEL)
+        folder = models_home() / BABBLE if default else find_model(str(model))
+        if default and not (folder.is_dir() and any(folder.iterdir())):
             return Finding("model", State.OK, "none is named; the default one, babble, is made at its first use")
         report = inspect_model(folder)
     except VivavoceError as error:

@@ -40,7 +40,8 @@ def take_recording(source: AudioSource) -> Recording:
         return Recording(source, digest.hexdigest())
     if not isinstance(source, (str, Path, bytes)) and not hasattr(source, "read"):
         raise InvalidRequest(
-            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file or vivavoce.Audio"
+            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file or "
+            "vivavoce.Audio"
         )
     data = read_source(source, _FIELD).data
     content = io.BytesIO(data)
