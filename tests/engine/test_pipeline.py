@@ -111,6 +111,27 @@ def test_speed_holds_in_streams(models, conditioning, speed):
     assert abs(whole - 150 * 960 / speed) <= 480
 
 
+def test_a_stream_that_runs_out_of_room_gives_out_all_it_made(models, conditioning, monkeypatch):
+    monkeypatch.setattr("vivavoce.engine.pipeline.MAX_FRAMES", 2 * (30 + 70))
+    pipeline = Pipeline(models, sampler=lambda scores, rows, decoded: scores[:, :6561].argmax(-1))
+    text = iter([tuple(range(60, 100))])
+    stream = pipeline.stream(StreamRequest(SynthesisRequest(conditioning, text=(65,)), ChunkPolicy.seamless(), text))
+    heard = []
+
+    def listen():
+        for chunk in stream:
+            heard.append(len(chunk.samples))
+
+    with pytest.raises(InvalidRequest, match="70 speech tokens"):
+        listen()
+    assert sum(heard) == 70 * 960
+
+
+def test_official_streams_ignore_speed(models, conditioning):
+    request = SynthesisRequest(conditioning, speech_tokens=tokens(60), speed=1.5)
+    assert sum(len(c.samples) for c in streamed(Pipeline(models), request, ChunkPolicy.official())) == 60 * 960
+
+
 @pytest.mark.parametrize("count", [1, 2, 27, 28, 47, 48, 49])
 @pytest.mark.parametrize("policy", [ChunkPolicy.official(), ChunkPolicy.seamless()])
 def test_streams_of_any_length_come_out_whole(models, conditioning, count, policy):

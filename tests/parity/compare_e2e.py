@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -35,7 +36,8 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
 
 def _sampler(settings: dict[str, Any], vocabulary) -> Greedy | GreedyWithFill:
     if "pieces" in settings:
-        stop_after = int("".join(c for c in settings["sampler"] if c.isdigit()))
+        found = re.search(r"(\d+) decoded", settings.get("sampler", ""))
+        stop_after = settings["stop_after"] if found is None else int(found.group(1))
         return GreedyWithFill(vocabulary.num_speech_tokens, vocabulary.eos, vocabulary.fill, stop_after)
     return Greedy(vocabulary.eos, settings["stop_after"], candidates=vocabulary.num_speech_tokens)
 
@@ -66,7 +68,8 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
         if "pieces" in settings:
             requests, waves = [], _streamed(synthesizer, settings["pieces"], voice, options)
         elif "source_wav" in settings:
-            requests = [synthesizer.conversion(reference.wav(settings["source_wav"]), voice)]
+            speed = settings.get("speed", 1.0)
+            requests = [synthesizer.conversion(reference.wav(settings["source_wav"]), voice, speed)]
             waves = _run(synthesizer, requests, settings)
         else:
             requests = synthesizer.requests(settings["text"], voice, options)
@@ -112,4 +115,6 @@ def _waves(name: str, case: str, settings: dict[str, Any], golden: Golden, waves
         yield close_rms(f"{name} wave rms", joined, arrays[f"{case}/wave"], WAVE_RMS)
     statistics = settings["wave"]
     magnitude = float(np.abs(joined.astype(np.float64)).sum()) / len(joined)
-    yield close(f"{name} wave, mean magnitude", magnitude, statistics["abs_sum"] / statistics["shape"][0], WAVE_RMS)
+    yield close(
+        f"{name} wave, mean magnitude", magnitude, statistics["abs_sum"] / int(np.prod(statistics["shape"])), WAVE_RMS
+    )

@@ -20,12 +20,12 @@ _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
 @torch.inference_mode()
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     models = reference.models(*golden.checkpoint)
-    yield from _schedule(golden, models)
+    yield from guarded(f"{golden.label} schedule", _schedule(golden, models))
     for case in golden.meta["cases"]:
         name = f"{golden.label} {case}"
         yield from guarded(name, _case(name, case, golden, models))
     if "estimator/x" in golden.arrays:
-        yield from _estimator(golden, models)
+        yield from guarded(f"{golden.label} estimator", _estimator(golden, models))
 
 
 def _schedule(golden: Golden, models: Models) -> Iterator[Check]:

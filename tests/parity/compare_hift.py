@@ -14,11 +14,10 @@ from vivavoce.models.vocoder.hift import HiFT
 @torch.inference_mode()
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     vocoder = reference.models(*golden.checkpoint).vocoder
-    for array in golden.arrays.under(""):
-        if array.endswith("/mel"):
-            case = array.removesuffix("/mel")
-            name = f"{golden.label} {case}"
-            yield from guarded(name, _case(name, case, golden.arrays, vocoder))
+    stored = {array.removesuffix("/mel") for array in golden.arrays.under("") if array.endswith("/mel")}
+    for case in sorted(stored | set(golden.meta["cases"])):
+        name = f"{golden.label} {case}"
+        yield from guarded(name, _case(name, case, golden.arrays, vocoder))
 
 
 def _case(name: str, case: str, arrays: Arrays, vocoder: HiFT) -> Iterator[Check]:

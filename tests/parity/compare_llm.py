@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -24,7 +25,8 @@ NO_FILTER = "silence filter: belongs to a later generation"
 @torch.inference_mode()
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     models = reference.models(*golden.checkpoint)
-    yield from _ids(golden, models)
+    if "ids" in golden.meta:
+        yield from guarded(f"{golden.label} ids", _ids(golden, models))
     kinds = {
         "teacher_forced": _teacher,
         "greedy": _greedy,
@@ -132,7 +134,7 @@ def _ras(name: str, case: str, settings: dict, golden: Golden, models: Models) -
         top_p=torch.tensor([settings["top_p"]]),
         top_k=torch.tensor([settings["top_k"]]),
         window=torch.tensor([settings["win_size"]]),
-        max_repeats=torch.tensor([settings["win_size"] * settings["tau_r"]]),
+        max_repeats=torch.tensor([math.ceil(settings["win_size"] * settings["tau_r"])]),
     )
     ids, weights = nucleus(scores.softmax(-1), rows.top_p, rows.top_k)
     count = int((weights > 0).sum())
@@ -140,7 +142,7 @@ def _ras(name: str, case: str, settings: dict, golden: Golden, models: Models) -
     yield close(f"{name} probabilities", weights[0, :count], arrays[f"{case}/candidate_probs"], 1e-5)
     first = ids[:, settings["pick"]]
     yield equal(f"{name} first choice", int(first), settings["first_choice"])
-    recent = torch.tensor([([-1] * 50 + list(history))[-50:]])
+    recent = torch.tensor([[-1] * settings["win_size"] + list(history)])
     repeated = bool(repeats(recent, rows.window, first) >= rows.max_repeats)
     yield equal(f"{name} fallback", repeated, settings["fallback"])
     others = fallback_probabilities(scores, first)

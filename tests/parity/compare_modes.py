@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,10 +13,12 @@ from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
+from vivavoce.errors import InvalidAudio
 from vivavoce.service.modes import Mode, condition
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
 
+T = TypeVar("T")
 LLM_PROMPT, FLOW_PROMPT, SOURCE = "llm_prompt_speech_token", "flow_prompt_speech_token", "source_speech_token"
 
 
@@ -51,8 +55,8 @@ def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, synthesi
     conversion = SOURCE in wanted
     if FLOW_PROMPT in wanted:
         count = wanted[FLOW_PROMPT].shape[1]
-        voices = (_voice(path, golden, synthesizer, not conversion) for path in reference.wavs())
-        voice = next(voice for voice in voices if abs(len(voice.speech_tokens) - count) <= 1)
+        voices = _usable(lambda path: _voice(path, golden, synthesizer, not conversion), reference)
+        voice = min(voices, key=lambda v: (abs(len(v.speech_tokens) - count), _differing(v, wanted)))
     else:
         speakers = read_spk2info(synthesizer.folder / "spk2info.pt").values()
         theirs = torch.from_numpy(wanted["flow_embedding"][0])
@@ -67,12 +71,30 @@ def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, synthesi
         mode = Mode.SFT
     ours = _fields(condition(voice, mode, instruction), conversion)
     if conversion:
-        tokens = (synthesizer.extractor.speech_tokens(path) for path in reference.wavs())
-        ours[SOURCE] = next(ids for ids in tokens if abs(len(ids) - wanted[SOURCE].shape[1]) <= 1)
+        sources = _usable(synthesizer.extractor.speech_tokens, reference)
+        ours[SOURCE] = min(sources, key=lambda ids: abs(len(ids) - wanted[SOURCE].shape[1]))
     else:
-        texts = (synthesizer.text.encode(synthesizer.text.segments(t)[0]) for t in golden.meta["tts_text"])
-        ours["text"] = next((ids for ids in texts if len(ids) == wanted["text"].shape[1]), ())
+        said = golden.meta["tts_text"]
+        segments = (s for text in ([said] if isinstance(said, str) else said) for s in synthesizer.text.segments(text))
+        theirs = tuple(wanted["text"].reshape(-1).tolist())
+        encoded = [synthesizer.text.encode(segment) for segment in segments]
+        ours["text"] = theirs if theirs in encoded else encoded[0]
     return ours
+
+
+def _usable(read: Callable[[Path], T], reference: Reference) -> list[T]:
+    """What can be read of the recordings; some may be there to be refused."""
+    found = []
+    for path in reference.wavs():
+        with suppress(InvalidAudio):
+            found.append(read(path))
+    return found
+
+
+def _differing(voice: Voice, wanted: dict[str, Any]) -> float:
+    """How far a voice's embedding is from the recorded one: recordings may be of one length."""
+    theirs = torch.from_numpy(wanted["flow_embedding"][0])
+    return float((voice.embedding - theirs).abs().max())
 
 
 def _voice(path, golden: Golden, synthesizer: Synthesizer, align: bool) -> Voice:

@@ -7,7 +7,7 @@ from typing import Any
 
 import wetext
 
-from tests.parity.check import Check, Skip
+from tests.parity.check import Check, Skip, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
@@ -19,28 +19,37 @@ from vivavoce.service.text.normalize import Languages
 from vivavoce.service.text.split import split_paragraph
 from vivavoce.service.text.tokenizer import TextTokenizer
 
+UNBOUNDED = 10**9
+
 
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     functions = _functions(TextTokenizer.from_folder(reference.folder(*golden.checkpoint) / BACKBONE))
     for case in golden.meta["cases"]:
-        text = case["text"]
-        name = f"{golden.label} {text[:24]!r}"
-        wrong = []
-        for field, theirs in case.items():
-            if field == "text":
-                continue
-            if field not in functions:
-                yield Skip(f"{name} {field}", "no comparison for this field")
-            elif isinstance(theirs, dict) and "error" in theirs:
-                yield Skip(f"{name} {field}", "the official code raises where we answer or name the error")
-            elif (ours := functions[field](text)) != theirs:
-                wrong.append(f"{field}: {str(ours)[:60]!r} instead of {str(theirs)[:60]!r}")
-        yield Check(name, len(wrong), 0, "; ".join(wrong))
+        name = f"{golden.label} {case['text'][:24]!r}"
+        yield from guarded(name, _case(name, case, functions))
+
+
+def _case(name: str, case: dict[str, Any], functions: dict[str, Callable[[str], Any]]) -> Iterator[Check | Skip]:
+    wrong = []
+    for field, theirs in case.items():
+        if field == "text":
+            continue
+        if field not in functions:
+            yield Skip(f"{name} {field}", "no comparison for this field")
+        elif isinstance(theirs, dict) and "error" in theirs:
+            yield Skip(f"{name} {field}", "the official code raises where we answer or name the error")
+        elif field.endswith("_split") and theirs and not any(c.isalnum() for piece in theirs for c in piece):
+            yield Skip(f"{name} {field}", "the official code speaks marks alone where we refuse")
+        elif (ours := functions[field](case["text"])) != theirs:
+            wrong.append(f"{field}: {str(ours)[:60]!r} instead of {str(theirs)[:60]!r}")
+    yield Check(name, len(wrong), 0, "; ".join(wrong))
 
 
 def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
     spell, normalised = NumberWords(), TextFrontEnd(tokenizer)
     plain = TextFrontEnd(tokenizer, normalize=False)
+    for front_end in (normalised, plain):
+        front_end._max_tokens = UNBOUNDED  # the official code bounds no piece
     plain._languages = Languages(Chinese(read=str), English(read=str, read_digits=str, spell=spell))
 
     def count(text: str) -> int:
@@ -69,8 +78,8 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
 
 
 def _segments(front_end: TextFrontEnd, text: str) -> list[str]:
-    """Where the official code finds no piece to speak, ours refuses; '' officially is one empty piece."""
+    """Where the official code finds no piece to speak, ours refuses."""
     try:
         return front_end.segments(text)
     except InvalidText:
-        return [""] if text == "" else []
+        return []

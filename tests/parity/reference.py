@@ -35,6 +35,8 @@ class Arrays:
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.used.add(name)
+        if self._file is None:
+            raise KeyError(f"{name}: there is no npz beside the json")
         return self._file[name]
 
     def tensor(self, name: str) -> torch.Tensor:

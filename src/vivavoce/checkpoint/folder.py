@@ -131,6 +131,8 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
 def _lm(llm: Section, backbone: Section) -> LMConfig:
     num_tokens = llm.integer("speech_token_size")
     mix = llm.integers("mix_ratio", (5, 15))
+    if len(mix) != 2:
+        raise CheckpointError(f"{llm.path}.mix_ratio: {list(mix)} are not two numbers; download the file again")
     sampling = llm.section("sampling")
     return LMConfig(
         hidden_size=backbone.integer("hidden_size"),

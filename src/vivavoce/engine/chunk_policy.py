@@ -31,6 +31,8 @@ class ChunkPolicy:
 
     def __post_init__(self) -> None:
         # At twice the speed a token is one frame, and a chunk must hold the vocoder's overlap of 8 frames.
+        if not isinstance(self.joins, Joins):
+            raise InvalidRequest(f"chunk policy: joins {self.joins!r} is unknown; use Joins.SEAMLESS or Joins.OFFICIAL")
         whole = all(type(value) is int for value in (self.first_hop, self.growth, self.max_hop))
         if not whole or not 8 <= self.first_hop <= self.max_hop or self.growth < 1:
             raise InvalidRequest(

@@ -25,7 +25,8 @@ class ChunkSpeaker:
     def __init__(self, models: Models, request: SynthesisRequest, policy: ChunkPolicy, noise: SourceNoise) -> None:
         self._models, self._request, self._policy = models, request, policy
         self._vocoder = VocoderStream(models.vocoder, policy.joins, noise)
-        self._speed = SpeedStream(request.speed)
+        # The official code ignores the speed of a stream.
+        self._speed = SpeedStream(request.speed if policy.joins is Joins.SEAMLESS else 1.0)
         self._spoken = 0
         """Speech tokens whose mel was handed to the vocoder."""
         self._index = 0

@@ -14,6 +14,7 @@ from vivavoce.engine.request import AudioChunk, Batch, StageTimings, StreamReque
 from vivavoce.engine.sampler import RepetitionAwareSampler, Sampler
 from vivavoce.engine.speed import resize
 from vivavoce.engine.vocoder_stage import SourceNoise, vocode
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.matching import MAX_FRAMES
 from vivavoce.models.lm.interleave import TextInterleaver
@@ -67,9 +68,14 @@ class Pipeline:
         request = stream.request
         speaker = ChunkSpeaker(self.models, request, stream.policy, self._noise(request))
         spoken: list[int] = []
-        for token in self._tokens(stream):
-            spoken.append(token)
-            yield from speaker.advance(spoken, final=False)
+        try:
+            for token in self._tokens(stream):
+                spoken.append(token)
+                yield from speaker.advance(spoken, final=False)
+        except InvalidRequest:
+            # A text that goes on too long is refused only after all that was made of it is given out.
+            yield from speaker.advance(spoken, final=True)
+            raise
         if spoken:
             yield from speaker.advance(spoken, final=True)
 

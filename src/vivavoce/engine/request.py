@@ -33,7 +33,7 @@ class SamplingParams:
     max_ratio: float = 20.0
 
     def __post_init__(self) -> None:
-        _check("top_p", self.top_p, 0.0, 1.0)
+        _check("top_p", self.top_p, 0.001, 1.0)
         _check("top_k", self.top_k, 1, 10_000)
         _check("win_size", self.win_size, 1, 200)
         _check("tau_r", self.tau_r, 0.0, 1.0)
@@ -135,6 +135,8 @@ class Batch:
 
 def check_speed(speed: float) -> None:
     """Refuse a speed outside of 0.5 … 2.0."""
+    if speed is None:
+        raise InvalidRequest(f"speed: None is outside of {MIN_SPEED} … {MAX_SPEED}; choose a number inside")
     _check("speed", speed, MIN_SPEED, MAX_SPEED)
 
 

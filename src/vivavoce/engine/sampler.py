@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class RepetitionAwareSampler:
             top_p=torch.tensor([one.top_p for one in settings], device=device),
             top_k=torch.tensor([one.top_k for one in settings], device=device),
             window=torch.tensor([one.win_size for one in settings], device=device),
-            max_repeats=torch.tensor([one.win_size * one.tau_r for one in settings], device=device),
+            max_repeats=torch.tensor([math.ceil(one.win_size * one.tau_r) for one in settings], device=device),
         )
 
     def __call__(self, scores: Tensor, rows: Sequence[int], decoded: Sequence[Sequence[int]]) -> Tensor:

@@ -80,3 +80,17 @@ def test_a_row_does_not_depend_on_its_batch(size):
         for i in range(0, 8, size)
     ]
     assert torch.equal(together, torch.cat(parts))
+
+
+def test_a_sum_that_meets_top_p_ends_the_nucleus():
+    """0.5 + 0.3 is 0.8 when added one by one in float32, and the next candidate is out."""
+    probabilities = torch.tensor([[0.5, 0.3, 0.1, 0.06, 0.04]])
+    _, weights = nucleus(probabilities, torch.tensor([0.8]), torch.tensor([25]))
+    assert int((weights > 0).sum()) == 2
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-9])
+def test_there_is_always_a_candidate(top_p):
+    scores = torch.tensor([[3.0, 2.0, 1.0, float("-inf")]])
+    picked = sample(scores, torch.full((1, 5), -1), rows(1, top_p=top_p), torch.tensor([[0.99, 0.5]]))
+    assert int(picked) == 0

@@ -15,7 +15,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class SamplingRows:
     """Settings of each row of a batch: top_p [batch] float32, top_k [batch] int64, window [batch] int64 (tokens
-    looked back), max_repeats [batch] float32 (as many repeats in the window, or more, forbid a candidate).
+    looked back), max_repeats [batch] int64 (as many repeats in the window, or more, forbid a candidate).
     """
 
     top_p: Tensor
@@ -35,10 +35,15 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> tuple[Tensor
     candidate has probability 0. Ties keep the order of ids.
     """
     ranked, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = ranked.cumsum(dim=-1) - ranked
-    rank = torch.arange(ranked.shape[-1], device=ranked.device)
-    inside = (before < top_p[:, None]) & (rank < top_k[:, None])
-    return ids, ranked.masked_fill(~inside, 0)
+    # Added one by one in the row's own precision: a library's cumulative sum rounds otherwise, and a sum that meets
+    # top_p exactly must fall on the official side of it.
+    kept = torch.zeros_like(ranked)
+    before = torch.zeros_like(ranked[:, 0])
+    for rank in range(min(ranked.shape[-1], int(top_k.max()))):
+        inside = ((before < top_p) & (rank < top_k)) | (rank == 0)
+        kept[:, rank] = ranked[:, rank] * inside
+        before = before + ranked[:, rank]
+    return ids, kept
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -47,7 +47,13 @@ def replace_blank(text: str) -> str:
 
     Of two spaces in a row both go, also between English words.
     """
-    return _LOOSE_BLANK.sub("", text)
+    # The official code looks one character back from the first one too, and so at the last.
+    leading = len(text) > 1 and text[0] == " " and _is_tight(text[1]) and _is_tight(text[-1])
+    return (" " if leading else "") + _LOOSE_BLANK.sub("", text)
+
+
+def _is_tight(character: str) -> bool:
+    return character.isascii() and character != " "
 
 
 def replace_corner_mark(text: str) -> str:

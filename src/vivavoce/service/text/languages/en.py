@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from vivavoce.service.text.rules import spell_out_number
@@ -34,13 +35,21 @@ class NumberWords:
     inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
     """
 
+    def __init__(self) -> None:
+        # inflect's engine counts thousands on itself while it works: two threads at once would mix their numbers.
+        self._lock = Lock()
+
     def __call__(self, digits: str) -> str:
         """The number in words; digit by digit where it is larger than inflect has words for (37 digits or more)."""
         import inflect
 
+        with self._lock:
+            return self._in_words(digits, inflect.NumOutOfRangeError)
+
+    def _in_words(self, digits: str, too_large: type[Exception]) -> str:
         try:
             return str(self._engine.number_to_words(digits))
-        except inflect.NumOutOfRangeError:
+        except too_large:
             return " ".join(str(self._engine.number_to_words(digit)) for digit in digits)
 
     @cached_property
