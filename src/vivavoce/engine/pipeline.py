@@ -74,7 +74,8 @@ class Pipeline:
                 yield from speaker.advance(spoken, final=False)
         except InvalidRequest:
             # A text that goes on too long is refused only after all that was made of it is given out.
-            yield from speaker.advance(spoken, final=True)
+            if spoken:
+                yield from speaker.advance(spoken, final=True)
             raise
         if spoken:
             yield from speaker.advance(spoken, final=True)
