@@ -1,0 +1,1 @@
+"""Speech to learn from: sentences, speakers, and the corpus on disk."""
