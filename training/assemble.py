@@ -1,0 +1,79 @@
+"""Trained parts → a checkpoint folder in the official layout, with stored voices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from training.configs import MINI
+from training.data.store import SAMPLE_RATE, Speaker
+from vivavoce.checkpoint.folder import CARD, SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
+from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
+from vivavoce.service.audio.types import Audio
+from vivavoce.service.front_end import load_front_end
+
+PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
+
+VOICES: dict[str, tuple[Speaker, str]] = {
+    "bright": (
+        Speaker("bright", "slt", tract=1.03, pitch=1.05),
+        "The morning train was late again, so we walked along the river.",
+    ),
+    "calm": (
+        Speaker("calm", "rms", tract=1.0, pitch=0.95, tempo=1.05),
+        "She opened the window and listened to the quiet garden below.",
+    ),
+    "deep": (
+        Speaker("deep", "rms", tract=0.9, pitch=0.85),
+        "Nobody in the village could remember such a long and warm summer.",
+    ),
+    "highland": (
+        Speaker("highland", "awb", tract=1.0, pitch=1.0),
+        "They carried the heavy basket up the hill and rested near the old bridge.",
+    ),
+    "robot": (
+        Speaker("robot", "kal16", tract=1.0, pitch=1.0),
+        "Please place the letter on the table before you leave the room.",
+    ),
+}
+"""Stored voices by the name of their style: who speaks, and what the recording says."""
+
+Record = Callable[[Speaker, str], NDArray[np.float32]]
+"""(speaker, text) → samples at 24 kHz."""
+
+
+def assemble(parts: Path, folder: Path, card: Mapping[str, Any], record: Record) -> Path:
+    """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
+
+    Args:
+        parts: folder with the five files that the trainings wrote.
+        folder: of the checkpoint; files of the same names are replaced.
+        card: for `vivavoce.json`, see `ModelCard`.
+        record: speaks the recordings that the stored voices are taken from.
+
+    Raises:
+        FileNotFoundError: a part is missing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(MINI, folder, dirs_exist_ok=True)
+    for name in PARTS:
+        shutil.copyfile(parts / name, folder / name)
+    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / SPEAKERS).unlink(missing_ok=True)
+    extractor = load_front_end(folder).extractor
+    entries = {}
+    for name, (speaker, text) in VOICES.items():
+        voice = extractor.extract(Audio(record(speaker, text), SAMPLE_RATE), text)
+        tokens = voice.speech_tokens
+        prompt = SavedPrompt(torch.tensor(voice.prompt_text, dtype=torch.int32), tokens, tokens, voice.mel)
+        entries[name] = SpeakerEntry(voice.embedding, prompt)
+    write_spk2info(folder / SPEAKERS, entries)
+    (folder / SPEAKERS).chmod(0o644)
+    return folder

@@ -1,0 +1,1 @@
+"""Training of the flow: speech tokens, a speaker and a prompt → mel."""

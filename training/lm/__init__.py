@@ -1,0 +1,1 @@
+"""Training of the language model: text tokens → speech tokens."""

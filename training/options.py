@@ -1,0 +1,18 @@
+"""Options that the training commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CorpusFolder = Annotated[Path, typer.Argument(help="Folder of the corpus.")]
+OutFolder = Annotated[Path, typer.Argument(help="Folder for weights, logs, curves and the state to continue from.")]
+Seconds = Annotated[float | None, typer.Option(help="Length of the whole training, pieces together.")]
+Steps = Annotated[int | None, typer.Option(help="Length of the whole training in steps.")]
+PieceSeconds = Annotated[float | None, typer.Option(help="End this piece earlier; the next call continues.")]
+Device = Annotated[str, typer.Option(help="cuda, cuda:1 or cpu.")]
+Seed = Annotated[int, typer.Option(help="Of weights, batches and noise.")]
+Init = Annotated[Path | None, typer.Option(help="Checkpoint folder to start from; sizes and tokenizer are its own.")]
+Rate = Annotated[float, typer.Option(help="Highest learning rate.")]
