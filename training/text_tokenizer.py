@@ -10,8 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+from training.configs import MINI
+from vivavoce.checkpoint.folder import BACKBONE
 
 NUM_MERGES = 256
 QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -61,3 +66,11 @@ def _byte_order(symbol: str) -> tuple[bool, int]:
 
 def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def text_tokenizer(
+    sentences: Annotated[Path, typer.Argument(help="Texts to learn from, one a line.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files go.")] = MINI / BACKBONE,
+) -> None:
+    """Learn the mini model's text tokenizer (`python -m training corpus FOLDER --sentences-only 60000` first)."""
+    learn_tokenizer(sentences.read_text(encoding="utf-8").splitlines(), folder)

@@ -128,6 +128,7 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
             "norm; download the file again"
         )
     inner = tuple(range(1, direction.dim()))
+    scale, direction = scale.float(), direction.float()  # a norm summed in 16 bit is off by what the weights can show
     return scale * direction / torch.linalg.vector_norm(direction, dim=inner, keepdim=True)
 
 

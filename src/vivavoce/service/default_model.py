@@ -1,4 +1,4 @@
-"""The model that speaks when none is named."""
+"""The models that the program brings along: the one that speaks when none is named, and one that babbles."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from vivavoce.checkpoint.babble import make_babble_checkpoint
 from vivavoce.checkpoint.hub.locate import HOME_VARIABLE, find_model, models_home
 from vivavoce.errors import CheckpointError
 
-DEFAULT_MODEL = "babble"
-"""Its name for users; a folder of that name comes first, as for every model."""
+DEFAULT_MODEL = "mini"
+"""A small demo model inside the package; a folder of that name comes first, as for every model."""
+MINI = Path(__file__).parents[1] / "data" / "mini"
+UNTRAINED_MODEL = "babble"
+"""Random weights of a tiny size, to try everything that does not need speech."""
 BABBLE = "babble-1"
-"""Folder of the made checkpoint; the number moves with its layout."""
+"""Its folder among the downloaded models, made at first use; the number moves with its layout."""
 
 
 def model_folder(model: str | Path | None) -> Path:
-    """The folder of a model: one that is given or known by name, or the default one, made at first use.
-
-    The default is a small randomly initialised checkpoint: it runs everything that a real one does, and babbles.
+    """The folder of a model: one that is given or known by name, or one of the program's own.
 
     Raises:
         ModelNotFound, UnsupportedModel, DownloadError: see `find_model`.
-        CheckpointError: the default model is damaged, or there is no place to make it.
+        CheckpointError: the program's own model is damaged, or there is no place to make it.
     """
-    if model is not None and (str(model) != DEFAULT_MODEL or Path(model).is_dir()):
+    if model is None:
+        return MINI
+    if Path(model).is_dir():
         return find_model(model)
+    own = {DEFAULT_MODEL: lambda: MINI, UNTRAINED_MODEL: _babble}.get(str(model))
+    return own() if own else find_model(model)
+
+
+def _babble() -> Path:
     folder = models_home() / BABBLE
     try:
         return make_babble_checkpoint(folder)
     except CheckpointError as error:
         if os.path.lexists(folder):
             raise CheckpointError(
-                f"model: {folder} is not the whole default model; remove it, and the next use makes it anew"
+                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it anew"
             ) from None
         reason = str(error).removeprefix("folder: ").rpartition("; ")[0]
         raise CheckpointError(

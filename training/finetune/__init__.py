@@ -1,0 +1,1 @@
+"""Fine-tuning of a checkpoint on a user's own recordings."""

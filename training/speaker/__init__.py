@@ -1,0 +1,1 @@
+"""The speaker encoder: speech to a vector that says who speaks."""

@@ -1,0 +1,45 @@
+"""How the tokenizer does on utterances that it does not learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from training.tokenizer.augment import Augment
+from training.tokenizer.features import Features
+from training.tokenizer.model import NUM_CODES, PhoneDecoder, TokenEncoder, round_digits, to_indices
+
+CROPS = 128
+
+
+def validation(
+    features: Features, encoder: TokenEncoder, decoder: PhoneDecoder, crop_tokens: int, crops: int = CROPS
+) -> Callable[[], dict[str, float]]:
+    """A function that measures: phones right; tokens equal in two views of a crop; perplexity.
+
+    The crops are drawn once, the views anew each time.
+    """
+    starts, _ = features.draw(crops, crop_tokens)
+    mel, phones = features.cut(starts, crop_tokens)
+    augment = Augment().to(mel.device)
+
+    def measure() -> dict[str, float]:
+        clean, views = encoder(mel), augment(mel.repeat(2, 1, 1))
+        first, second = to_indices(encoder(views)).chunk(2)
+        right = decoder(round_digits(clean)).argmax(-1) == phones
+        return {
+            "phones_right": float(right.float().mean()),
+            "same_tokens": float((first == second).float().mean()),
+            "perplexity": perplexity(to_indices(clean)),
+        }
+
+    return measure
+
+
+def perplexity(tokens: Tensor) -> float:
+    """How many equally likely codes would be as hard to guess as these tokens [..] int32."""
+    counts = torch.bincount(tokens.flatten(), minlength=NUM_CODES).double()
+    share = counts / counts.sum()
+    return float(torch.exp(torch.special.entr(share).sum()))

@@ -1,0 +1,1 @@
+"""Training of the vocoder: the mel spectrogram of the corpus → its waveform."""
