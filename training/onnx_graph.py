@@ -53,6 +53,7 @@ class Graph:
 
     def conv(self, x: str, layer: nn.Conv1d) -> str:
         """x: [1, inputs, time]  →  [1, outputs, time / stride]; zeros at both ends."""
+        assert not isinstance(layer.padding, str)
         (stride,), (dilation,), (padding,) = layer.stride, layer.dilation, layer.padding
         weights = [self.weight(layer.weight)] + ([] if layer.bias is None else [self.weight(layer.bias)])
         return self.op(
@@ -61,7 +62,7 @@ class Graph:
             *weights,
             strides=[stride],
             dilations=[dilation],
-            pads=[int(padding), int(padding)],
+            pads=[padding, padding],
             group=layer.groups,
         )
 

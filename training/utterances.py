@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] |
         hours: all utterances if the corpus holds no more.
         allowed: [utterances], which may be taken; all if None.
     """
-    order = np.argsort(corpus.speaker, kind="stable")
+    order: NDArray[np.int64] = np.argsort(corpus.speaker, kind="stable")
     if allowed is not None:
         order = order[allowed[order]]
     lengths, speaker = np.diff(corpus.start)[order], corpus.speaker[order]
@@ -37,12 +39,14 @@ def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] |
     share = hours * 3600 * SAMPLE_RATE / TOKEN_SAMPLES / len(np.unique(speaker))
     before = np.cumsum(lengths) - lengths
     first_of_speaker = np.searchsorted(speaker, speaker)
-    return order[before - before[first_of_speaker] < share]
+    chosen: NDArray[np.int64] = order[before - before[first_of_speaker] < share]
+    return chosen
 
 
 def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
     """[utterances]: one of `every`, kept from the training to measure it."""
-    return np.arange(len(corpus)) % every == every - 1
+    kept: NDArray[np.bool_] = np.arange(len(corpus)) % every == every - 1
+    return kept
 
 
 def equal_length_batches(
@@ -50,7 +54,7 @@ def equal_length_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Positions in `utterances`, in batches of one length that hold `batch_tokens` at most (but one utterance)."""
     lengths = np.diff(corpus.start)[utterances]
-    order = np.argsort(lengths, kind="stable")
+    order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
         if len(group):
             size = max(1, batch_tokens // max(1, int(lengths[group[0]])))
@@ -68,6 +72,56 @@ def heard(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Ten
     return resample_sinc(wave, SAMPLE_RATE, HEARD_RATE)
 
 
+@dataclass(frozen=True, eq=False)
+class Speakers:
+    """Where the speakers lie in utterances that stand one after another, ordered by speaker; on one device.
+
+    index: int64 [n], into the corpus's speakers; first, last: int64 [n], tokens or samples.
+    """
+
+    index: Tensor
+    first: Tensor
+    last: Tensor
+
+    def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Starts of crops of `length` within one speaker, and the speaker's index: int64 [batch] both.
+
+        Every speaker is as likely as any other. The host is not waited for.
+        """
+        device = self.index.device
+        row = torch.randint(len(self.index), (batch,), device=device)
+        room = self.last[row] - self.first[row] - length + 1
+        # In float64: float32 does not reach every sample of more than 17 minutes.
+        offset = (torch.rand(batch, dtype=torch.float64, device=device) * room).long()
+        return self.first[row] + offset, self.index[row]
+
+
+def find_speakers(
+    corpus: Corpus, utterances: NDArray[np.int64], longest: int, device: torch.device, per_token: int = 1
+) -> Speakers:
+    """The speakers of `utterances`, which are ordered by speaker, that have the `longest` crop in tokens.
+
+    per_token: what the positions count, as a multiple of tokens.
+
+    Raises:
+        ValueError: no speaker has so much.
+    """
+    placed = placed_tokens(corpus, utterances)
+    speaker = corpus.speaker[utterances]
+    first = np.flatnonzero(np.diff(speaker, prepend=-1))
+    last = np.append(first[1:], len(speaker))
+    bounds = np.stack([speaker[first], placed[first] * per_token, placed[last] * per_token], axis=1).astype(np.int64)
+    bounds = bounds[placed[last] - placed[first] >= longest]
+    if not len(bounds):
+        raise ValueError(f"corpus: no speaker has {longest} tokens; make a longer corpus")
+    return Speakers(*torch.from_numpy(bounds).to(device).unbind(1))
+
+
+def placed_tokens(corpus: Corpus, utterances: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First token of each of `utterances` when they stand one after another, and the end: [n + 1]."""
+    return np.concatenate(([0], np.cumsum(np.diff(corpus.start)[utterances])))
+
+
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Without TF32, whose ten bits would be heard 60 dB below the loudest value: features reach 80 dB below it."""
@@ -78,3 +132,11 @@ def exact_float32() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def steps_in(folder: Path, part: str) -> int:
+    """Steps that a training has gone: a later piece adds them to its seed, lest it draw the first one's batches."""
+    state = folder / f"{part}.state.pt"
+    if not state.is_file():
+        return 0
+    return int(torch.load(state, map_location="cpu", weights_only=True, mmap=True)["step"])

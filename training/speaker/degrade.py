@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-
 N_FFT, HOP = 512, 128
 _BINS = N_FFT // 2 + 1
 
@@ -31,6 +30,9 @@ LEVEL_DB = (-30.0, 6.0)
 
 class Degrade(nn.Module):
     """Samples [batch, n], float32 at 16 kHz, → as heard through something, of the same shape."""
+
+    window: Tensor
+    height: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,14 +75,16 @@ class Degrade(nn.Module):
         shape = (self.height[:, None] * (_BINS - 1)).clamp(min=1.0).pow(-slope / 2)
         shape = shape / shape.square().mean(1, keepdim=True).sqrt()
         below = torch.pow(10.0, -self._uniform(spectrum, *SNR_DB) / 20)
-        # White noise of deviation 1 has an expected squared magnitude of the window's energy in each bin.
-        unit = self.window.square().sum().sqrt()
+        # In white noise of deviation 1 each bin's squared magnitude is the window's energy on average. Overlapping
+        # frames of one noise agree; these do not, and add up to a quarter of its power.
+        unit = 2 * self.window.square().sum().sqrt()
         return torch.randn_like(spectrum) * unit * shape * below * level[:, :, None]
 
     def _spectrum(self, samples: Tensor) -> Tensor:
         """[batch, n]  →  complex [batch, bins, frames]."""
         padded = functional.pad(samples, (N_FFT, N_FFT + -samples.shape[1] % HOP))
-        return torch.fft.rfft(padded.unfold(1, N_FFT, HOP) * self.window).transpose(1, 2)
+        spectrum: Tensor = torch.fft.rfft(padded.unfold(1, N_FFT, HOP) * self.window)
+        return spectrum.transpose(1, 2)
 
     def _samples(self, spectrum: Tensor, num_samples: int) -> Tensor:
         """The inverse of `_spectrum`, as `torch.istft` computes it, which would wait for the device."""
@@ -104,5 +108,3 @@ class Degrade(nn.Module):
     def _chance(like: Tensor, share: float) -> Tensor:
         """[batch, 1, 1] bool, true for that share of the rows."""
         return torch.rand(len(like), 1, 1, device=like.device) < share
-
-

@@ -21,6 +21,9 @@ _LOWEST_HZ = 20.0
 class Fbank(nn.Module):
     """Samples → log-mel energies, each bin less its mean over time."""
 
+    window: Tensor
+    filters: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("window", _povey_window(), persistent=False)
@@ -33,7 +36,7 @@ class Fbank(nn.Module):
         before = torch.cat([frames[..., :1], frames[..., :-1]], dim=2)
         windowed = (frames - _PRE_EMPHASIS * before) * self.window
         power = torch.fft.rfft(windowed, _N_FFT).abs().square()
-        energies = (power @ self.filters).clamp(min=torch.finfo(torch.float32).eps).log()
+        energies: Tensor = (power @ self.filters).clamp(min=torch.finfo(torch.float32).eps).log()
         return energies - energies.mean(1, keepdim=True)
 
 

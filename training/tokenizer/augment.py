@@ -37,6 +37,9 @@ BLUR_SHARE = 0.5
 class Augment(nn.Module):
     """Features [batch, 128, frames] float32 → a random view of them, of the same shape."""
 
+    hertz: Tensor
+    height: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         hertz = _mel_to_hertz(torch.arange(1, NUM_BINS + 1) * _BIN_MELS)

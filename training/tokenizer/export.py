@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from training.onnx_graph import Graph
@@ -18,7 +17,7 @@ from training.tokenizer.model import (
     TokenEncoder,
     digit_weights,
 )
-from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, INT64, Port
+from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port
 
 FRAMES_PER_TOKEN = 4
 

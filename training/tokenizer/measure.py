@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
         noisy = functional.dropout(x[:cut], 0.3)
         loss = functional.cross_entropy(probe(noisy), labels[:cut])
         adam.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
     with torch.no_grad():
         return float((probe(x[cut:]).argmax(1) == labels[cut:]).float().mean())
@@ -94,7 +95,7 @@ def same_text_pairs(corpus: Corpus, generator: np.random.Generator) -> list[tupl
     lengths = np.diff(corpus.start)
     pairs = []
     for group in groups.values():
-        for a, b in zip(group, group[1:], strict=False):
+        for a, b in pairwise(group):
             ratio = max(lengths[a], lengths[b]) / max(1, min(lengths[a], lengths[b]))
             if corpus.speaker[a] != corpus.speaker[b] and ratio <= TEMPO_RATIO:
                 pairs.append((a, b))

@@ -18,10 +18,10 @@ from training.tokenizer.export import export_tokenizer
 from training.tokenizer.extract import extract_tokens
 from training.tokenizer.features import load_features
 from training.tokenizer.measure import measure
-from training.tokenizer.model import PhoneDecoder, SpeakerAdversary, TokenEncoder, TokenizerSizes
+from training.tokenizer.model import TokenEncoder, TokenizerSizes
 from training.tokenizer.step import BATCH, CROP_TOKENS, Step
 from training.tokenizer.validation import CROPS, validation
-from training.utterances import evenly_by_speaker, held_out, heard
+from training.utterances import evenly_by_speaker, heard, held_out, steps_in
 from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
 from vivavoce.models.speech_tokenizer.onnx import MAX_SECONDS, SpeechTokenizer
 
@@ -70,9 +70,7 @@ def train_tokenizer(
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     encoder = TokenEncoder(sizes.model).to(device)
-    decoder = PhoneDecoder(sizes.model).to(device)
-    adversary = SpeakerAdversary(sizes.model, len(corpus.speakers)).to(device)
-    torch.manual_seed(seed + _steps_in(out / f"{PART}.state.pt"))
+    torch.manual_seed(seed + steps_in(out, PART))
 
     kept = held_out(corpus)
     learned = evenly_by_speaker(corpus, sizes.hours, None if unseen else ~kept)
@@ -80,7 +78,7 @@ def train_tokenizer(
     judged_corpus, judged = (unseen, np.arange(len(unseen))) if unseen else (corpus, np.flatnonzero(kept))
     judged = judged[np.argsort(judged_corpus.speaker[judged], kind="stable")]
     judged_features = load_features(judged_corpus, judged, device, sizes.crop_tokens)
-    step = Step(features, encoder, decoder, adversary, batch=sizes.batch, crop_tokens=sizes.crop_tokens)
+    step = Step(features, encoder, batch=sizes.batch, crop_tokens=sizes.crop_tokens)
     averages = train(
         PART,
         step,
@@ -90,7 +88,7 @@ def train_tokenizer(
         out,
         device=device,
         averaged="encoder",
-        validate=validation(judged_features, encoder, decoder, sizes.crop_tokens, sizes.validation_crops),
+        validate=validation(judged_features, encoder, sizes.crop_tokens, sizes.validation_crops),
     )
     encoder.load_state_dict(averages)
     del features, judged_features, step
@@ -128,10 +126,3 @@ def differing_from_onnx(corpus: Corpus, tokens: NDArray[np.int16], path: Path, s
             differing += int((tokenizer(wave).numpy() != tokens[first:last]).sum())
             total += int(last - first)
     return differing / max(1, total)
-
-
-def _steps_in(state: Path) -> int:
-    """Steps gone before: a later piece must not draw the first one's batches again."""
-    if not state.is_file():
-        return 0
-    return int(torch.load(state, map_location="cpu", weights_only=True, mmap=True)["step"])

@@ -7,30 +7,32 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from training.tokenizer.articulation import spell
 from training.tokenizer.augment import Augment
 from training.tokenizer.features import Features
-from training.tokenizer.model import NUM_CODES, PhoneDecoder, TokenEncoder, round_digits, to_indices
+from training.tokenizer.model import NUM_CODES, TokenEncoder, to_indices
 
 CROPS = 128
 
 
 def validation(
-    features: Features, encoder: TokenEncoder, decoder: PhoneDecoder, crop_tokens: int, crops: int = CROPS
+    features: Features, encoder: TokenEncoder, crop_tokens: int, crops: int = CROPS
 ) -> Callable[[], dict[str, float]]:
-    """A function that measures: phones right; tokens equal in two views of a crop; perplexity.
+    """A function that measures: digits and tokens that spell the phones; tokens equal in two views of a crop; perplexity.
 
     The crops are drawn once, the views anew each time.
     """
-    starts, _ = features.draw(crops, crop_tokens)
+    starts, _ = features.speakers.draw(crops, crop_tokens)
     mel, phones = features.cut(starts, crop_tokens)
     augment = Augment().to(mel.device)
 
     def measure() -> dict[str, float]:
         clean, views = encoder(mel), augment(mel.repeat(2, 1, 1))
         first, second = to_indices(encoder(views)).chunk(2)
-        right = decoder(round_digits(clean)).argmax(-1) == phones
+        right = clean.round() == spell(phones)
         return {
-            "phones_right": float(right.float().mean()),
+            "digits_right": float(right.float().mean()),
+            "tokens_right": float(right.all(-1).float().mean()),
             "same_tokens": float((first == second).float().mean()),
             "perplexity": perplexity(to_indices(clean)),
         }

@@ -1,0 +1,102 @@
+"""The networks of the speaker encoder: a small time-delay network with statistics pooling.
+
+After x-vectors (Snyder et al. 2018) and ECAPA-TDNN (arXiv:2005.07143); only `SpeakerNet` is exported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.features.kaldi_fbank import NUM_BINS
+from vivavoce.models.speaker_encoder.onnx import EMBEDDING_SIZE
+
+SMALLEST_VARIANCE = 1e-4
+NUM_TRAITS = 2
+"""Vocal tract and pitch."""
+
+
+@dataclass(frozen=True)
+class SpeakerSizes:
+    """dilations: one residual block each; gate: inner width of the blocks' gates."""
+
+    width: int = 128
+    dilations: tuple[int, ...] = (1, 2, 3, 4)
+    gate: int = 32
+    pooled: int = 192
+
+
+class SpeakerNet(nn.Module):
+    """Filterbank energies → embedding, whatever the length."""
+
+    def __init__(self, sizes: SpeakerSizes) -> None:
+        super().__init__()
+        self.enter = nn.Conv1d(NUM_BINS, sizes.width, 5, padding=2)
+        self.blocks = nn.ModuleList([GatedBlock(sizes.width, dilation, sizes.gate) for dilation in sizes.dilations])
+        self.norm = nn.LayerNorm(sizes.width)
+        self.leave = nn.Linear(sizes.width, sizes.pooled)
+        self.embed = nn.Linear(2 * sizes.pooled, EMBEDDING_SIZE)
+
+    def forward(self, energies: Tensor) -> Tensor:
+        """energies: [batch, frames, 80], each bin without its mean  →  [batch, 192] float32, not normalised."""
+        x = functional.relu(self.enter(energies.transpose(1, 2)))
+        for block in self.blocks:
+            x = block(x)
+        frames = functional.relu(self.leave(self.norm(x.transpose(1, 2)))).float()
+        mean = frames.mean(1)
+        variance = (frames - mean[:, None]).square().mean(1)
+        embedding: Tensor = self.embed(torch.cat([mean, (variance + SMALLEST_VARIANCE).sqrt()], dim=1)).float()
+        return embedding
+
+
+class GatedBlock(nn.Module):
+    """A dilated convolution, gated by the means of its channels over time, added to its input."""
+
+    def __init__(self, width: int, dilation: int, gate: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.conv = nn.Conv1d(width, width, 3, padding=dilation, dilation=dilation)
+        self.squeeze, self.excite = nn.Linear(width, gate), nn.Linear(gate, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, width, frames]  →  the same shape."""
+        heard = functional.relu(self.conv(self.norm(x.transpose(1, 2)).transpose(1, 2)))
+        gate = torch.sigmoid(self.excite(functional.relu(self.squeeze(heard.mean(2)))))
+        return x + heard * gate[:, :, None]
+
+
+class MarginHead(nn.Module):
+    """Tells the training's speakers apart by angles, with a margin (ArcFace, arXiv:1801.07698)."""
+
+    def __init__(self, num_speakers: int, scale: float = 30.0, margin: float = 0.2) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(num_speakers, EMBEDDING_SIZE))
+        self._scale, self._cos, self._sin = scale, math.cos(margin), math.sin(margin)
+
+    def forward(self, embeddings: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss, and share of right answers, for embeddings [batch, 192] and speaker [batch] int64."""
+        cosine = functional.normalize(embeddings) @ functional.normalize(self.centres).T
+        sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
+        own = functional.one_hot(speaker, cosine.shape[1]).bool()
+        moved = torch.where(own, cosine * self._cos - sine * self._sin, cosine)
+        right = (cosine.argmax(1) == speaker).float().mean()
+        return functional.cross_entropy(self._scale * moved, speaker), right
+
+
+class TraitHead(nn.Module):
+    """Reads vocal tract and pitch straight off the embedding's direction.
+
+    What it asks makes the space between the training's speakers smooth, which is where new speakers lie.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(EMBEDDING_SIZE, NUM_TRAITS)
+
+    def forward(self, embeddings: Tensor, traits: Tensor) -> Tensor:
+        """Mean squared error against traits [batch, 2], which have about unit deviation."""
+        return functional.mse_loss(self.read(math.sqrt(EMBEDDING_SIZE) * functional.normalize(embeddings)), traits)
