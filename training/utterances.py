@@ -44,8 +44,9 @@ def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] |
 
 
 def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
-    """[utterances]: one of `every`, kept from the training to measure it."""
-    kept: NDArray[np.bool_] = np.arange(len(corpus)) % every == every - 1
+    """[utterances]: one of `every`, kept from the training to measure it; drawn, since speakers may take turns."""
+    kept = np.zeros(len(corpus), np.bool_)
+    kept[np.random.default_rng(0).permutation(len(corpus))[: len(corpus) // every]] = True
     return kept
 
 

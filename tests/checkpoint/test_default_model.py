@@ -1,4 +1,4 @@
-"""The model that speaks when none is named: made, made again, or explained."""
+"""The models that the program brings along: made, made again, or explained."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal() -> str:
     with pytest.raises(CheckpointError) as caught:
-        model_folder(None)
+        model_folder("babble")
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
 def test_it_has_a_name(place: Path, tmp_path: Path) -> None:
-    assert model_folder("babble") == model_folder(None) == place
+    assert model_folder("babble") == place
     (tmp_path / "babble").mkdir()
     assert model_folder("babble") == Path("babble")
 
 
 def test_an_empty_folder_is_filled(place: Path) -> None:
     place.mkdir(parents=True)
-    assert (model_folder(None) / "llm.pt").is_file()
+    assert (model_folder("babble") / "llm.pt").is_file()
 
 
 @pytest.mark.parametrize("lost", ["llm.pt", "vivavoce.json", "CosyVoice-BlankEN/merges.txt"])
 def test_a_broken_one_says_what_to_do(place: Path, lost: str) -> None:
-    (model_folder(None) / lost).unlink()
-    assert refusal() == f"model: {place} is not the whole default model; remove it, and the next use makes it anew"
+    (model_folder("babble") / lost).unlink()
+    assert refusal() == f"model: {place} is not the whole model babble; remove it, and the next use makes it anew"
 
 
 def test_a_home_that_cannot_be_written_says_what_to_do(place: Path, tmp_path: Path) -> None:

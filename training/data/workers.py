@@ -131,9 +131,9 @@ class _Worker(Generic[Item, Result]):
 
     def stop(self) -> None:
         """End the process, whatever it does."""
-        self.connection.close()
         self._process.kill()
         self._process.join()
+        self.connection.close()
 
 
 def _wait_for_any(workers: list[_Worker[Item, Result]]) -> list[_Worker[Item, Result]]:
@@ -156,9 +156,11 @@ def _serve(connection: Connection, make_function: Callable[[], Callable[[Item], 
         function = make_function()
         send("ready", None)
         while True:
-            send("answer", function(connection.recv()))
-    except (EOFError, OSError):  # the parent is gone, or wants no more
-        return
+            try:
+                item = connection.recv()
+            except EOFError:  # the parent has gone
+                return
+            send("answer", function(item))
     except Exception:
         send("raised", traceback.format_exc())
         raise

@@ -81,7 +81,7 @@ class MarginHead(nn.Module):
         """Loss, and share of right answers, for embeddings [batch, 192] and speaker [batch] int64."""
         cosine = functional.normalize(embeddings) @ functional.normalize(self.centres).T
         sine = (1 - cosine.square()).clamp(min=1e-6).sqrt()
-        own = functional.one_hot(speaker, cosine.shape[1]).bool()
+        own = speaker[:, None] == torch.arange(cosine.shape[1], device=speaker.device)
         moved = torch.where(own, cosine * self._cos - sine * self._sin, cosine)
         right = (cosine.argmax(1) == speaker).float().mean()
         return functional.cross_entropy(self._scale * moved, speaker), right

@@ -34,7 +34,10 @@ def spelling(device: torch.device | None = None) -> Tensor:
     return torch.tensor([[int(digit) - 1.0 for digit in _SPELLED[phone]] for phone in PHONES], device=device)
 
 
-def spell(phones: Tensor) -> Tensor:
-    """Phones [batch, tokens · 2] int64 → digits [batch, tokens, 8] float32: the first half's, then the second's."""
-    digits = spelling(phones.device)[phones]
+def spell(phones: Tensor, spellings: Tensor) -> Tensor:
+    """Phones [batch, tokens · 2] int64 → digits [batch, tokens, 8] float32: the first half's, then the second's.
+
+    spellings: of `spelling`, on the device of the phones; a captured step may not bring them there.
+    """
+    digits = spellings[phones]
     return digits.view(len(phones), -1, MELS_PER_TOKEN * DIGITS_PER_PHONE)

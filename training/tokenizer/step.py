@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.loop import Optimizer, Recipe
-from training.tokenizer.articulation import spell
+from training.tokenizer.articulation import spell, spelling
 from training.tokenizer.augment import Augment
 from training.tokenizer.features import Features
 from training.tokenizer.model import TokenEncoder
@@ -29,6 +29,7 @@ class Step:
         self._features, self._batch, self._crop_tokens = features, batch, crop_tokens
         self._encoder = encoder
         self._augment = Augment().to(features.mel.device)
+        self._spellings = spelling(features.mel.device)
         self.modules = {"encoder": encoder}
         self.optimizers = {"tokenizer": Optimizer(encoder.parameters(), RECIPE)}
 
@@ -39,7 +40,7 @@ class Step:
         view = self._augment(mel)
         with torch.autocast(view.device.type, torch.bfloat16, enabled=view.is_cuda):
             digits = self._encoder(view)
-        target = spell(phones)
+        target = spell(phones, self._spellings)
         loss = functional.smooth_l1_loss(digits.float(), target, beta=ROUND_WITHIN)
         self.optimizers["tokenizer"].update(loss)
         right = digits.detach().round() == target

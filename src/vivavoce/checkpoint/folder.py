@@ -49,6 +49,8 @@ class ModelCard:
     name: str
     description: str = ""
     trained: bool = True
+    demo: bool = False
+    """Trained to show how the program works, not how good its models sound."""
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
 
@@ -87,6 +89,7 @@ def read_card(folder: Path) -> ModelCard:
         name=str(data.get("name", folder.name)),
         description=str(data.get("description", "")),
         trained=bool(data.get("trained", True)),
+        demo=bool(data.get("demo", False)),
         scripts=frozenset(str(s) for s in scripts) if isinstance(scripts, list) else None,
     )
 

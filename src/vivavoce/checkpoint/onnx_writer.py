@@ -1,4 +1,4 @@
-"""A few operators as an ONNX file, without the onnx package: just enough for stand-in models.
+"""A few operators as an ONNX file, without the onnx package: just enough for small models.
 
 ONNX is protobuf (onnx/onnx.proto). A message is a row of fields: a key, number · 8 + wire type, then the value.
 Two wire types occur here: 0, a variable-length integer of 7 bits per byte, and 2, a length followed by bytes.
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FLOAT, INT32, INT64 = 1, 6, 7
+FLOAT, INT32, INT64, FLOAT16 = 1, 6, 7, 10
 """TensorProto.DataType."""
 
 IR_VERSION = 8
 OPSET = 13
 
-_DATA_TYPES = {"float32": FLOAT, "int32": INT32, "int64": INT64}
+_DATA_TYPES = {"float32": FLOAT, "float16": FLOAT16, "int32": INT32, "int64": INT64}
 _ATTRIBUTE_INT, _ATTRIBUTE_INTS = 2, 7
 
 
@@ -54,7 +54,7 @@ def onnx_model(
 
     Args:
         nodes: in the order of computation, from `node`.
-        constants: tensors by name; float32, int32 or int64.
+        constants: tensors by name; float32, float16, int32 or int64.
         inputs: what the caller feeds.
         outputs: what the caller gets.
     """

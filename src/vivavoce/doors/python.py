@@ -38,8 +38,8 @@ def load(
     """Load a model and its voices.
 
     Args:
-        model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: a small
-            random checkpoint that the program makes for itself. It babbles: it shows that all parts run.
+        model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: the
+            mini model in the package, a demo that speaks English and shows how the program works.
         device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested.
         dtype: of language model and flow: "auto" (bfloat16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.

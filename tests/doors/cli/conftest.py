@@ -22,7 +22,8 @@ def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "models").mkdir(parents=True)
     (home / "models" / BABBLE).symlink_to(babble)
     monkeypatch.setenv("VIVAVOCE_HOME", str(home))
-    for name in ("VIVAVOCE_MODEL", "VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
+    monkeypatch.setenv("VIVAVOCE_MODEL", "babble")
+    for name in ("VIVAVOCE_VOICES", "VIVAVOCE_DEBUG", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

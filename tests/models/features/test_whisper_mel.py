@@ -40,3 +40,11 @@ def test_level_shifts_all_values_alike(speech):
 def test_too_short(num_samples):
     with pytest.raises(InvalidAudio, match="at least 201"):
         whisper_log_mel(torch.zeros(num_samples))
+
+
+def test_recordings_side_by_side_are_computed_alone(speech):
+    samples = speech("speech_24k_float", 16_000)[:16_000]
+    together = whisper_log_mel(torch.stack([samples, samples / 100, samples.flip(0)]).view(3, 1, -1))
+    assert together.shape == (3, 1, 128, 100)
+    for row, alone in zip(together, (samples, samples / 100, samples.flip(0)), strict=True):
+        torch.testing.assert_close(row[0], whisper_log_mel(alone), rtol=0, atol=1e-5)

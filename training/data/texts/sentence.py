@@ -12,7 +12,7 @@ MAX_WORDS = 18
 _WORD = re.compile(r"[a-z']+")
 _PLAIN = re.compile(r"[A-Za-z' ,.?!;:-]+")
 _ABBREVIATED = re.compile(
-    r"[A-Z]{2}|[A-Za-z]\.[A-Za-z]|\b[B-HJ-Zb-z]\b(?!')"
+    r"[A-Z]{2}|[A-Za-z]\.[A-Za-z]|(?<!')\b[B-HJ-Zb-z]\b(?!')"
     r"|\b(?:etc|esp|eg|ie|cf|vs|viz|approx|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Gov|Sen|Rep|No|Co|Inc"
     r"|Ltd|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Oct|Nov|Dec)\."
 )

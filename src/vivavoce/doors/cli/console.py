@@ -104,7 +104,7 @@ def quiet_libraries() -> Iterator[None]:
     silence, notes = logging.NullHandler(), logging.StreamHandler()
     notes.setFormatter(logging.Formatter("note: %(message)s"))
     notes.setLevel(logging.WARNING)
-    # Said after the work, with a way out, by `model.note_if_untrained`.
+    # Said after the work, with a way out, by `model.note_if_no_real_model`.
     notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
     root, own = logging.getLogger(), logging.getLogger("vivavoce")
     root.addHandler(silence)

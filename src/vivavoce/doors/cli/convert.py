@@ -9,7 +9,7 @@ import typer
 
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.model import ModelChoice, load_model, note_if_untrained
+from vivavoce.doors.cli.model import ModelChoice, load_model, note_if_no_real_model
 from vivavoce.doors.cli.output import Output
 from vivavoce.doors.cli.speak import report_speech
 
@@ -48,4 +48,4 @@ def convert(
         speech = loaded.tts.convert(audio, voice, prompt_text=prompt_text, speed=speed, seed=seed)
     output.write(speech)
     report_speech(speech, output, loaded, reporter)
-    note_if_untrained(loaded.tts.card, reporter)
+    note_if_no_real_model(loaded.tts.card, reporter)

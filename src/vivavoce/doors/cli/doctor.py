@@ -180,15 +180,11 @@ def _devices() -> Iterator[Finding]:
 
 
 def _model(model: str | None) -> Finding:
-    from vivavoce.checkpoint.hub.locate import find_model, models_home
-    from vivavoce.service.default_model import BABBLE, DEFAULT_MODEL
+    from vivavoce.service.default_model import model_folder
     from vivavoce.service.inspection import inspect_model
 
     try:
-        default = model in (None, DEFAULT_MODEL)
-        folder = models_home() / BABBLE if default else find_model(str(model))
-        if default and not (folder.is_dir() and any(folder.iterdir())):
-            return Finding("model", State.OK, "none is named; the default one, babble, is made at its first use")
+        folder = model_folder(model)
         report = inspect_model(folder)
     except VivavoceError as error:
         return Finding("model", State.BROKEN, str(error))

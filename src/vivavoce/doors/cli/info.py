@@ -26,7 +26,7 @@ def info(
         typer.Argument(
             metavar="MODEL",
             envvar=options.MODEL_VARIABLE,
-            help="A downloaded model or a folder.  [default: babble]",
+            help="A downloaded model or a folder.  [default: mini]",
         ),
     ] = None,
     as_json: options.JsonOption = False,

@@ -47,9 +47,9 @@ def load_model(choice: ModelChoice, reporter: Reporter) -> LoadedModel:
         return LoadedModel(tts, time.perf_counter() - started)
 
 
-def note_if_untrained(card: ModelCard, reporter: Reporter) -> None:
-    """Tell who hears babble why, and what to use instead."""
-    if card.trained:
+def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
+    """Tell who hears babble or a demo why, and what to use instead."""
+    if card.trained and not card.demo:
         return
     from vivavoce.checkpoint.folder import SUPPORTED
     from vivavoce.checkpoint.hub.registry import KNOWN_MODELS

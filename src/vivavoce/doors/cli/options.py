@@ -41,7 +41,7 @@ ModelOption = Annotated[
         "-m",
         metavar="NAME|FOLDER",
         envvar=MODEL_VARIABLE,
-        help="A downloaded model or a model folder.  [default: babble, which babbles and does not speak]",
+        help="A downloaded model or a model folder.  [default: mini, a small demo in English]",
     ),
 ]
 VoicesOption = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.model import LoadedModel, ModelChoice, load_model, note_if_untrained
+from vivavoce.doors.cli.model import LoadedModel, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.doors.cli.output import Output
 from vivavoce.doors.cli.source_text import read_text
 
@@ -89,7 +89,7 @@ def speak(
             speech = loaded.tts.speak(said, voice, **manner)
         output.write(speech)
         report_speech(speech, output, loaded, reporter)
-    note_if_untrained(loaded.tts.card, reporter)
+    note_if_no_real_model(loaded.tts.card, reporter)
 
 
 def check_manner(

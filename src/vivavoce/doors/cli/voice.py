@@ -10,7 +10,7 @@ import typer
 
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.console import Reporter, is_terminal, print_table
-from vivavoce.doors.cli.model import note_if_untrained
+from vivavoce.doors.cli.model import note_if_no_real_model
 from vivavoce.doors.cli.output import Output
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
 
@@ -86,7 +86,7 @@ def add(
         extracted = front_end.extractor.extract(audio, text).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
-    note_if_untrained(front_end.card, reporter)
+    note_if_no_real_model(front_end.card, reporter)
 
 
 @app.command("list", epilog=options.examples("vivavoce voice list", "vivavoce voice list --voices ./team-voices"))
