@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
+
+from vivavoce.errors import InvalidAudio
 
 RATE = 24_000
 Samples = NDArray[np.float32]
@@ -51,8 +55,8 @@ class Spelling:
         return [] if "x" in word else [list(word)]
 
 
-class LoudnessMeter:
-    """Tells the place of a 500 Hz wide peak, so that a text depends on the audio alone."""
+class PitchMeter:
+    """Tells the strongest frequency to 50 Hz, so that the text depends on the audio alone."""
 
     def transcribe(self, samples: Samples) -> str:
         assert samples.dtype == np.float32
@@ -113,7 +117,17 @@ class FakeTts:
             yield FakeSpeech(piece)
 
     def extract_voice(self, source: bytes, prompt_text: str = "") -> FakeVoice:
-        """The strongest of a few pitches."""
-        samples = np.frombuffer(source[-RATE * 2 :], np.float32)
-        strengths = [abs(np.exp(-2j * np.pi * hz * np.arange(len(samples)) / RATE) @ samples) for hz in (120.0, 200.0)]
-        return FakeVoice(np.array([120.0, 1.0]) if strengths[0] > strengths[1] else np.array([200.0, -300.0]))
+        """The stronger of two pitches, as a direction of its own each."""
+        samples, rate = soundfile.read(io.BytesIO(source), dtype="float32")
+        if len(samples) < rate // 2:
+            raise InvalidAudio("reference audio: too short; record more")
+        t = np.arange(len(samples)) / rate
+        low, high = (abs(np.exp(-2j * np.pi * hz * t) @ samples) for hz in (LOW, HIGH))
+        return voice(LOW) if low > high else voice(HIGH)
+
+
+LOW, HIGH = 120.0, 200.0
+
+
+def voice(hz: float) -> FakeVoice:
+    return FakeVoice(np.array([hz, hz - 150.0], np.float32))

@@ -12,7 +12,7 @@ from evaluate_fakes import (
     Constant,
     Dying,
     Failing,
-    LoudnessMeter,
+    PitchMeter,
     Spelling,
     Wordless,
     hum,
@@ -80,8 +80,8 @@ def test_one_that_can_more_is_asked_for_more() -> None:
 def test_several_processes_hear_the_same_in_the_same_order() -> None:
     tasks = [task(hz=hz) for hz in (100.0, 150.0, 200.0, 250.0, 300.0)]
     seen: list[int] = []
-    apart = listen(tasks, NamedRecogniser("evaluate_fakes:LoudnessMeter"), 2, seen.append)
-    assert apart == listen(tasks, LoudnessMeter)
+    apart = listen(tasks, NamedRecogniser("evaluate_fakes:PitchMeter"), 2, seen.append)
+    assert apart == listen(tasks, PitchMeter)
     assert [one.free for one in apart] == [f"hum {hz}" for hz in (100, 150, 200, 250, 300)]
     assert seen[-1] == 5
 

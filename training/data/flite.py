@@ -13,7 +13,7 @@ import ctypes
 import os
 import zlib
 from collections.abc import Callable
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_short, c_uint, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_short, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,9 @@ VOICES = ("kal16", "awb", "rms", "slt")
 FLITE_RATE = 16_000
 FOLDER_VARIABLE = "VIVAVOCE_FLITE"
 
-_DIPHONE_VOICES = frozenset({"kal16"})
-_OWN_MELODY_VOICES = frozenset({"rms"})
-"""Voices whose second pitch model, laid over the usual one, knows no factor: it is switched off."""
+_KAL16_HERTZ = 95.0
+_KAL16_STRETCH = 1.1
+"""The diphone voice's own settings, which are to be multiplied; the statistical voices know factors from 1 on."""
 _SILENCE = 0
 _PHONE_INDEX = {name: index for index, name in enumerate(PHONES)}
 _LIBRARIES = ("flite", "flite_cmulex", "flite_usenglish", *(f"flite_cmu_us_{voice}" for voice in VOICES))
@@ -78,7 +78,7 @@ class _VoiceData(Structure):
         ("num_types", c_int),
         ("sample_rate", c_int),
         ("models", ctypes.c_byte * 216),
-        ("has_own_melody", c_int),
+        ("has_melody", c_int),
         ("gain", c_float),
         ("freeable", c_int),
     )
@@ -95,11 +95,11 @@ _SIGNATURES = {
     "item_feat_float": (c_float, (c_void_p, c_char_p)),
     "delete_utterance": (None, (c_void_p,)),
     "feat_set_float": (None, (c_void_p, c_char_p, c_float)),
-    "get_param_float": (c_float, (c_void_p, c_char_p, c_float)),
     "feat_val": (c_void_p, (c_void_p, c_char_p)),
     "feat_set": (None, (c_void_p, c_char_p, c_void_p)),
+    "val_inc_refcount": (c_void_p, (c_void_p,)),
     "val_cg_db": (POINTER(_VoiceData), (c_void_p,)),
-    "cg_db_val": (c_void_p, (c_void_p,)),
+    "cg_db_val": (c_void_p, (POINTER(_VoiceData),)),
 }
 
 
@@ -120,26 +120,26 @@ class Flite:
             function = getattr(self._c, name)
             function.restype, function.argtypes = result, arguments
         self._c.flite_init()
-        self._seed_noise = ctypes.CDLL(None).srand
-        self._seed_noise.restype, self._seed_noise.argtypes = None, (c_uint,)
+        self._libc = ctypes.CDLL(None)
+        self._libc.srand.restype, self._libc.srand.argtypes = None, (c_uint,)
+        self._libc.malloc.restype, self._libc.malloc.argtypes = c_void_p, (c_size_t,)
         self._voices = {voice: _register(libraries[f"flite_cmu_us_{voice}"], voice) for voice in VOICES}
-        self._usual_hertz = {voice: self._setting(voice, b"int_f0_target_mean", 100.0) for voice in _DIPHONE_VOICES}
-        self._usual_stretch = {voice: self._setting(voice, b"duration_stretch", 1.0) for voice in VOICES}
-        self._plain_melody = [self._switch_off_own_melody(voice) for voice in sorted(_OWN_MELODY_VOICES)]
+        self._switch_off_melody("rms")
 
     def __call__(self, voice: str, text: str, pitch: float = 1.0, stretch: float = 1.0) -> Spoken | None:
         """Speak ASCII text with factors on the voice's pitch and durations; None where flite finds nothing to say.
 
         The same arguments give the same samples, whatever was said before.
         """
-        features = self._features(voice)
-        self._c.feat_set_float(features, b"duration_stretch", self._usual_stretch[voice] * stretch)
-        if voice in _DIPHONE_VOICES:  # it has no factor, only the mean itself
-            self._c.feat_set_float(features, b"int_f0_target_mean", self._usual_hertz[voice] * pitch)
+        features = self._voices[voice].contents.features
+        if voice == "kal16":
+            self._c.feat_set_float(features, b"duration_stretch", _KAL16_STRETCH * stretch)
+            self._c.feat_set_float(features, b"int_f0_target_mean", _KAL16_HERTZ * pitch)
         else:
+            self._c.feat_set_float(features, b"duration_stretch", stretch)
             self._c.feat_set_float(features, b"f0_shift", pitch)
         written = text.encode("ascii")
-        self._seed_noise(zlib.crc32(written))  # the breath in the statistical voices comes from C's rand()
+        self._libc.srand(zlib.crc32(written))  # the breath in the statistical voices comes from C's rand()
         utterance = self._c.flite_synth_text(written, self._voices[voice])
         if not utterance:
             return None
@@ -148,22 +148,25 @@ class Flite:
         finally:
             self._c.delete_utterance(utterance)
 
-    def _features(self, voice: str) -> int | None:
-        features: int | None = self._voices[voice].contents.features
-        return features
+    def _switch_off_melody(self, voice: str) -> None:
+        """Leave the voice with the pitch model that the others have; its second one knows no factor.
 
-    def _setting(self, voice: str, name: bytes, default: float) -> float:
-        return float(self._c.get_param_float(self._features(voice), name, default))
-
-    def _switch_off_own_melody(self, voice: str) -> _VoiceData:
-        """Give the voice a copy of its description without its own pitch model; the copy must outlive the voice."""
-        features = self._features(voice)
-        data = _VoiceData.from_buffer_copy(self._c.val_cg_db(self._c.feat_val(features, b"cg_db")).contents)
-        if data.sample_rate != FLITE_RATE or data.has_own_melody != 1 or data.freeable != 0:
-            raise MissingDependency(f"flite: the voice {voice} is not that of flite 2.2; install libflite1 2.2")
-        data.has_own_melody = 0
-        self._c.feat_set(features, b"cg_db", self._c.cg_db_val(ctypes.addressof(data)))
-        return data
+        The voice's description lies in memory that cannot be written, so a copy takes its place. The library keeps
+        the voice, and so the copy, to the end of the process; a second `Flite` finds it changed.
+        """
+        features = self._voices[voice].contents.features
+        value = self._c.feat_val(features, b"cg_db")
+        own = self._c.val_cg_db(value)
+        if own.contents.sample_rate != FLITE_RATE or own.contents.has_melody not in (0, 1) or own.contents.freeable:
+            raise MissingDependency(f"flite: its voice {voice} is not that of version 2.2; install libflite1 2.2")
+        if not own.contents.has_melody:
+            return
+        size = ctypes.sizeof(_VoiceData)
+        copy = ctypes.cast(self._libc.malloc(size), POINTER(_VoiceData))
+        ctypes.memmove(copy, own, size)
+        copy.contents.has_melody = 0
+        self._c.val_inc_refcount(value)  # or flite would try to free the original, which is part of the library
+        self._c.feat_set(features, b"cg_db", self._c.cg_db_val(copy))
 
     def _read(self, utterance: int) -> Spoken | None:
         wave = self._c.utt_wave(utterance)

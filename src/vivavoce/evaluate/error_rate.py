@@ -12,6 +12,8 @@ from vivavoce.evaluate.edits import Edits, align
 from vivavoce.evaluate.wording import characters, words
 
 _RESAMPLES = 2000
+_LARGEST_DRAW = 1 << 20
+"""Utterances drawn at a time: memory is bounded, and thousands of small draws would be slow."""
 _TAIL = 0.025
 _SEED = 0
 
@@ -85,10 +87,12 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 def _bootstrap(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> tuple[float, float]:
     """2.5th and 97.5th percentile of Σ numerators / Σ denominators over utterances drawn with replacement (Efron)."""
-    generator = np.random.default_rng(_SEED)
-    ratios = []
-    for _ in range(_RESAMPLES):
-        drawn = generator.integers(0, len(numerators), len(numerators))
-        ratios.append(numerators[drawn].sum() / max(denominators[drawn].sum(), 1.0))
+    generator, num = np.random.default_rng(_SEED), len(numerators)
+    ratios = np.empty(_RESAMPLES)
+    step = max(1, _LARGEST_DRAW // num)
+    for first in range(0, _RESAMPLES, step):
+        drawn = generator.integers(0, num, (min(step, _RESAMPLES - first), num))
+        totals = np.maximum(denominators[drawn].sum(axis=1), 1.0)
+        ratios[first : first + step] = numerators[drawn].sum(axis=1) / totals
     low, high = np.quantile(ratios, [_TAIL, 1 - _TAIL])
     return float(low), float(high)

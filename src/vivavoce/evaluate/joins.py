@@ -16,6 +16,8 @@ _STRONG = 0.9
 _FLOOR = 1e-4
 """Of second differences: rounding to 16 bits makes as much, so that nothing stands out in digital silence."""
 _QUANTILE = 0.999
+_BLOCK = 1000
+"""Places that are looked at together; bounds the memory for long speech."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,15 @@ def abruptness(samples: NDArray[np.float32], sample_rate: int, places: Sequence[
     bends = np.abs(np.diff(samples.astype(np.float64), n=2))
     # After padding, the bend at sample p stands at p + around.
     padded = np.pad(bends, (around + 1, around + 1), mode="edge" if len(bends) else "constant")
-    rows = np.array([padded[place : place + 2 * around + 1] for place in places]).reshape(-1, 2 * around + 1)
-    sharpest = rows[:, around - near : around + near + 1].max(axis=1)
-    before = np.quantile(rows[:, : around - near], _STRONG, axis=1)
-    after = np.quantile(rows[:, around + near + 1 :], _STRONG, axis=1)
-    return np.asarray(sharpest / (np.maximum(before, after) + _FLOOR))
+    rows = np.lib.stride_tricks.sliding_window_view(padded, 2 * around + 1)
+    found = np.zeros(len(places))
+    for first in range(0, len(places), _BLOCK):
+        some = rows[np.asarray(places[first : first + _BLOCK])]
+        sharpest = some[:, around - near : around + near + 1].max(axis=1)
+        before = np.quantile(some[:, : around - near], _STRONG, axis=1)
+        after = np.quantile(some[:, around + near + 1 :], _STRONG, axis=1)
+        found[first : first + _BLOCK] = sharpest / (np.maximum(before, after) + _FLOOR)
+    return found
 
 
 def abruptness_everywhere(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:

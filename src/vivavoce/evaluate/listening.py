@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -105,7 +106,7 @@ def listen(
     jobs = min(jobs, len(tasks))
     heard: list[Heard | None] = [None] * len(tasks)
     # A forked process would inherit the threads' locks of the networks that have just spoken.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_at_interrupt) as pool:
         shares = {pool.submit(_listen_to, tasks[first::jobs], factory, sentences): first for first in range(jobs)}
         try:
             for share in as_completed(shares):
@@ -114,6 +115,11 @@ def listen(
         except BrokenProcessPool:
             raise InvalidRequest("recogniser: one of its processes has died; use fewer with --jobs") from None
     return [result for result in heard if result is not None]
+
+
+def _end_at_interrupt() -> None:
+    """Let Ctrl-C, which reaches all processes of a terminal, end this one without a word: the first one answers."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _listen_to(

@@ -18,6 +18,8 @@ _SILENT = 0.03
 _SHORTEST_RUN = 3
 """Frames; noise looks periodic for one or two."""
 _FEWEST_FRAMES = 10
+_BLOCK = 1000
+"""Frames that are transformed together; bounds the memory for long speech."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,21 @@ def track_f0(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.float
     size, hop = round(_WINDOW_S * sample_rate), round(_HOP_S * sample_rate)
     if len(samples) < size:
         return np.zeros(0)
-    frames = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), size)[::hop]
-    frames = frames - frames.mean(axis=1, keepdims=True)
-    window = np.hanning(size)
-    likeness = _autocorrelation(frames * window) / _autocorrelation(window[None])
-    levels = np.sqrt((frames**2).mean(axis=1))
-    lags, strengths = _best_lags(likeness, sample_rate)
-    voiced = (strengths >= _VOICED_FROM) & (levels > _SILENT * levels.max(initial=0.0))
+    frames = np.lib.stride_tricks.sliding_window_view(samples, size)[::hop]
+    blocks = [_measure(frames[first : first + _BLOCK], sample_rate) for first in range(0, len(frames), _BLOCK)]
+    lags, strengths, levels = np.concatenate(blocks, axis=1)
+    voiced = (strengths >= _VOICED_FROM) & (levels > _SILENT * levels.max())
     return np.where(_without_short_runs(voiced), sample_rate / lags, 0.0)
+
+
+def _measure(frames: NDArray[np.float32], sample_rate: int) -> NDArray[np.float64]:
+    """Lag of the period in samples, autocorrelation there, and root mean square of each frame: [3, frames]."""
+    centred = frames.astype(np.float64)
+    centred -= centred.mean(axis=1, keepdims=True)
+    window = np.hanning(frames.shape[1])
+    likeness = _autocorrelation(centred * window) / _autocorrelation(window[None])
+    levels = np.sqrt((centred**2).mean(axis=1))
+    return np.stack([*_best_lags(likeness, sample_rate), levels])
 
 
 def _autocorrelation(frames: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 
@@ -61,3 +62,13 @@ def work(item: str) -> str:
     if item == "raise":
         raise ZeroDivisionError("a bug")
     return item.upper()
+
+
+class FakeFlite:
+    """In flite's place, whatever the folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def __call__(self, voice: str, text: str, pitch: float = 1.0, stretch: float = 1.0) -> Spoken | None:
+        return tone(voice, text, pitch, stretch)

@@ -57,6 +57,15 @@ def test_what_was_said_before_does_not_matter(flite: Flite) -> None:
         assert np.array_equal(before.samples, after.samples)
 
 
+def test_a_second_one_speaks_alike(flite: Flite) -> None:
+    for voice in VOICES:
+        before = flite(voice, TEXT, 1.2, 1.1)
+        after = Flite()(voice, TEXT, 1.2, 1.1)
+        assert before is not None
+        assert after is not None
+        assert np.array_equal(before.samples, after.samples)
+
+
 def test_nothing_to_say(flite: Flite) -> None:
     assert flite("slt", "") is None
     assert flite("kal16", "...") is None

@@ -22,7 +22,7 @@ def test_the_probe_tells_what_is_there_and_nothing_else() -> None:
     torch.manual_seed(0)
     labels = torch.randint(0, 4, (1000,))
     noise = torch.randn(1000, 20)
-    told = noise + 2 * torch.nn.functional.one_hot(labels, 20)
+    told = noise + 3 * torch.nn.functional.one_hot(labels, 20)
     assert probe_accuracy(told, labels) > 0.75
     assert probe_accuracy(noise, labels) < 0.4
 

@@ -55,11 +55,11 @@ def test_a_step_learns_the_spelling(corpus: Corpus) -> None:
 
 
 def test_from_corpus_to_tokens_in_two_pieces(corpus: Corpus, tmp_path: Path) -> None:
-    first = train_tokenizer(corpus.folder, tmp_path, Budget(steps=4), CPU, sizes=SIZES)
+    first = train_tokenizer(corpus.folder, tmp_path, Budget(steps=10), CPU, sizes=SIZES)
     before = first.read_bytes()
-    assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 4
-    path = train_tokenizer(corpus.folder, tmp_path, Budget(steps=8), CPU, sizes=SIZES)
-    assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 8
+    assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 10
+    path = train_tokenizer(corpus.folder, tmp_path, Budget(steps=20), CPU, sizes=SIZES)
+    assert torch.load(tmp_path / "tokenizer.state.pt", weights_only=True)["step"] == 20
     assert path.name == "speech_tokenizer_v2.onnx"
     assert path.read_bytes() != before
     tokens = Corpus.open(corpus.folder).tokens

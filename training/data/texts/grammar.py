@@ -56,7 +56,7 @@ TEMPLATES = tuple(
     I have never {did} such {a adj} {thing} in {city}.
     I would like {a adj} {thing}, please.
     I think that the {thing} belongs to {name} {family}.
-    {subject} {do} the {things} {adv}.
+    {subject} {do} the {things} every {day}.
     {subject} never {do} {a thing} without {a thing}.
     we want to {do} the {thing} before {day}.
     you must not {do} the {thing} {adv}.

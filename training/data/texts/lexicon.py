@@ -105,7 +105,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         dark deep delicate delicious different difficult dirty dry early easy elegant empty enormous excellent
         expensive faint fair famous fancy fast final fine firm flat foolish foreign fragile free fresh friendly
         frozen full funny generous gentle giant glad golden good gray great green happy hard healthy heavy helpful
-        high hollow honest hot huge humble hungry icy ideal important innocent jealous jolly joyful kind large late
+        high hollow honest huge humble hungry icy ideal important innocent jealous jolly joyful kind large late
         lazy light little lonely long loud lovely loyal lucky magic massive mild modern modest muddy mysterious narrow
         natural neat nervous new nice noisy normal odd old open orange ordinary pale patient peaceful perfect plain
         pleasant polite poor popular precious pretty private proud public purple quick quiet rare ready real red rich
@@ -142,7 +142,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         for the first time, gently, happily, here, immediately, in a hurry, in silence, in the afternoon, in the dark,
         in the rain, last night, last week, later, loudly, never again, next week, now, of course, on purpose,
         on the way home, once more, over there, patiently, perfectly, politely, quickly, quietly, right away, sadly,
-        slowly, sometimes, soon, suddenly, this morning, today, together, tomorrow, tonight, twice, under the stars,
+        slowly, sometimes, soon, suddenly, this morning, today, tomorrow, tonight, twice, under the stars,
         very carefully, very well, with great care, with pleasure, without a sound, without a word, yesterday"""
     ),
     "weather": _split(

@@ -174,7 +174,7 @@ def _cases(
     else:
         cases = read_sentences(sentences) if sentences is not None else cases_of(SENTENCES)
     if audio is not None:
-        cases = with_audio(cases, audio)
+        sources, cases = [audio], with_audio(cases, audio)
     return str(sources[0]) if sources else "built in", cases[:limit]
 
 

@@ -1,0 +1,203 @@
+"""`eval` around the untrained model and around recordings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from cli_harness import AUDIO, Run
+
+CLIP = AUDIO.parent / "evaluate" / "eleven_forty_two.flac"
+TEXT = "It is 11:42 in Boston."
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a model would load."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a model loads")
+
+    monkeypatch.setattr("vivavoce.doors.python.load", fail)
+
+
+@pytest.fixture
+def speech() -> Path:
+    """A table of two recordings: one that says what it should, and one that does not."""
+    samples, rate = soundfile.read(CLIP)
+    soundfile.write("good.wav", samples, rate)
+    soundfile.write("bad.wav", samples[::-1], rate)
+    Path("table.tsv").write_text(f"good.wav\t{TEXT}\nbad.wav\tThe dog barked at the gate.\n")
+    return Path("table.tsv")
+
+
+def sentences(*texts: str) -> Path:
+    Path("sentences.txt").write_text("\n".join(texts), encoding="utf-8")
+    return Path("sentences.txt")
+
+
+def test_a_model_is_measured(run: Run) -> None:
+    pytest.importorskip("pocketsphinx", reason="needs the extra eval")
+    said = sentences("Hi you.", "Go now.")
+    options = ("eval", "--model", "babble", "-v", "babble-b", "--sentences", said)
+    result = run(*options, "--stream", "--jobs", 1, "--out", "report")
+    assert result.code == 0, result.err
+    lines = dict(line.split("  ", 1) for line in result.text.splitlines() if not line.startswith(" "))
+    for label in ("WER, free", "WER, closed", "phone error rate", "speaker similarity", "RTF", "joins that click"):
+        assert label in lines
+    report = json.loads(Path("report/report.json").read_text(encoding="utf-8"))
+    assert report["summary"]["wer_free"] >= 0.5
+    assert report["summary"]["utterances"] == 2
+    assert list(report["voices"]) == ["babble-b"]
+    assert report["settings"]["model"] == "babble"
+    assert report["settings"]["stream"] is True
+    assert Path("report/report.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in Path("report").glob("*.wav")) == ["0001.wav", "0002.wav"]
+    assert "report: 2 recordings, utterances.tsv, report.json, report.png" in result.err
+    assert "note: model babble" in result.err
+
+    again = run("eval", "--model", "babble", "--audio", "report/utterances.tsv", "--recogniser", "none", "--json")
+    figures = json.loads(again.text)["summary"]
+    for key in ("s_per_character", "speaker_similarity", "voiced_share"):
+        assert figures[key] == pytest.approx(report["summary"][key], abs=0.01)
+    assert "rtf" not in figures
+
+
+def test_all_voices_of_the_model_speak_if_none_is_named(run: Run) -> None:
+    options = ("--sentences", sentences("Hi."), "--recogniser", "none")
+    result = run("eval", "--model", "babble", *options, "--out", "report", "--json")
+    assert list(json.loads(result.text)["voices"]) == ["babble-a", "babble-b"]
+    names = sorted(path.name for path in Path("report").glob("*.wav"))
+    assert names == ["0001-babble-a.wav", "0001-babble-b.wav"]
+
+
+def test_recordings_are_measured_and_no_network_loads(run: Run, no_loading: None, speech: Path) -> None:
+    pytest.importorskip("pocketsphinx", reason="needs the extra eval")
+    result = run("eval", "--model", "babble", "--audio", speech, "--jobs", 1, "--json", "-q")
+    assert (result.code, result.err) == (0, "")
+    good, bad = json.loads(result.text)["utterances"]
+    assert good["said"] == good["heard_closed"] == "it is eleven forty two in boston"
+    assert (good["closed_errors"], good["closed_total"]) == (0, 7)
+    assert bad["closed_errors"] >= 4
+    assert good["speaker_similarity"] is None
+
+
+def test_recordings_are_compared_with_voices(run: Run, no_loading: None, speech: Path, recording: Path) -> None:
+    options = ("eval", "--model", "babble", "--recogniser", "none", "--json", "-q")
+    one = json.loads(run(*options, "--audio", speech, "--voice", "good.wav").text)
+    assert list(one["voices"]) == ["good.wav"]
+    # The model's random encoder hears no voices, but the same recording is the same recording.
+    assert one["utterances"][0]["speaker_similarity"] == pytest.approx(1.0, abs=1e-3)
+    Path("two.tsv").write_text(f"good.wav\tHi.\tgood.wav\ngood.wav\tHi.\t{recording}\n")
+    two = json.loads(run(*options, "--audio", "two.tsv").text)
+    assert two["summary"]["identification_rate"] == 0.5
+    assert [row["nearest_voice"] for row in two["utterances"]] == ["good.wav", "good.wav"]
+
+
+def test_a_list_names_its_prompts(run: Run, recording: Path) -> None:
+    shutil.copy(recording, "prompt.wav")
+    Path("meta.lst").write_text("first|some words|prompt.wav|Hi you.|prompt.wav\nsecond||prompt.wav|Go.\n")
+    result = run(
+        "eval", "--model", "babble", "--list", "meta.lst", "--recogniser", "none", "--out", "out", "--limit", 1
+    )
+    assert result.code == 0, result.err
+    report = json.loads(Path("out/report.json").read_text())
+    (row,) = report["utterances"]
+    assert (row["id"], row["audio"], row["text"]) == ("first", "first.wav", "Hi you.")
+    assert row["length_ratio"] == pytest.approx(row["duration_s"] / 1.2)
+    assert row["speaker_similarity"] is not None
+    assert "identification_rate" not in report["summary"]
+    shutil.copy(recording, "out/second.wav")
+    scored = run("eval", "--model", "babble", "--list", "meta.lst", "--audio", "out", "--recogniser", "none", "--json")
+    assert [one["id"] for one in json.loads(scored.text)["utterances"]] == ["first", "second"]
+    assert json.loads(scored.text)["utterances"][1]["speaker_similarity"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_recogniser_of_ones_own_is_imported_from_here(
+    run: Run, speech: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != os.getcwd()])
+    Path("my_ears.py").write_text("class Ears:\n    def transcribe(self, samples):\n        return '11:42 in Boston'\n")
+    options = ("eval", "--model", "babble", "--audio", speech, "--recogniser", "my_ears:Ears", "--json", "-q")
+    result = run(*options)
+    good, _ = json.loads(result.text)["utterances"]
+    assert (good["free_errors"], good["free_deletions"], good["heard_closed"]) == (2, 2, None)
+    assert json.loads(result.text)["settings"]["recogniser"] == "my_ears:Ears"
+    wrong = json.loads(run(*options, "--control", "wrong-text").text)
+    assert [row["said"] for row in wrong["utterances"]] == ["the dog barked at the gate", good["said"]]
+
+
+def test_several_voices_with_their_transcripts(run: Run, recording: Path) -> None:
+    shutil.copy(recording, "a.wav")
+    soundfile.write("b.wav", soundfile.read(recording)[0][::-1].astype(np.float32), 24_000)
+    options = ("eval", "--model", "babble", "--sentences", sentences("Hi."), "--recogniser", "none", "--json", "-q")
+    result = run(
+        *options, "-v", "a.wav", "-v", "babble-a", "-v", "b.wav", "--prompt-text", "one", "--prompt-text", "two"
+    )
+    assert list(json.loads(result.text)["voices"]) == ["a.wav", "babble-a", "b.wav"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--sentences", "absent.txt"), "sentences: 'absent.txt' cannot be read"),
+        (("--list", "bad.lst"), "list: line 1 of 'bad.lst' has 1 fields"),
+        (("--audio", "absent"), "audio: 'absent' cannot be read"),
+        (("--audio", "."), "audio: '.' holds 0 recordings for 20 sentences"),
+        (("--sentences", "bad.lst", "--list", "bad.lst"), "sentences: are given twice"),
+        (("--list", "bad.lst", "--voice", "babble-a"), "voice: a list names the voice of each line itself"),
+        (("--audio", "absent", "--stream"), "audio: recordings are scored as they are; leave --stream out"),
+        (("--audio", "absent", "--mode", "sft"), "leave --mode out"),
+        (("--audio", "absent", "-v", "a", "-v", "b"), "voice: recordings are compared with one voice"),
+        (("--control", "noisy"), "control: 'noisy' is unknown; choose one of shuffled, wrong-text, reversed"),
+        (("--mode", "opera"), "mode: 'opera' is unknown"),
+        (("--top-p", 2), "top_p: 2.0"),
+        (("--recogniser", "nobody"), "recogniser: 'nobody' is not of the form module:callable"),
+        (("--recogniser", "no_such_thing:x"), "recogniser: 'no_such_thing' cannot be imported"),
+        (("--recogniser", "none", "--control", "wrong-text", "--limit", 1), "two different sentences"),
+        (("--recogniser", "none", "--sentences", "bell.txt"), "sentence 0001: text: "),
+        (("--out", "bad.lst"), "out: folder 'bad.lst' cannot be made"),
+    ],
+)
+def test_refused_before_any_model_loads(
+    run: Run, no_loading: None, arguments: tuple[object, ...], message: str
+) -> None:
+    Path("bad.lst").write_text("only this")
+    Path("bell.txt").write_text("a\x07b")
+    assert message in run("eval", "--model", "babble", *arguments).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--voice", "nobody"), "voice: 'nobody' is not registered (known: babble-a, babble-b)"),
+        (("--voice", "babble-a", "--prompt-text", "x"), "prompt_text: 1 given for 0 recordings among the voices"),
+        (("--voice", "text.wav"), "'text.wav' is not an audio file"),
+    ],
+)
+def test_refused_by_the_model(run: Run, arguments: tuple[object, ...], message: str) -> None:
+    Path("text.wav").write_text("This is no sound.")
+    assert message in run("eval", "--model", "babble", "--recogniser", "none", *arguments).error
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"), [("pocketsphinx", ()), ("matplotlib.figure", ("--out", "x", "--recogniser", "none"))]
+)
+def test_the_missing_extra_is_named(
+    run: Run, no_loading: None, monkeypatch: pytest.MonkeyPatch, package: str, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert "pip install 'vivavoce[eval]'" in run("eval", "--model", "babble", *arguments).error
+
+
+def test_help_shows_examples_and_says_what_runs_code(run: Run) -> None:
+    text = run("eval", "--help").text
+    assert "vivavoce eval --out report" in text
+    assert "imported and run" in " ".join(text.split())
+    assert all(len(line) < 100 for line in text.splitlines())

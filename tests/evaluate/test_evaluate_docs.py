@@ -1,0 +1,69 @@
+"""The Python that docs/evaluation.md shows runs, and so do its recognisers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vivavoce.evaluate.recogniser import NamedRecogniser
+from vivavoce.service.default_model import BABBLE
+
+TESTS = Path(__file__).parents[1]
+DOCUMENTATION = (TESTS.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def test_the_python_example_runs(
+    babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pocketsphinx", reason="needs the extra eval")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / BABBLE).symlink_to(babble)
+    shutil.copy(TESTS / "data" / "audio" / "speech_24k_float.wav", tmp_path / "me.wav")
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION, re.DOTALL)
+    exec(compile(code, "evaluation.md", "exec"), {})
+    rate, figures = capsys.readouterr().out.splitlines()
+    assert rate == "20% (20%–20%)"
+    assert float(figures.split()[0]) >= 0.5, "babble is no speech"
+
+
+@pytest.mark.parametrize(
+    ("package", "contents", "factory"),
+    [
+        (
+            "faster_whisper",
+            {
+                "WhisperModel": lambda name: SimpleNamespace(
+                    transcribe=lambda samples, **_: (
+                        iter([SimpleNamespace(text=" Hello"), SimpleNamespace(text=" you.")]),
+                        None,
+                    )
+                )
+            },
+            "Whisper",
+        ),
+        (
+            "funasr",
+            {"AutoModel": lambda **_: SimpleNamespace(generate=lambda input, fs: [{"text": "Hello  you."}])},
+            "Paraformer",
+        ),
+    ],
+)
+def test_the_recognisers_run(
+    package: str, contents: dict[str, object], factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType(package)
+    module.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, package, module)
+    (code,) = re.findall(rf"```\n(from {package} .*?)```", DOCUMENTATION, re.DOTALL)
+    (tmp_path / f"own_{factory.lower()}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    recogniser = NamedRecogniser(f"own_{factory.lower()}:{factory}")()
+    assert recogniser.transcribe(np.zeros(16_000, np.float32)).split() == ["Hello", "you."]
