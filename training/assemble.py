@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from training.configs import MINI
 from training.data.store import SAMPLE_RATE, Speaker
-from vivavoce.checkpoint.folder import CARD, SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.service.audio.types import Audio
 from vivavoce.service.front_end import load_front_end
@@ -29,10 +27,6 @@ VOICES: dict[str, tuple[Speaker, str]] = {
     "calm": (
         Speaker("calm", "rms", tract=1.0, pitch=0.95, tempo=1.05),
         "She opened the window and listened to the quiet garden below.",
-    ),
-    "deep": (
-        Speaker("deep", "rms", tract=0.9, pitch=0.85),
-        "Nobody in the village could remember such a long and warm summer.",
     ),
     "highland": (
         Speaker("highland", "awb", tract=1.0, pitch=1.0),
@@ -49,13 +43,12 @@ Record = Callable[[Speaker, str], NDArray[np.float32]]
 """(speaker, text) → samples at 24 kHz."""
 
 
-def assemble(parts: Path, folder: Path, card: Mapping[str, Any], record: Record) -> Path:
+def assemble(parts: Path, folder: Path, record: Record) -> Path:
     """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
 
     Args:
         parts: folder with the five files that the trainings wrote.
         folder: of the checkpoint; files of the same names are replaced.
-        card: for `vivavoce.json`, see `ModelCard`.
         record: speaks the recordings that the stored voices are taken from.
 
     Raises:
@@ -65,7 +58,6 @@ def assemble(parts: Path, folder: Path, card: Mapping[str, Any], record: Record)
     shutil.copytree(MINI, folder, dirs_exist_ok=True)
     for name in PARTS:
         shutil.copyfile(parts / name, folder / name)
-    (folder / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / SPEAKERS).unlink(missing_ok=True)
     extractor = load_front_end(folder).extractor
     entries = {}

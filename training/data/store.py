@@ -28,10 +28,10 @@ TOKEN_SAMPLES = 960
 MELS_PER_TOKEN = 2
 FEATURES_PER_TOKEN = 4
 
-PHONES = tuple(
-    (
-        "pau aa ae ah ao aw ax ay b ch d dh eh er ey f g hh ih iy jh k l m n ng ow oy p r s sh t th uh uw v w y z zh"
-    ).split()
+PHONES = (
+    ("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er")
+    + ("ey", "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy")
+    + ("p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh")
 )
 """flite's phones of American English; the first is silence."""
 

@@ -40,7 +40,7 @@ def test_noise_is_as_loud_as_drawn(still: pytest.MonkeyPatch, voice: torch.Tenso
     still.setattr(degrade, "PINKEST", slope)
     noise = Degrade()(voice) - voice
     ratio = 10 * torch.log10(voice.square().mean(1) / noise.square().mean(1))
-    assert ratio.mean() == pytest.approx(20, abs=0.5)
+    assert ratio.mean() == pytest.approx(20, abs=1.0)
     share_above = power_above(noise, 4000) / power_above(noise, 0)
     assert share_above.mean() == pytest.approx(0.5 if slope == 0 else 0.11, abs=0.03)
 
@@ -50,13 +50,13 @@ def test_a_vocoder_keeps_what_is_loud_where_and_loses_the_waveform(
 ) -> None:
     still.setattr(degrade, "VOCODED_SHARE", 1.0)
     still.setattr(degrade, "SMEAR_SHARE", 0.0)
-    torch.manual_seed(0)
+    still.setattr(Degrade, "_uniform", staticmethod(lambda like, low, high: torch.full((len(like), 1, 1), high)))
     heard = Degrade()(voice)
-    assert torch.cosine_similarity(heard, voice).max() < 0.99
-    assert torch.cosine_similarity(heard, voice).min() < 0.5
-    gain = 10 * torch.log10(heard.square().mean(1) / voice.square().mean(1))
-    assert gain.max() < 1
-    assert gain.min() > -8
+    assert torch.cosine_similarity(heard, voice).abs().max() < 0.3
+    kept = 10 * torch.log10(power_above(heard, 0) / power_above(voice, 0))
+    assert kept.abs().max() < 8
+    share = power_above(heard, 4000) / power_above(heard, 0)
+    torch.testing.assert_close(share, power_above(voice, 4000) / power_above(voice, 0), rtol=0.2, atol=0)
 
 
 def test_low_pass_and_tilt(still: pytest.MonkeyPatch, voice: torch.Tensor) -> None:
@@ -64,10 +64,9 @@ def test_low_pass_and_tilt(still: pytest.MonkeyPatch, voice: torch.Tensor) -> No
     still.setattr(degrade, "LOWEST_EDGE", 0.4)
     still.setattr(Degrade, "_uniform", staticmethod(lambda like, low, high: torch.full((len(like), 1, 1), low)))
     heard = Degrade()(voice)
-    assert (power_above(heard, 3600) < 1e-4 * power_above(voice, 3600)).all()
-    torch.testing.assert_close(
-        power_above(heard, 0), power_above(voice, 0) - power_above(voice, 3200), rtol=0.1, atol=0
-    )
+    assert (power_above(heard, 3600) < 1e-3 * power_above(voice, 3600)).all()
+    kept = power_above(voice, 0) - power_above(voice, 3200)
+    torch.testing.assert_close(power_above(heard, 0), kept, rtol=0.1, atol=0)
 
 
 def test_all_at_once_keeps_shape_and_sense(voice: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.capturable import uncapturable
 from tests.training.tones import write_tones
 from training.data.store import Corpus
 from training.loop import Budget
@@ -52,6 +53,11 @@ def test_a_step_learns_the_spelling(corpus: Corpus) -> None:
         values = step(0)
     assert float(values["loss"].detach()) < 0.6 * np.mean(before)
     assert set(values) == {"loss", "digits_right", "tokens_right"}
+
+
+def test_a_step_can_be_captured(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = load_features(corpus, evenly_by_speaker(corpus, 1.0), CPU, 16)
+    assert uncapturable(Step(features, TokenEncoder(TINY), batch=2, crop_tokens=16), 0, monkeypatch) == []
 
 
 def test_from_corpus_to_tokens_in_two_pieces(corpus: Corpus, tmp_path: Path) -> None:

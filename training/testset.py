@@ -1,0 +1,48 @@
+"""Recordings to test a trained model by: speakers and sentences that no training knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.store import Speaker
+from vivavoce.service.audio.wav import write_wav
+
+PROMPTS = (
+    "The harbor was quiet before dawn, and the old boats moved slowly.",
+    "Several children were playing in the park behind the school.",
+)
+"""What the cloned recordings say, by turns."""
+
+
+def write_test_set(
+    folder: Path,
+    sentences: Sequence[str],
+    speakers: Sequence[Speaker],
+    record: Callable[[Speaker, str], NDArray[np.float32]],
+    sample_rate: int,
+) -> None:
+    """Write three things to `folder`; sentence n belongs to speaker n modulo their number.
+
+    prompts/NAME.wav: a recording of each speaker to clone; zero_shot.lst: a list in seed-tts-eval's format with them,
+    and with the speaker's own recording of each sentence in source/N.wav; source.tsv: those recordings and their
+    texts, for the ceiling.
+    """
+    (folder / "prompts").mkdir(parents=True, exist_ok=True)
+    (folder / "source").mkdir(exist_ok=True)
+    said = {speaker.name: PROMPTS[place % len(PROMPTS)] for place, speaker in enumerate(speakers)}
+    for speaker in speakers:
+        write_wav(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), sample_rate)
+    listed, sources = [], []
+    for number, sentence in enumerate(sentences):
+        speaker = speakers[number % len(speakers)]
+        name = f"{number:03d}"
+        write_wav(folder / "source" / f"{name}.wav", record(speaker, sentence), sample_rate)
+        fields = (name, said[speaker.name], f"prompts/{speaker.name}.wav", sentence, f"source/{name}.wav")
+        listed.append("|".join(fields))
+        sources.append(f"source/{name}.wav\t{sentence}")
+    (folder / "zero_shot.lst").write_text("\n".join(listed) + "\n", encoding="utf-8")
+    (folder / "source.tsv").write_text("\n".join(sources) + "\n", encoding="utf-8")
