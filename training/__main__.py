@@ -9,6 +9,7 @@ import typer
 
 from training.command import assemble, record_test_set
 from training.data.command import corpus, sentences
+from training.encode import encode
 from training.finetune.command import pack, prepare_recordings
 from training.flow.command import flow
 from training.lm.command import lm
@@ -21,7 +22,7 @@ from vivavoce.errors import VivavoceError
 app = typer.Typer(
     help="Make the mini model, or train and fine-tune models of its family.", no_args_is_help=True, add_completion=False
 )
-for command in (corpus, sentences, text_tokenizer, tokenizer, speaker, lm, flow, vocoder, assemble, pack):
+for command in (corpus, sentences, text_tokenizer, tokenizer, speaker, lm, flow, vocoder, assemble, pack, encode):
     app.command()(command)
 app.command("prepare")(prepare_recordings)
 app.command("test-set")(record_test_set)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from training.configs import MINI
 from training.data.store import SAMPLE_RATE, Speaker
+from training.testset import Record
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
+from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.types import Audio
 from vivavoce.service.front_end import load_front_end
 
+NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
+"""Terms of what the corpus is made of; they go wherever the weights go."""
 PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
 
 VOICES: dict[str, tuple[Speaker, str]] = {
@@ -39,9 +40,6 @@ VOICES: dict[str, tuple[Speaker, str]] = {
 }
 """Stored voices by the name of their style: who speaks, and what the recording says."""
 
-Record = Callable[[Speaker, str], NDArray[np.float32]]
-"""(speaker, text) → samples at 24 kHz."""
-
 
 def assemble(parts: Path, folder: Path, record: Record) -> Path:
     """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
@@ -52,13 +50,16 @@ def assemble(parts: Path, folder: Path, record: Record) -> Path:
         record: speaks the recordings that the stored voices are taken from.
 
     Raises:
-        FileNotFoundError: a part is missing.
+        InvalidRequest: a part is missing; nothing is written then.
     """
+    missing = [name for name in PARTS if not (parts / name).is_file()]
+    if missing:
+        raise InvalidRequest(f"parts: {', '.join(missing)} is missing in {str(parts)!r}; train it, or copy it there")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copytree(MINI, folder, dirs_exist_ok=True)
+    shutil.copyfile(NOTICE, folder / NOTICE.name)
     for name in PARTS:
         shutil.copyfile(parts / name, folder / name)
-    (folder / SPEAKERS).unlink(missing_ok=True)
     extractor = load_front_end(folder).extractor
     entries = {}
     for name, (speaker, text) in VOICES.items():

@@ -184,6 +184,8 @@ def train(
     if state_file.is_file():
         step, spent = _restore(state_file, optimizers, modules, average, device)
         record.note(f"continues at step {step} after {spent:.0f} s")
+    if validate is not None and step == 0:
+        record.validation(0, 0.0, _evaluated(validate, modules))  # what a fine-tuning starts from
     steps = _Steps(body, device)
     started = last_log = last_save = last_validation = time.monotonic()
     first = step

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.store import Speaker
+from training.data.store import SAMPLE_RATE, Speaker
 from vivavoce.service.audio.wav import write_wav
 
 PROMPTS = (
@@ -17,14 +17,11 @@ PROMPTS = (
 )
 """What the cloned recordings say, by turns."""
 
+Record = Callable[[Speaker, str], NDArray[np.float32]]
+"""(speaker, text) → samples at 24 kHz."""
 
-def write_test_set(
-    folder: Path,
-    sentences: Sequence[str],
-    speakers: Sequence[Speaker],
-    record: Callable[[Speaker, str], NDArray[np.float32]],
-    sample_rate: int,
-) -> None:
+
+def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:
     """Write three things to `folder`; sentence n belongs to speaker n modulo their number.
 
     prompts/NAME.wav: a recording of each speaker to clone; zero_shot.lst: a list in seed-tts-eval's format with them,
@@ -35,12 +32,12 @@ def write_test_set(
     (folder / "source").mkdir(exist_ok=True)
     said = {speaker.name: PROMPTS[place % len(PROMPTS)] for place, speaker in enumerate(speakers)}
     for speaker in speakers:
-        write_wav(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), sample_rate)
+        write_wav(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), SAMPLE_RATE)
     listed, sources = [], []
     for number, sentence in enumerate(sentences):
         speaker = speakers[number % len(speakers)]
         name = f"{number:03d}"
-        write_wav(folder / "source" / f"{name}.wav", record(speaker, sentence), sample_rate)
+        write_wav(folder / "source" / f"{name}.wav", record(speaker, sentence), SAMPLE_RATE)
         fields = (name, said[speaker.name], f"prompts/{speaker.name}.wav", sentence, f"source/{name}.wav")
         listed.append("|".join(fields))
         sources.append(f"source/{name}.wav\t{sentence}")

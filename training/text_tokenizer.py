@@ -15,9 +15,6 @@ from typing import Annotated
 import typer
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from training.configs import MINI
-from vivavoce.checkpoint.folder import BACKBONE
-
 NUM_MERGES = 256
 QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
@@ -53,6 +50,7 @@ def learn_tokenizer(texts: Iterable[str], folder: Path) -> None:
         "pad_token": QWEN2_TOKENS[0],
         "model_max_length": 32768,
     }
+    folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "vocab.json", vocabulary)
     _write_json(folder / "tokenizer_config.json", settings)
     lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
@@ -69,8 +67,8 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def text_tokenizer(
-    sentences: Annotated[Path, typer.Argument(help="Texts to learn from, one a line.")],
-    folder: Annotated[Path, typer.Argument(help="Where the files go.")] = MINI / BACKBONE,
+    sentences: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Texts to learn from, one a line.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files go; those of the same names are replaced.")],
 ) -> None:
     """Learn the mini model's text tokenizer (`python -m training corpus FOLDER --sentences-only 60000` first)."""
     learn_tokenizer(sentences.read_text(encoding="utf-8").splitlines(), folder)

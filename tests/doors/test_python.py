@@ -101,6 +101,43 @@ def test_every_way_to_name_a_voice(tts, reference):
     assert not np.array_equal(wordless.samples, by_path.samples)
 
 
+def test_a_voice_is_the_one_that_speaks(tts, reference):
+    assert tts.voice().name == tts.voices()[0]
+    assert tts.voice("babble-b").name == "babble-b"
+    voice = tts.voice(reference, "Hum.")
+    assert voice.transcript == "Hum."
+    assert tts.voice(str(reference), "Hum.") is voice, "extracted once"
+    assert tts.voice(voice) is voice
+    spoken = [tts.speak("Hello.", given, sampling=SHORT).samples for given in (voice, tts.voice(reference))]
+    by_path = tts.speak("Hello.", reference, prompt_text="Hum.", sampling=SHORT).samples
+    assert np.array_equal(by_path, spoken[0])
+    assert not np.array_equal(by_path, spoken[1])
+    with pytest.raises(VoiceNotFound, match="nobody"):
+        tts.voice("nobody")
+    with pytest.raises(InvalidRequest, match="prompt_text"):
+        tts.voice("babble-b", "Hum.")
+
+
+def test_text_as_it_is_spoken(tts):
+    assert tts.normalize("It is 11:42 in Boston.") == "It is eleven forty two in Boston."
+    assert tts.normalize(" \n") == ""
+    with pytest.raises(InvalidText, match="Latin"):
+        tts.normalize("你好世界")
+
+
+def test_an_embedding_alone(tts, reference, monkeypatch):
+    voice = tts.extract_voice(reference)
+
+    def fail(*_, **__):
+        raise AssertionError("speech tokens are extracted")
+
+    monkeypatch.setattr("vivavoce.models.speech_tokenizer.onnx.SpeechTokenizer.__call__", fail)
+    for source in (reference, reference.read_bytes(), vivavoce.Audio(*soundfile.read(reference, dtype="float32"))):
+        assert np.array_equal(tts.embed(source), voice.embedding)
+    with pytest.raises(InvalidAudio, match=r"0\.10 s"):
+        tts.embed(vivavoce.Audio(hum(0.1), RATE))
+
+
 def test_stream_and_convert(tts, reference):
     chunks = list(tts.stream("Hello there.", reference, sampling=SHORT))
     assert chunks[-1].final

@@ -116,18 +116,26 @@ class FakeTts:
             piece[0] += self.click
             yield FakeSpeech(piece)
 
-    def extract_voice(self, source: bytes, prompt_text: str = "") -> FakeVoice:
+    def normalize(self, text: str) -> str:
+        """Knows one number."""
+        return text.replace("2", "two")
+
+    def embed(self, source: bytes) -> NDArray[np.float32]:
         """The stronger of two pitches, as a direction of its own each."""
         samples, rate = soundfile.read(io.BytesIO(source), dtype="float32")
         if len(samples) < rate // 2:
             raise InvalidAudio("reference audio: too short; record more")
         t = np.arange(len(samples)) / rate
         low, high = (abs(np.exp(-2j * np.pi * hz * t) @ samples) for hz in (LOW, HIGH))
-        return voice(LOW) if low > high else voice(HIGH)
+        return direction(LOW) if low > high else direction(HIGH)
 
 
 LOW, HIGH = 120.0, 200.0
 
 
+def direction(hz: float) -> NDArray[np.float32]:
+    return np.array([hz, hz - 150.0], np.float32)
+
+
 def voice(hz: float) -> FakeVoice:
-    return FakeVoice(np.array([hz, hz - 150.0], np.float32))
+    return FakeVoice(direction(hz))

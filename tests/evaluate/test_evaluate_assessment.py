@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evaluate_fakes import HIGH, LOW, RATE, Constant, FakeTts, PitchMeter, Spelling, hum, voice
+from evaluate_fakes import HIGH, LOW, RATE, Constant, FakeTts, FakeVoice, PitchMeter, Spelling, hum, voice
 
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.evaluate import Case, Clip, Control, Instruments, Manner, Report, assess, evaluate
 from vivavoce.evaluate.audio_files import write_recording
-from vivavoce.evaluate.similarity import embed_with
+from vivavoce.evaluate.similarity import MOST_KEPT, embed_with
 from vivavoce.evaluate.speaking import read_all
 
 SENTENCES = ("The cat sat.", "The cat ran away.", "The dog sat on the mat.")
@@ -88,6 +88,8 @@ def test_texts_and_transcripts_are_spelled_alike() -> None:
     assert report.utterances[0].sound.num_characters == len("thetwocats")
     odd = evaluate(FakeTts(), {"low": voice(LOW)}, ["The 2 cats."], recogniser=lambda: Constant("☃"), spell=spell)
     assert odd.summary["wer_free"] == 1.0
+    own = evaluate(FakeTts(), {"low": voice(LOW)}, ["The 2 cats."], recogniser=lambda: Constant("the 2 cats"))
+    assert own.utterances[0].to_json()["said"] == "the two cats", "the model's own normalisation"
     with pytest.raises(InvalidText, match="sentence 0001: text: no letter"):
         evaluate(FakeTts(), {"low": voice(LOW)}, ["☃"], recogniser=Constant, spell=spell)
 
@@ -102,6 +104,19 @@ def test_voices_are_told_apart() -> None:
     assert matrix["low"]["high"] == matrix["high"]["low"] < 0.95
     swapped = evaluate(FakeTts(), {"low": voice(HIGH), "high": voice(HIGH)}, SENTENCES, recogniser=None)
     assert swapped.voices["high"]["identification_rate"] == 0.0  # both alike: the first wins
+
+
+def test_of_many_references_the_nearest_and_the_own_are_kept() -> None:
+    angles = np.linspace(0, np.pi / 2, MOST_KEPT + 1)
+    crowd = {f"{number}": FakeVoice(np.array([np.cos(a), np.sin(a)])) for number, a in enumerate(angles)}
+    instruments = Instruments(embed=lambda samples, rate: np.array([np.cos(angles[3]), np.sin(angles[3])], np.float32))
+    clips = [Clip(Case(name, "Hello."), name, hum(1.0), RATE) for name in ("3", "5")]
+    report = assess(clips, crowd, instruments)
+    assert [list(one.similarities or ()) for one in report.utterances] == [["3"], ["5", "3"]]
+    assert [one.nearest_voice for one in report.utterances] == ["3", "3"]
+    assert report.summary["identification_rate"] == 0.5
+    assert report.summary["identification_chance"] == pytest.approx(1 / 33)
+    assert report.similarity_matrix() == {}
 
 
 def test_one_voice_is_not_identified() -> None:
@@ -181,7 +196,7 @@ def test_recordings_are_scored_as_they_are(tmp_path: Path) -> None:
         Case("1", "Low.", "low", audio=tmp_path / "a.wav"),
         Case("2", "High.", audio=tmp_path / "b.wav", truth=tmp_path / "a.wav"),
     ]
-    instruments = Instruments(PitchMeter, embed=embed_with(FakeTts().extract_voice))
+    instruments = Instruments(PitchMeter, embed=embed_with(FakeTts().embed))
     report = assess(read_all(cases, "high"), VOICES, instruments)
     assert [one.to_json()["heard_free"] for one in report.utterances] == ["hum 100", "hum 200"]
     assert [one.nearest_voice for one in report.utterances] == ["low", "high"]

@@ -29,9 +29,9 @@ MELS_PER_TOKEN = 2
 FEATURES_PER_TOKEN = 4
 
 PHONES = (
-    ("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er")
-    + ("ey", "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy")
-    + ("p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh")
+    *("pau", "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er"),
+    *("ey", "f", "g", "hh", "ih", "iy", "jh", "k", "l", "m", "n", "ng", "ow", "oy"),
+    *("p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh"),
 )
 """flite's phones of American English; the first is silence."""
 
@@ -116,16 +116,28 @@ def write_corpus(
     Raises:
         ValueError: the arrays do not fit one another.
     """
-    start = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64))))
-    if len(wav) != start[-1] * TOKEN_SAMPLES or len(phones) != start[-1] * MELS_PER_TOKEN:
-        raise ValueError(f"{len(wav)} samples and {len(phones)} phones do not make {start[-1]} tokens")
+    tokens = int(np.sum(lengths))
+    if len(wav) != tokens * TOKEN_SAMPLES or len(phones) != tokens * MELS_PER_TOKEN:
+        raise ValueError(f"{len(wav)} samples and {len(phones)} phones do not make {tokens} tokens")
     if not len(lengths) == len(speaker) == len(texts):
         raise ValueError(f"{len(lengths)} lengths, {len(speaker)} speakers and {len(texts)} texts differ in number")
     folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "wav.npy", wav)
-    np.save(folder / "phones.npy", phones)
-    np.save(folder / "start.npy", start)
-    np.save(folder / "speaker.npy", np.asarray(speaker, np.int32))
+    write_array(folder / "wav.npy", wav)
+    write_array(folder / "phones.npy", phones)
+    return write_index(folder, lengths, speaker, texts, speakers)
+
+
+def write_index(
+    folder: Path,
+    lengths: Sequence[int] | NDArray[np.int64],
+    speaker: Sequence[int] | NDArray[np.int32],
+    texts: Sequence[str],
+    speakers: Sequence[Speaker],
+) -> Corpus:
+    """Write what says which utterance lies where, beside waveform and phones, and open the corpus."""
+    start = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64))))
+    write_array(folder / "start.npy", start)
+    write_array(folder / "speaker.npy", np.asarray(speaker, np.int32))
     (folder / "texts.json").write_text(json.dumps(list(texts), ensure_ascii=False), encoding="utf-8")
     described = [asdict(one) for one in speakers]
     (folder / "speakers.json").write_text(json.dumps(described, indent=1), encoding="utf-8")

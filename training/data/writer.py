@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from training.data.render import Utterance
-from training.data.store import Corpus, Speaker, write_array
+from training.data.store import Corpus, Speaker, write_index
 
 
 class CorpusWriter:
@@ -22,14 +20,15 @@ class CorpusWriter:
         self._folder, self._speakers = folder, speakers
         self._wav = _GrowingArray(folder / "wav.npy", np.int16)
         self._phones = _GrowingArray(folder / "phones.npy", np.uint8)
-        self._starts: list[int] = [0]
+        self._num_tokens = 0
+        self._lengths: list[int] = []
         self._speaker: list[int] = []
         self._texts: list[str] = []
 
     @property
     def num_tokens(self) -> int:
         """Speech tokens so far."""
-        return self._starts[-1]
+        return self._num_tokens
 
     @property
     def num_utterances(self) -> int:
@@ -40,7 +39,8 @@ class CorpusWriter:
         """Add an utterance; `speaker` is an index into the speakers."""
         self._wav.append(utterance.wav)
         self._phones.append(utterance.phones)
-        self._starts.append(self.num_tokens + utterance.num_tokens)
+        self._num_tokens += utterance.num_tokens
+        self._lengths.append(utterance.num_tokens)
         self._speaker.append(speaker)
         self._texts.append(text)
 
@@ -48,12 +48,7 @@ class CorpusWriter:
         """Write what is left and open the corpus."""
         self._wav.finish()
         self._phones.finish()
-        (self._folder / "texts.json").write_text(json.dumps(self._texts), encoding="utf-8")
-        described = [asdict(one) for one in self._speakers]
-        (self._folder / "speakers.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-        write_array(self._folder / "speaker.npy", np.array(self._speaker, np.int32))
-        write_array(self._folder / "start.npy", np.array(self._starts, np.int64))
-        return Corpus.open(self._folder)
+        return write_index(self._folder, self._lengths, self._speaker, self._texts, self._speakers)
 
     def close(self) -> None:
         """Close the files, and leave away what is not finished."""

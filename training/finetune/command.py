@@ -15,22 +15,23 @@ PARTS = ("llm.pt", "flow.pt", "hift.pt")
 
 
 def prepare_recordings(
-    recordings: Annotated[Path, typer.Argument(help="Folder of audio files, each with a transcript name.txt.")],
+    recordings: Annotated[
+        Path,
+        typer.Argument(exists=True, file_okay=False, help="Folder of audio files, each with a transcript name.txt."),
+    ],
     corpus: Annotated[Path, typer.Argument(help="Folder for the corpus.")],
-    model: Annotated[Path, typer.Option(help="Checkpoint folder that is to be tuned.")],
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkpoint folder that is to be tuned.")],
 ) -> None:
     """Turn your recordings into a corpus for fine-tuning; subfolders are speakers."""
-    try:
-        made, skipped = prepare(find_recordings(recordings), model, corpus)
-    except FileNotFoundError as error:
-        raise typer.BadParameter(str(error)) from None
+    made, skipped = prepare(find_recordings(recordings), model, corpus)
     for one in skipped:
         log.warning("left out %s: %s", one.audio, one.reason)
-    log.info("%s: %d recordings, %.2f h, %d speakers", corpus, len(made), made.hours, len(made.speakers))
+    speakers = len(set(made.speaker.tolist()))
+    log.info("%s: %d recordings, %.2f h, %d speakers", corpus, len(made), made.hours, speakers)
 
 
 def pack(
-    model: Annotated[Path, typer.Argument(help="Checkpoint folder that was tuned.")],
+    model: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Checkpoint folder that was tuned.")],
     parts: Annotated[Path, typer.Argument(help="Folder with the tuned llm.pt, flow.pt or hift.pt.")],
     out: Annotated[Path, typer.Argument(help="Folder for the tuned checkpoint; it must not exist.")],
 ) -> None:
@@ -40,9 +41,9 @@ def pack(
         raise typer.BadParameter(f"{parts} holds none of {', '.join(PARTS)}; train one first")
     if out.exists():
         raise typer.BadParameter(f"{out} exists already; name a new folder")
-    shutil.copytree(model, out)
+    # Other forms of a tuned part (safetensors, which would be taken first, variants, exports for other programs) are
+    # of the old weights.
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns(*(f"{Path(name).stem}.*" for name in tuned)))
     for name in tuned:
-        # A part's safetensors file would be taken before the tuned one.
-        (out / name).with_suffix(".safetensors").unlink(missing_ok=True)
         shutil.copyfile(parts / name, out / name)
     log.info("%s: %s with tuned %s", out, model.name, ", ".join(tuned))

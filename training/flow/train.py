@@ -12,6 +12,8 @@ from torch import Tensor
 
 from training.flow.windows import SpeakerMajor
 from training.loop import Budget, Optimizer, Recipe, train
+from training.utterances import steps_in
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.layers.masks import valid_positions
 
@@ -51,23 +53,12 @@ def train_flow(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Train → averaged weights by our names."""
-    torch.manual_seed(seed)
-    flow.to(device).requires_grad_(True)
-    optimizer = Optimizer(flow.parameters(), recipe.optimizer)
-
-    def body(variant: int) -> dict[str, Tensor]:
-        size, batch = recipe.windows[variant // 2]
-        tokens, mel, embedding = speech.draw(batch, size)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            losses = flow_losses(flow, tokens, mel, embedding, recipe, chunked=bool(variant % 2))
-        loss = losses["cfm"] + MU_WEIGHT * losses["mu"]
-        optimizer.update(loss)
-        return losses
-
+    torch.manual_seed(seed + steps_in(folder, "flow"))
+    step = Step(flow.to(device), speech, recipe)
     return train(
         "flow",
-        body,
-        {"flow": optimizer},
+        step,
+        {"flow": step.optimizer},
         {"flow": flow},
         budget,
         folder,
@@ -75,6 +66,30 @@ def train_flow(
         variant=_variants(len(recipe.windows), recipe.chunked, seed),
         averaged="flow",
     )
+
+
+class Step:
+    """What `training.loop.train` calls; variant 2 n + c takes the n-th kind of windows, chunk by chunk if c is 1.
+
+    Raises InvalidRequest for a corpus that is shorter than a window.
+    """
+
+    def __init__(self, flow: Flow, speech: SpeakerMajor, recipe: FlowRecipe) -> None:
+        longest, length = max(size for size, _ in recipe.windows), len(speech.tokens)
+        if length < longest:
+            raise InvalidRequest(f"corpus: has {length} tokens of 40 ms, and {longest} are needed; add recordings")
+        self._flow, self._speech, self._recipe = flow.requires_grad_(True), speech, recipe
+        self.optimizer = Optimizer(flow.parameters(), recipe.optimizer)
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        """One step on a fresh batch of windows."""
+        size, batch = self._recipe.windows[variant // 2]
+        windows = self._speech.draw(batch, size)
+        device = self._speech.tokens.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            losses = flow_losses(self._flow, *windows, self._recipe, chunked=bool(variant % 2))
+        self.optimizer.update(losses["cfm"] + MU_WEIGHT * losses["mu"])
+        return losses
 
 
 def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:

@@ -47,12 +47,12 @@ class Mix:
 class Rows:
     """Sequences padded to one length.
 
-    kinds: uint8 [n, length], one of PAD, CONTROL, TEXT, SPEECH; ids: int16 [n, length], in the table of the kind;
+    kinds: uint8 [n, length], one of PAD, CONTROL, TEXT, SPEECH; ids: int32 [n, length], in the table of the kind;
     targets: int16 [n, length], what is to be predicted at each position, or IGNORED.
     """
 
     kinds: NDArray[np.uint8]
-    ids: NDArray[np.int16]
+    ids: NDArray[np.int32]
     targets: NDArray[np.int16]
 
     @property
@@ -64,9 +64,13 @@ class Rows:
         return len(self.kinds)
 
 
-def is_validation(text: str) -> bool:
-    """Whether a text is kept out of training: 1 in 200, by its hash."""
-    return int(hashlib.md5(text.lower().encode()).hexdigest()[:8], 16) % 200 == 3
+def validation_texts(texts: Sequence[str]) -> frozenset[str]:
+    """Texts, in lower case, that are kept out of training to measure it: 1 in 200, chosen by their hashes.
+
+    Small corpora give up to eight, but not more than 1 in 10.
+    """
+    distinct = sorted({text.lower() for text in texts}, key=lambda text: hashlib.md5(text.encode()).digest())
+    return frozenset(distinct[: max(len(distinct) // 200, min(8, len(distinct) // 10))])
 
 
 def whole_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) -> list[tuple[int, int, int]]:
@@ -114,13 +118,15 @@ def build_rows(
 ) -> list[Rows]:
     """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
 
-    What is longer than all lengths is drawn again with fewer utterances, and left out if it is a single one.
+    A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
+    that is too small to keep any text for validation there are no rows for it.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
-    chosen = [number for number, text in enumerate(corpus.texts) if is_validation(text) is validation]
+    kept = validation_texts(corpus.texts)
+    chosen = [number for number, text in enumerate(corpus.texts) if (text.lower() in kept) is validation]
     if not chosen:
-        raise ValueError(f"none of the {len(corpus)} utterances is {'for validation' if validation else 'left'}")
+        return []
     by_speaker: dict[int, list[int]] = {}
     for number in chosen:
         by_speaker.setdefault(int(corpus.speaker[number]), []).append(number)
@@ -173,8 +179,8 @@ def _case(text: str, share: float, rng: random.Random) -> str:
 
 
 def _padded(rows: Sequence[Sequence[tuple[int, int, int]]], length: int) -> Rows:
-    filled = np.zeros((len(rows), length, 3), np.int16)
+    filled = np.zeros((len(rows), length, 3), np.int32)
     filled[..., 2] = IGNORED
     for number, row in enumerate(rows):
         filled[number, : len(row)] = row
-    return Rows(filled[..., 0].astype(np.uint8), filled[..., 1].copy(), filled[..., 2].copy())
+    return Rows(filled[..., 0].astype(np.uint8), filled[..., 1].copy(), filled[..., 2].astype(np.int16))

@@ -12,6 +12,8 @@ from torch.nn.functional import cross_entropy, dropout
 
 from training.lm.sequences import IGNORED, SPEECH, TEXT, Rows
 from training.loop import Budget, Optimizer, Recipe, train
+from training.utterances import steps_in
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.qwen2 import SpeechLM
 
 
@@ -49,51 +51,66 @@ def train_lm(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Train on `rows`, measure on `held` (both as `build_rows` gives them) → averaged weights by our names."""
-    torch.manual_seed(seed)
-    lm.to(device).requires_grad_(True)
-    buckets = [_bucket(one, recipe.positions_per_step, device) for one in rows if len(one)]
-    positions = [len(one.kinds) * one.kinds.shape[1] for one in buckets]
-    choose = _in_proportion(positions, seed)
-    add_dropout(lm, recipe.dropout)
-    optimizer = Optimizer(lm.parameters(), recipe.optimizer)
-
-    def body(variant: int) -> dict[str, Tensor]:
-        bucket = buckets[variant]
-        pick = torch.randint(len(bucket.kinds), (bucket.batch,), device=device)
-        kinds, ids, targets = bucket.kinds[pick], bucket.ids[pick].long(), bucket.targets[pick].long()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            logits = _logits(
-                lm, kinds, with_noise(ids, kinds, recipe.token_noise, lm.config.vocabulary.num_speech_tokens)
-            )
-        flat, wanted = logits.float().flatten(0, 1), targets.flatten()
-        loss = cross_entropy(flat, wanted, ignore_index=IGNORED, label_smoothing=recipe.label_smoothing)
-        optimizer.update(loss)
-        return {"loss": loss, **_measures(flat.detach(), wanted)}
-
-    checks = [_bucket(one, recipe.positions_per_step, device) for one in held if len(one)]
-
-    def validate() -> dict[str, float]:
-        sums = {"ce": 0.0, "right": 0.0}
-        for bucket in checks:
-            count = min(len(bucket.kinds), bucket.batch)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = _logits(lm, bucket.kinds[:count], bucket.ids[:count].long())
-            for name, value in _measures(logits.float().flatten(0, 1), bucket.targets[:count].long().flatten()).items():
-                sums[name] += float(value) / len(checks)
-        return sums
-
+    torch.manual_seed(seed + steps_in(folder, "lm"))
+    step = Step(lm, rows, recipe, device)
+    choose = _in_proportion(step.positions, seed)
+    checks = _buckets(held, recipe.positions_per_step, device)
     return train(
         "lm",
-        body,
-        {"lm": optimizer},
+        step,
+        {"lm": step.optimizer},
         {"lm": lm},
         budget,
         folder,
         device=device,
-        variant=lambda step, progress: choose(step),
+        variant=lambda number, progress: choose(number),
         averaged="lm",
-        validate=validate if checks else None,
+        validate=validation(lm, checks) if checks else None,
     )
+
+
+class Step:
+    """What `training.loop.train` calls; each variant is a length of rows. Raises InvalidRequest for no rows at all."""
+
+    def __init__(self, lm: SpeechLM, rows: Sequence[Rows], recipe: LMRecipe, device: torch.device) -> None:
+        self._lm, self._recipe = lm.to(device).requires_grad_(True), recipe
+        self._buckets = _buckets(rows, recipe.positions_per_step, device)
+        if not self._buckets:
+            raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
+        add_dropout(lm, recipe.dropout)
+        self.optimizer = Optimizer(lm.parameters(), recipe.optimizer)
+
+    @property
+    def positions(self) -> list[int]:
+        """Of all rows of each variant."""
+        return [bucket.kinds.numel() for bucket in self._buckets]
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        """One step on a fresh batch of rows of one length."""
+        bucket = self._buckets[variant]
+        pick = torch.randint(len(bucket.kinds), (bucket.batch,), device=bucket.kinds.device)
+        kinds, ids, targets = bucket.kinds[pick], bucket.ids[pick].long(), bucket.targets[pick].long()
+        num_speech = self._lm.config.vocabulary.num_speech_tokens
+        logits = _logits(self._lm, kinds, with_noise(ids, kinds, self._recipe.token_noise, num_speech))
+        flat, wanted = logits.flatten(0, 1), targets.flatten()
+        loss = cross_entropy(flat, wanted, ignore_index=IGNORED, label_smoothing=self._recipe.label_smoothing)
+        self.optimizer.update(loss)
+        return {"loss": loss, **_measures(flat.detach(), wanted)}
+
+
+def validation(lm: SpeechLM, checks: Sequence[_Bucket]) -> Callable[[], dict[str, float]]:
+    """A function that measures cross-entropy and right guesses on the first batch of each of `checks`."""
+
+    def measure() -> dict[str, float]:
+        sums = {"ce": 0.0, "right": 0.0}
+        for bucket in checks:
+            count = min(len(bucket.kinds), bucket.batch)
+            logits = _logits(lm, bucket.kinds[:count], bucket.ids[:count].long())
+            for name, value in _measures(logits.flatten(0, 1), bucket.targets[:count].long().flatten()).items():
+                sums[name] += float(value) / len(checks)
+        return sums
+
+    return measure
 
 
 def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tensor:
@@ -118,14 +135,17 @@ def add_dropout(lm: SpeechLM, share: float) -> None:
 
 
 def _logits(lm: SpeechLM, kinds: Tensor, ids: Tensor) -> Tensor:
-    """kinds, ids: [batch, length]  →  [batch, length, logits]."""
-    text = lm.text_embedding(ids.clamp(max=lm.config.text_vocab_size - 1))
-    speech = lm.speech_embedding(ids)
-    control = lm.control_embedding(ids.clamp(max=1))
+    """kinds, ids: [batch, length]  →  [batch, length, logits] float32."""
     kinds = kinds[..., None]
-    hidden = lm(torch.where(kinds == TEXT, text, torch.where(kinds == SPEECH, speech, control)))
-    logits: Tensor = lm.speech_head(hidden)
-    return logits
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+        # Each table is asked for every id, also for those of the other kinds.
+        text, speech, control = (
+            table(ids.clamp(max=table.num_embeddings - 1))
+            for table in (lm.text_embedding, lm.speech_embedding, lm.control_embedding)
+        )
+        hidden = lm(torch.where(kinds == TEXT, text, torch.where(kinds == SPEECH, speech, control)))
+        logits: Tensor = lm.speech_head(hidden)
+    return logits.float()
 
 
 def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -135,10 +155,14 @@ def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
     return {"ce": entropy, "right": right}
 
 
-def _bucket(rows: Rows, positions: int, device: torch.device) -> _Bucket:
-    batch = max(1, positions // rows.length)
-    kinds, ids, targets = (torch.from_numpy(array).to(device) for array in (rows.kinds, rows.ids, rows.targets))
-    return _Bucket(kinds, ids, targets, batch)
+def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
+    """Those lengths of rows that there are, on the device; a batch has about `positions`, and one row at least."""
+    buckets = []
+    for one in rows:
+        if len(one):
+            kinds, ids, targets = (torch.from_numpy(array).to(device) for array in (one.kinds, one.ids, one.targets))
+            buckets.append(_Bucket(kinds, ids, targets, max(1, positions // one.length)))
+    return buckets
 
 
 def _in_proportion(weights: Sequence[int], seed: int) -> Callable[[int], int]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from vivavoce.checkpoint.folder import ModelCard
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import InvalidRequest
+from vivavoce.models.features.whisper_mel import SAMPLE_RATE as ENCODER_RATE
+from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
+from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.default_model import model_folder
 from vivavoce.service.modes import Mode, parse_mode
 from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
-from vivavoce.service.voices.extract import AudioSource
+from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.store import VoiceStore, voices_home
 from vivavoce.service.voices.voice import Voice
@@ -86,6 +91,36 @@ class Vivavoce:
         """Names of the voices that can be used: stored and built in."""
         return self._registry.names()
 
+    def voice(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
+        """The voice that `speak` would take for these two arguments.
+
+        Recordings are extracted once and the last ones remembered; nobody may write to a voice's tensors.
+
+        Raises:
+            VoiceNotFound: neither a name nor a file.
+            InvalidRequest: a voice of another model, a transcript of what is no recording, or no built-in voice.
+            InvalidAudio, InvalidText: the recording or its transcript cannot be used.
+        """
+        return self._registry.resolve(voice, prompt_text)
+
+    def normalize(self, text: str) -> str:
+        """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
+
+        Raises:
+            InvalidText: longer than 20,000 characters, or with characters that the model does not know.
+        """
+        return self._synthesizer.text.normalize(text)
+
+    def embed(self, source: AudioSource) -> Tensor:
+        """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised, and nothing else of a voice.
+
+        Two of one speaker point in about the same direction: compare them by cosine.
+
+        Raises:
+            InvalidAudio: unreadable, too short, too long, silent or not finite.
+        """
+        return self._embed(source)
+
     def speak(
         self,
         text: str,
@@ -114,7 +149,7 @@ class Vivavoce:
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
         options = _options(mode, instruct, speed, seed, sampling)
-        return self._synthesizer.speak(text, self._registry.resolve(voice, prompt_text), options)
+        return self._synthesizer.speak(text, self.voice(voice, prompt_text), options)
 
     def stream(
         self,
@@ -135,7 +170,7 @@ class Vivavoce:
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
         options = _options(mode, instruct, speed, seed, sampling)
-        return self._synthesizer.stream(text, self._registry.resolve(voice, prompt_text), options, policy)
+        return self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy)
 
     def convert(
         self,
@@ -147,11 +182,31 @@ class Vivavoce:
         seed: int = 0,
     ) -> Speech:
         """Say the words of a recording (30 s at most) in another voice."""
-        return self._synthesizer.convert(source, self._registry.resolve(voice, prompt_text), speed, seed)
+        return self._synthesizer.convert(source, self.voice(voice, prompt_text), speed, seed)
 
     def extract_voice(self, source: AudioSource, prompt_text: str = "", *, name: str = "") -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it with `tts.store.save(voice)`."""
         return self._synthesizer.extractor.extract(source, prompt_text).named(name)
+
+    @cached_property
+    def _embed(self) -> Callable[[AudioSource], Tensor]:
+        return speaker_embedder(self._synthesizer.folder, self._synthesizer.extractor)
+
+
+def speaker_embedder(folder: Path, extractor: VoiceExtractor) -> Callable[[AudioSource], Tensor]:
+    """What `Vivavoce.embed` does, for a model folder whose networks need not be loaded.
+
+    Args:
+        folder: whose speaker encoder is opened; `CheckpointError` if it cannot be.
+        extractor: reads and checks the recordings.
+    """
+    encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER)
+
+    def embed(source: AudioSource) -> Tensor:
+        audio = extractor.read(source, "audio")
+        return encoder(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
+
+    return embed
 
 
 def _options(

@@ -100,6 +100,7 @@ def _measure(
             similarities=None if embedding is None else references.similarities(embedding, clip.voice),
             joins=None,
             recognition=None,
+            num_references=len(references),
         ),
         prepare(clip.samples, clip.sample_rate),
         abruptness(clip.samples, clip.sample_rate, clip.joins) if clip.joins else nothing,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.evaluate.similarity import MOST_KEPT
 from vivavoce.evaluate.utterance import Utterance
 
 SCHEMA = "vivavoce-evaluation-1"
@@ -31,9 +32,11 @@ class Report:
     utterances: tuple[Utterance, ...]
 
     def similarity_matrix(self) -> dict[str, dict[str, float]]:
-        """Mean cosine of each voice's audio (rows) with each voice's reference; {} where none was compared."""
+        """Mean cosine of each voice's audio (rows) with each voice's reference; {} for none, or too many to keep."""
         rows: dict[str, dict[str, list[float]]] = {}
         for utterance in self.utterances:
+            if utterance.num_references > MOST_KEPT:
+                return {}
             for other, value in (utterance.similarities or {}).items():
                 rows.setdefault(utterance.voice, {}).setdefault(other, []).append(value)
         return {voice: {other: float(np.mean(values)) for other, values in row.items()} for voice, row in rows.items()}

@@ -16,7 +16,7 @@ from vivavoce.evaluate.sentences import SENTENCES
 from vivavoce.evaluate.similarity import embed_with
 from vivavoce.evaluate.speaking import Manner, Talker, VoiceLike, plan, speak_all
 from vivavoce.evaluate.sphinx import PocketSphinx
-from vivavoce.evaluate.wording import Spell, as_written
+from vivavoce.evaluate.wording import Spell
 
 
 def evaluate(
@@ -25,7 +25,7 @@ def evaluate(
     sentences: Sequence[str | Case] = SENTENCES,
     *,
     recogniser: RecogniserFactory | None = PocketSphinx,
-    spell: Spell = as_written,
+    spell: Spell | None = None,
     manner: Manner = Manner(),
     control: Control | None = None,
     jobs: int = 1,
@@ -35,10 +35,10 @@ def evaluate(
 
     Args:
         tts: what `vivavoce.load` gives.
-        voices: by any name: `{"anna": tts.store.load("anna"), "me": tts.extract_voice("me.wav", "What I say.")}`.
+        voices: by any name: `{"anna": tts.voice("anna"), "me": tts.voice("me.wav", "What I say.")}`.
         sentences: texts, or cases that know more.
         recogniser: makes what writes down the speech; None: nothing is written down.
-        spell: writes numbers as words before texts are compared; without it write them so yourself.
+        spell: writes numbers as words before texts are compared; None: the model's own `normalize`.
         manner: mode, seed, sampling, and whether to stream.
         control: spoil audio or texts, to see that bad speech gets bad figures.
         jobs: processes for the recogniser.
@@ -48,7 +48,8 @@ def evaluate(
         VivavoceError: bad input, or a recogniser that fails; the message says what to do.
     """
     cases = [*_as_cases(sentences)]
-    instruments = ready(cases, Instruments(recogniser, jobs, spell, embed_with(tts.extract_voice)), control)
+    instruments = Instruments(recogniser, jobs, spell or tts.normalize, embed_with(tts.embed))
+    instruments = ready(cases, instruments, control)
     total = len(plan(cases, list(voices)))
     clips = speak_all(tts, cases, voices, manner, lambda number: show(f"speaking … {number} of {total}"))
     settings = {**asdict(manner), "control": None if control is None else control.value}

@@ -18,23 +18,26 @@ Embed = Callable[[Samples, int], NDArray[np.float32] | None]
 _LONGEST_S = 30.0
 """Of an utterance, the part that is embedded: recordings for voices may be no longer."""
 
+MOST_KEPT = 32
+"""References of which all cosines are kept."""
 
-def embed_with(extract_voice: Callable[[Any], VoiceLike]) -> Embed:
-    """The `Embed` of a loaded model's `extract_voice`."""
+
+def embed_with(embed_recording: Callable[[bytes], Any]) -> Embed:
+    """The `Embed` of a loaded model's `embed`, which is given WAV files."""
 
     def embed(samples: Samples, sample_rate: int) -> NDArray[np.float32] | None:
         start = samples[: int(_LONGEST_S * sample_rate)]
         try:
-            return as_vector(extract_voice(as_wav_bytes(start, sample_rate)))
+            return as_vector(embed_recording(as_wav_bytes(start, sample_rate)))
         except InvalidAudio:
             return None
 
     return embed
 
 
-def as_vector(voice: VoiceLike) -> NDArray[np.float32]:
-    """A voice's embedding: [n] float32."""
-    return np.asarray(voice.embedding, dtype=np.float32).reshape(-1)
+def as_vector(embedding: Any) -> NDArray[np.float32]:
+    """An embedding, whatever holds it, as [n] float32."""
+    return np.asarray(embedding, dtype=np.float32).reshape(-1)
 
 
 def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -44,23 +47,21 @@ def cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 
 class References:
-    """The voices' own embeddings, each read when it is first compared with."""
+    """The voices' own embeddings."""
 
     def __init__(self, voices: Mapping[str, VoiceLike]) -> None:
-        self._voices = voices
-        self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._vectors = {name: as_vector(voice.embedding) for name, voice in voices.items()}
+
+    def __len__(self) -> int:
+        return len(self._vectors)
 
     def similarities(self, embedding: NDArray[np.float32], voice: str) -> dict[str, float] | None:
-        """Cosines with every voice of the mapping, and with `voice` if it is found there; None if there is none."""
-        names = dict.fromkeys(self._voices)
-        if voice not in names and self._find(voice) is not None:
-            names[voice] = None
-        return {name: cosine(embedding, self._vector(name)) for name in names} or None
+        """Cosines with every reference; of more than 32, only with the nearest and that of `voice`; None without any.
 
-    def _find(self, name: str) -> VoiceLike | None:
-        return self._voices.get(name)
-
-    def _vector(self, name: str) -> NDArray[np.float32]:
-        if name not in self._vectors:
-            self._vectors[name] = as_vector(self._voices[name])
-        return self._vectors[name]
+        What is kept of a list with a thousand prompts would otherwise grow with its square.
+        """
+        cosines = {name: cosine(embedding, vector) for name, vector in self._vectors.items()}
+        if len(cosines) <= MOST_KEPT:
+            return cosines or None
+        nearest = max(cosines, key=cosines.__getitem__)
+        return {name: cosines[name] for name in dict.fromkeys((voice, nearest)) if name in cosines}

@@ -53,8 +53,12 @@ class Talker(Protocol):
         """Speak it in chunks."""
         ...
 
-    def extract_voice(self, source: Any, prompt_text: str = "") -> VoiceLike:
-        """The voice of a recording."""
+    def normalize(self, text: str) -> str:
+        """The text as it is spoken."""
+        ...
+
+    def embed(self, source: Any) -> Any:
+        """The speaker embedding of a recording: [speaker size]."""
         ...
 
 

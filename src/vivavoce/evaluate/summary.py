@@ -72,7 +72,7 @@ def _speakers(utterances: Sequence[Utterance]) -> dict[str, Any]:
     compared = [utterance for utterance in utterances if utterance.nearest_voice is not None]
     if compared:
         keys |= _mean("identification_rate", (float(one.nearest_voice == one.voice) for one in compared))
-        keys["identification_chance"] = float(np.mean([1 / len(one.similarities or ()) for one in compared]))
+        keys["identification_chance"] = float(np.mean([1 / one.num_references for one in compared]))
     return keys
 
 

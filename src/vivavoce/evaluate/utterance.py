@@ -62,11 +62,14 @@ class Utterance:
     """The recording's file name."""
     sound: Sound
     similarities: dict[str, float] | None
-    """Cosine of the speaker embeddings of this audio and of each voice's reference."""
+    """Cosine of the speaker embeddings of this audio and of each voice's reference; of very many, the nearest and its
+    own."""
     joins: JoinClicks | None
     recognition: Recognition | None
     runaway: str | None = None
     """Why it counts as a runaway; None: it does not."""
+    num_references: int = 0
+    """Voices that it was compared with."""
 
     @property
     def speaker_similarity(self) -> float | None:
@@ -76,7 +79,7 @@ class Utterance:
     @property
     def nearest_voice(self) -> str | None:
         """The voice whose reference is most similar; None unless there are several, its own among them."""
-        if self.similarities is None or len(self.similarities) < 2 or self.voice not in self.similarities:
+        if self.similarities is None or self.num_references < 2 or self.voice not in self.similarities:
             return None
         return max(self.similarities, key=self.similarities.__getitem__)
 

@@ -28,6 +28,7 @@ from vivavoce.service.audio.wav import write_wav
 from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import MAX_BATCH_SEGMENTS, check_seed
 from vivavoce.service.modes import END_OF_PROMPT, Mode, choose_mode, condition
+from vivavoce.service.text.pieces import whole_words
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.fit import check_fits
 from vivavoce.service.voices.voice import Voice
@@ -141,7 +142,8 @@ class Synthesizer:
         """Audio in chunks as it is made. What can be refused is refused before the first chunk.
 
         text: a text, or an iterable of pieces of it (from a language model, say) that is read as speech goes on;
-        pieces are spoken as they are, without normalisation, and each is checked when it arrives. Such a stream
+        pieces are spoken as they are, without normalisation, word by word as they become whole, and each is
+        checked when it arrives. Such a stream
         holds as much speech as the flow has noise for: 300 s, the voice's reference included.
         """
         policy = policy or ChunkPolicy.seamless()
@@ -164,7 +166,7 @@ class Synthesizer:
     def _text_stream(
         self, pieces: Iterable[str], voice: Voice, options: SpeakOptions, policy: ChunkPolicy
     ) -> StreamRequest:
-        arriving = (ids for ids in map(self.text.encode_piece, pieces) if ids)
+        arriving = (ids for ids in map(self.text.encode_piece, whole_words(pieces)) if ids)
         first = next(arriving, None)
         if first is None:
             raise InvalidText("text: all pieces are empty; send some text")

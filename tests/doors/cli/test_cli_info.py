@@ -14,6 +14,7 @@ import torch
 from cli_harness import Run
 
 from vivavoce.checkpoint.fingerprint import fingerprint
+from vivavoce.service.default_model import MINI
 from vivavoce.service.inspection import inspect_model, is_whole_onnx
 
 
@@ -62,6 +63,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "name": "babble",
         "description": "randomly initialised: it babbles, it does not speak",
         "trained": False,
+        "demo": False,
         "scripts": ["Latin"],
     }
     assert report["config"]["rates"] == {"sample_rate": 24000, "samples_per_frame": 480, "tokens_per_second": 25}
@@ -167,11 +169,14 @@ def test_doctor_as_json(run: Run, home: Path) -> None:
     assert str(home / "models") in findings["models"]["text"]
 
 
-def test_doctor_without_the_default_model_makes_nothing(run: Run, home: Path) -> None:
+def test_doctor_looks_at_the_default_model_and_makes_nothing(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VIVAVOCE_MODEL")
     shutil.rmtree(home)
     result = run("doctor")
     assert result.code == 0
-    assert "made at its first use" in result.text
+    assert f"is whole: {MINI}" in result.text
     assert not home.exists()
 
 

@@ -21,6 +21,7 @@ COMMANDS = (
     *(f"voice {name}" for name in ("add", "list", "show", "remove", "import", "export")),
     "download",
     "info",
+    "eval",
     "doctor",
 )
 HEAVY = ("torch", "numpy", "onnxruntime", "httpx", "rich", "safetensors", "tokenizers", "av", "wetext")

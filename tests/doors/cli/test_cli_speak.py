@@ -135,7 +135,7 @@ def test_stdout_that_is_a_terminal_is_refused(run: Run, no_loading: None) -> Non
 def test_a_terminal_sees_progress(run: Run) -> None:
     result = run("speak", "Hi.", terminal=True)
     assert result.code == 0
-    assert "loading the default model" in result.err
+    assert "loading babble" in result.err
     assert "speaking" in result.err
     assert "loading" not in run("speak", "Hi.").err
 

@@ -112,11 +112,28 @@ def test_a_list_names_its_prompts(run: Run, recording: Path) -> None:
     assert (row["id"], row["audio"], row["text"]) == ("first", "first.wav", "Hi you.")
     assert row["length_ratio"] == pytest.approx(row["duration_s"] / 1.2)
     assert row["speaker_similarity"] is not None
-    assert "identification_rate" not in report["summary"]
+    assert "identification_rate" not in report["summary"], "one recording"
     shutil.copy(recording, "out/second.wav")
     scored = run("eval", "--model", "babble", "--list", "meta.lst", "--audio", "out", "--recogniser", "none", "--json")
     assert [one["id"] for one in json.loads(scored.text)["utterances"]] == ["first", "second"]
     assert json.loads(scored.text)["utterances"][1]["speaker_similarity"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_list_of_several_prompts_tells_how_often_the_right_one_is_nearest(run: Run, recording: Path) -> None:
+    shutil.copy(recording, "a.wav")
+    soundfile.write("b.wav", soundfile.read(recording)[0][::-1].astype(np.float32), 24_000)
+    Path("meta.lst").write_text("one|words|a.wav|How are you?\ntwo|words|b.wav|How are you?\nthree||a.wav|Hi.\n")
+    options = ("eval", "--model", "babble", "--list", "meta.lst", "--recogniser", "none", "--json")
+    spoken = json.loads(run(*options).text)
+    assert spoken["summary"]["identification_chance"] == 0.5
+    assert [len(row) for row in spoken["similarity_matrix"].values()] == [2, 2]
+    Path("said").mkdir()
+    for name, prompt in (("one", "a"), ("two", "b"), ("three", "b")):
+        shutil.copy(f"{prompt}.wav", f"said/{name}.wav")
+    scored = json.loads(run(*options, "--audio", "said").text)
+    # Each is one of the prompts, the third not its own.
+    assert [Path(row["nearest_voice"]).name for row in scored["utterances"]] == ["a.wav", "b.wav", "b.wav"]
+    assert scored["summary"]["identification_rate"] == pytest.approx(2 / 3, abs=1e-5)
 
 
 def test_a_recogniser_of_ones_own_is_imported_from_here(

@@ -19,7 +19,7 @@ from training.lm.sequences import (
     Rows,
     arriving_text,
     build_rows,
-    is_validation,
+    validation_texts,
     whole_text,
 )
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
@@ -70,26 +70,25 @@ def test_arriving_text_is_what_a_stream_feeds() -> None:
     interleaver = TextInterleaver(CONFIG.vocabulary, (CONFIG.mix_text, CONFIG.mix_speech))
     interleaver.push(text)
     kinds = {RowKind.CONTROL: CONTROL, RowKind.TEXT: TEXT, RowKind.SPEECH: SPEECH}
-    position, closed = 0, False
+    fed: list[Row] = []
+    position = 0
     while not interleaver.done:
         rows = interleaver.next_rows()
         if rows is None:
-            assert not closed
             interleaver.close()
-            closed = True
             continue
-        # After a fill, the stream feeds the last token again in front of the text; a trained sequence does not.
-        fed = [one for one in rows if not _is_repeated(one, row, position, kinds)]
-        for one in fed:
-            assert row[position][:2] == (kinds[one.kind], one.id)
-            position += 1
+        for one in rows:
+            if (kinds[one.kind], one.id) == row[position][:2]:
+                position += 1
+            else:
+                # After a fill, the stream feeds the last token again in front of the text; a trained sequence does not.
+                assert one == fed[-1]
+            fed.append(one)
         target = row[position - 1][2]
+        assert target != IGNORED
         interleaver.accept(target)
     assert position == len(row)
-
-
-def _is_repeated(one: Row, row: list[tuple[int, int, int]], position: int, kinds: dict[RowKind, int]) -> bool:
-    return position < len(row) and (kinds[one.kind], one.id) != row[position][:2]
+    assert len(fed) == len(row) + 1
 
 
 def test_arriving_text_needs_speech() -> None:
@@ -117,12 +116,35 @@ def test_rows_hold_whole_utterances_of_one_speaker(corpus: Corpus) -> None:
 
 
 def test_validation_texts_are_kept_apart(corpus: Corpus) -> None:
-    held = {number for number, text in enumerate(corpus.texts) if is_validation(text)}
-    assert held
+    kept = validation_texts(corpus.texts)
+    held = {number for number, text in enumerate(corpus.texts) if text in kept}
+    assert len(held) == 8
     trained = _utterances(build_rows(corpus, encode, CONFIG, (120,), 400, seed=0))
     checked = _utterances(build_rows(corpus, encode, CONFIG, (120,), 50, seed=0, validation=True))
     assert not trained & held
     assert checked <= held
+
+
+def test_validation_takes_one_text_in_200_and_more_of_few() -> None:
+    texts = [f"Text {number}" for number in range(4000)]
+    kept = validation_texts(texts)
+    assert len(kept) == 20
+    assert kept == validation_texts([*reversed(texts), *(text.upper() for text in texts)])
+    assert [len(validation_texts(texts[:count])) for count in (9, 10, 50, 80, 1600)] == [0, 1, 5, 8, 8]
+
+
+def test_a_corpus_too_small_to_measure_by_has_no_rows_for_it(tmp_path: Path) -> None:
+    few = write_corpus(
+        *(tmp_path, np.zeros(9600, np.int16), np.zeros(20, np.uint8)), [10], [0], ["one text"], [Speaker("s", "slt")]
+    )
+    write_array(tmp_path / "tokens.npy", np.arange(10, dtype=np.int16))
+    assert build_rows(few, encode, CONFIG, (120,), 5, seed=0, validation=True) == []
+    assert len(build_rows(few, encode, CONFIG, (120,), 5, seed=0)[0]) == 5
+
+
+def test_large_vocabularies_fit(corpus: Corpus) -> None:
+    (rows,) = build_rows(corpus, lambda text: [151_642], CONFIG, (120,), 5, seed=0)
+    assert (rows.ids[rows.kinds == TEXT] == 151_642).all()
 
 
 def _utterances(rows: list[Rows]) -> set[int]:

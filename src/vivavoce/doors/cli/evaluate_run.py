@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.evaluate_voices import PromptVoices, Voices, longest_speech, text_front_end
+from vivavoce.doors.cli.evaluate_voices import (
+    PromptVoices,
+    Voices,
+    longest_speech,
+    prompt_references,
+    text_front_end,
+)
 from vivavoce.doors.cli.model import ModelChoice, load_model, note_if_no_real_model
 from vivavoce.version import __version__
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from vivavoce.evaluate.recogniser import RecogniserFactory
     from vivavoce.evaluate.recordings_folder import RecordingsFolder
     from vivavoce.evaluate.report import Report
-    from vivavoce.evaluate.speaking import Clip, Manner
+    from vivavoce.evaluate.speaking import Clip, Manner, VoiceLike
     from vivavoce.service.voices.voice import Voice
 
 
@@ -32,7 +38,7 @@ class EvaluationRequest:
     source: str
     """Where the cases are from, for the report."""
     one_voice_each: bool
-    """Every case names a prompt recording; they are not compared with one another."""
+    """Every case names a prompt recording."""
     voices: Sequence[str]
     prompt_texts: Sequence[str]
     manner: Manner
@@ -57,10 +63,11 @@ def speak_and_score(request: EvaluationRequest, reporter: Reporter) -> Report:
         instruments = _ready_instruments(request, text.normalize)
     tts = load_model(request.choice, reporter).tts
     with reporter.working("preparing …") as show:
-        voices = _voices_to_speak(request, Voices(place, tts.store, tts.extract_voice))
+        voices = _voices_to_speak(request, Voices(place, tts.voices(), tts.voice))
+        references = prompt_references(request.cases, tts.embed, show) if request.one_voice_each else voices
         instruments = replace(
             instruments,
-            embed=embed_with(tts.extract_voice),
+            embed=embed_with(tts.embed),
             longest_s=longest_speech(place, text, request.manner.sampling.max_ratio),
         )
         total = len(plan(request.cases, list(voices)))
@@ -68,7 +75,7 @@ def speak_and_score(request: EvaluationRequest, reporter: Reporter) -> Report:
             tts, request.cases, voices, request.manner, lambda number: show(f"speaking … {number} of {total}")
         )
         settings = {"model": tts.card.name, "trained": tts.card.trained, **_manner_json(request.manner)}
-        report = _assess(request, clips, voices, instruments, settings, show)
+        report = _assess(request, clips, references, instruments, settings, show)
     note_if_no_real_model(tts.card, reporter)
     return report
 
@@ -77,21 +84,18 @@ def score_recordings(request: EvaluationRequest, reporter: Reporter) -> Report:
     """Measure the cases' recordings; of the model only its text rules and encoders are loaded."""
     with reporter.working("starting …") as show:
         from vivavoce.checkpoint.folder import read_card
-        from vivavoce.evaluate.similarity import embed_with
         from vivavoce.evaluate.speaking import UNNAMED, read_all
         from vivavoce.service.default_model import model_folder
 
         place = model_folder(request.choice.model)
         instruments = _ready_instruments(request, text_front_end(place).normalize)
-        voices: Mapping[str, Voice] = {}
+        references: Mapping[str, VoiceLike] = {}
         if request.voices or any(case.voice for case in request.cases):
-            found = _voices_of_encoders(place, request.choice)
-            instruments = replace(instruments, embed=embed_with(lambda recording: found.extract(recording, "")))
-            voices = _voices_to_compare(request, found)
+            instruments, references = _compare_with(request, place, instruments, show)
         label = request.voices[0] if request.voices else UNNAMED
         total = len(request.cases)
         clips = read_all(request.cases, label, lambda number: show(f"measuring … {number} of {total}"))
-        return _assess(request, clips, voices, instruments, {"model": read_card(place).name}, show)
+        return _assess(request, clips, references, instruments, {"model": read_card(place).name}, show)
 
 
 def _ready_instruments(request: EvaluationRequest, spell: Callable[[str], str]) -> Instruments:
@@ -103,30 +107,39 @@ def _ready_instruments(request: EvaluationRequest, spell: Callable[[str], str]) 
 
 def _voices_to_speak(request: EvaluationRequest, found: Voices) -> Mapping[str, Voice]:
     if request.one_voice_each:
-        return PromptVoices(request.cases, found.extract)
+        return PromptVoices(request.cases, found.resolve)
     if not request.voices:
         return found.of_the_model()
     return found.named_or_recorded(request.voices, request.prompt_texts)
 
 
-def _voices_to_compare(request: EvaluationRequest, found: Voices) -> Mapping[str, Voice]:
-    if request.one_voice_each:
-        return PromptVoices(request.cases, found.extract)
-    of_cases = dict.fromkeys(case.voice for case in request.cases if case.voice is not None)
-    return found.named_or_recorded([*request.voices, *of_cases], request.prompt_texts)
-
-
-def _voices_of_encoders(place: Path, choice: ModelChoice) -> Voices:
+def _compare_with(
+    request: EvaluationRequest, place: Path, instruments: Instruments, show: Callable[[str], None]
+) -> tuple[Instruments, Mapping[str, VoiceLike]]:
+    """(the instruments with a speaker encoder, the speakers that recordings are compared with)."""
+    from vivavoce.doors.python import speaker_embedder
+    from vivavoce.evaluate.similarity import embed_with
     from vivavoce.service.front_end import load_front_end
+    from vivavoce.service.voices.built_in import built_in_voices
+    from vivavoce.service.voices.registry import VoiceRegistry
     from vivavoce.service.voices.store import VoiceStore, voices_home
 
-    return Voices(place, VoiceStore(choice.voices or voices_home()), load_front_end(place).extractor.extract)
+    extractor = load_front_end(place).extractor
+    embed = speaker_embedder(place, extractor)
+    instruments = replace(instruments, embed=embed_with(embed))
+    if request.one_voice_each:
+        return instruments, prompt_references(request.cases, embed, show)
+    store = VoiceStore(request.choice.voices or voices_home())
+    registry = VoiceRegistry(extractor, store, built_in_voices(place), extractor.fingerprint)
+    of_cases = dict.fromkeys(case.voice for case in request.cases if case.voice is not None)
+    found = Voices(place, registry.names(), registry.resolve)
+    return instruments, found.named_or_recorded([*request.voices, *of_cases], request.prompt_texts)
 
 
 def _assess(
     request: EvaluationRequest,
     clips: Iterable[Clip],
-    voices: Mapping[str, Voice],
+    references: Mapping[str, VoiceLike],
     instruments: Instruments,
     settings: Mapping[str, Any],
     show: Callable[[str], None],
@@ -141,7 +154,7 @@ def _assess(
         "recogniser": request.recogniser_name,
         "control": control.value if control is not None else None,
     }
-    return assess(clips, voices, instruments, control=control, folder=request.folder, settings=described, show=show)
+    return assess(clips, references, instruments, control=control, folder=request.folder, settings=described, show=show)
 
 
 def _manner_json(manner: Manner) -> dict[str, Any]:

@@ -1,0 +1,241 @@
+"""The default model speaks: its words are understood, its voices told apart, and its streams are as good as its files.
+
+The limits lie far above what the model reaches and far below what a broken one does: the tests at the end hold the
+same scorer and the same limits against audio, texts and weights that are wrong on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vivavoce
+from vivavoce.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
+from vivavoce.evaluate.recogniser import Recogniser
+from vivavoce.evaluate.similarity import embed_with
+from vivavoce.evaluate.speaking import speak_all
+from vivavoce.evaluate.wording import words
+
+pytest.importorskip("pocketsphinx", reason="needs the extra eval")
+
+ROOT = Path(__file__).parents[2]
+SENTENCES = (ROOT / "benchmarks" / "sentences" / "held_out.txt").read_text(encoding="utf-8").splitlines()[:24]
+"""None of them was in the training's corpus."""
+UNHEARD = ROOT / "tests" / "data" / "mini" / "unheard.flac"
+UNHEARD_TEXT = "Several children were playing in the park behind the school."
+SEED = 7
+
+MOST = {"wer_closed": 0.12, "wer_free": 0.55, "per": 0.55, "runaways": 0}
+SECONDS_PER_CHARACTER = (0.04, 0.16)
+LEVEL = (0.02, 0.4)
+"""Root mean square of an utterance."""
+MOST_CLIPPED = 1e-3
+MOST_SILENCE = 0.4
+LEAST_RECOGNISED_VOICES = 0.85
+
+
+@dataclass(frozen=True)
+class Ears:
+    """PocketSphinx, whose closed vocabulary is always that of all sentences, however few of them are spoken."""
+
+    sphinx: PocketSphinx
+    all_sentences: Recogniser
+
+    def transcribe(self, samples: np.ndarray) -> str:
+        return self.sphinx.transcribe(samples)
+
+    def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
+        return self.all_sentences
+
+    def phones(self, samples: np.ndarray) -> list[str]:
+        return self.sphinx.phones(samples)
+
+    def pronunciations(self, word: str) -> list[list[str]]:
+        return self.sphinx.pronunciations(word)
+
+
+@dataclass(frozen=True)
+class QuickEars:
+    """Of `Ears` the closed vocabulary alone, which takes a fifth of the time."""
+
+    all_sentences: Recogniser
+
+    def transcribe(self, samples: np.ndarray) -> str:
+        return ""
+
+    def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
+        return self.all_sentences
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """Utterances and what was measured of them."""
+
+    clips: list[Clip]
+    report: Report
+
+
+@pytest.fixture(scope="session")
+def tts(tmp_path_factory: pytest.TempPathFactory) -> vivavoce.Vivavoce:
+    tts = vivavoce.load(device="cpu", voices=tmp_path_factory.mktemp("voices"))
+    assert tts.card.name == "mini"
+    return tts
+
+
+@pytest.fixture(scope="session")
+def voices(tts: vivavoce.Vivavoce) -> dict[str, vivavoce.Voice]:
+    """The model's own four, and one that its training never heard."""
+    return {**{name: tts.voice(name) for name in tts.voices()}, "unheard": tts.voice(UNHEARD, UNHEARD_TEXT)}
+
+
+@pytest.fixture(scope="session")
+def ears(tts: vivavoce.Vivavoce) -> Ears:
+    sphinx = PocketSphinx()
+    return Ears(sphinx, sphinx.closed([words(tts.normalize(sentence)) for sentence in SENTENCES]))
+
+
+Listen = Callable[..., Report]
+
+
+@pytest.fixture(scope="session")
+def listen(tts: vivavoce.Vivavoce, voices: Mapping[str, vivavoce.Voice], ears: Ears) -> Listen:
+    """Measure clips; quick: by the closed vocabulary alone."""
+
+    def measure(clips: Sequence[Clip], *, quick: bool = False, control: Control | None = None) -> Report:
+        recogniser: Any = QuickEars(ears.all_sentences) if quick else ears
+        instruments = Instruments(lambda: recogniser, spell=tts.normalize, embed=embed_with(tts.embed))
+        return assess(clips, voices, instruments, control=control)
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def spoken(tts: vivavoce.Vivavoce, voices: Mapping[str, vivavoce.Voice], listen: Listen) -> Spoken:
+    """All sentences, the model's own voices in turn."""
+    clips = list(speak_all(tts, in_turn(SENTENCES, tts.voices()), voices, Manner(seed=SEED)))
+    return Spoken(clips, listen(clips))
+
+
+def in_turn(sentences: Sequence[str], names: Sequence[str]) -> list[Case]:
+    return [Case(f"{place:02d}", text, voice=names[place % len(names)]) for place, text in enumerate(sentences)]
+
+
+def faults(clips: Sequence[Clip], report: Report) -> dict[str, float]:
+    """Every figure that no sound model has, by name."""
+    figures = {key: report.summary[key] for key in MOST if report.summary[key] > MOST[key]}
+    if report.summary["identification_rate"] < LEAST_RECOGNISED_VOICES:
+        figures["identification_rate"] = report.summary["identification_rate"]
+    for clip, utterance in zip(clips, report.utterances, strict=True):
+        sound, level = utterance.sound, float(np.sqrt(np.mean(clip.samples**2)))
+        if not LEVEL[0] <= level <= LEVEL[1]:
+            figures[f"level of {utterance.id}"] = level
+        if sound.clipping_share > MOST_CLIPPED:
+            figures[f"clipping of {utterance.id}"] = sound.clipping_share
+        if sound.silence_ratio > MOST_SILENCE:
+            figures[f"silence of {utterance.id}"] = sound.silence_ratio
+        pace = sound.s_per_character or 0.0
+        if not SECONDS_PER_CHARACTER[0] <= pace <= SECONDS_PER_CHARACTER[1]:
+            figures[f"seconds per character of {utterance.id}"] = pace
+    return figures
+
+
+def test_unheard_sentences_are_understood_in_every_voice(spoken: Spoken) -> None:
+    assert faults(spoken.clips, spoken.report) == {}
+    assert spoken.report.summary["utterances"] == 24
+    assert len(spoken.report.voices) == 4
+
+
+def test_an_unheard_speaker_is_cloned(
+    tts: vivavoce.Vivavoce, voices: Mapping[str, vivavoce.Voice], listen: Listen
+) -> None:
+    report = listen(list(speak_all(tts, in_turn(SENTENCES[8:16], ["unheard"]), voices, Manner(seed=SEED))), quick=True)
+    assert report.summary["wer_closed"] <= 0.2
+    assert report.summary["runaways"] == 0
+    assert [one.nearest_voice for one in report.utterances] == ["unheard"] * 8
+    cosines = report.similarity_matrix()["unheard"]
+    own = cosines.pop("unheard")
+    assert own > 0.6 > max(cosines.values()) + 0.2
+
+
+def test_streams_are_as_good_as_files(tts: vivavoce.Vivavoce, spoken: Spoken, listen: Listen) -> None:
+    whole = spoken.clips[:6]
+    streams = [streamed(tts, clip) for clip in whole]
+    for clip, stream in zip(whole, streams, strict=True):
+        assert len(stream.samples) == len(clip.samples), "not the same tokens"
+        assert likeness(stream.samples, clip.samples) > 0.95
+        assert stream.joins, "all came at once"
+        assert stream.joins[0] < 0.8 * len(clip.samples)
+    report = listen(streams, quick=True)
+    assert report.summary["joins_over"] == 0
+    assert report.summary["join_median_ratio"] < 2
+    errors_of_files = sum(one.to_json()["closed_errors"] for one in spoken.report.utterances[:6])
+    assert abs(report.summary["wer_closed_errors"] - errors_of_files) <= 1
+
+
+def test_other_tokens_would_show(tts: vivavoce.Vivavoce, spoken: Spoken) -> None:
+    clip = spoken.clips[0]
+    other = tts.speak(clip.case.text, clip.voice, seed=SEED + 100).samples
+    assert likeness(other, clip.samples) < 0.95
+
+
+def streamed(tts: vivavoce.Vivavoce, clip: Clip) -> Clip:
+    """The same text, voice and seed as a stream."""
+    assert clip.seed is not None
+    pieces = [chunk.samples for chunk in tts.stream(clip.case.text, clip.voice, seed=clip.seed)]
+    joins = tuple(np.cumsum([len(piece) for piece in pieces])[:-1].tolist())
+    return replace(clip, samples=np.concatenate(pieces), joins=joins, whole=clip.samples)
+
+
+def likeness(one: np.ndarray, other: np.ndarray) -> float:
+    """Correlation of the log spectra, sample for sample from the start."""
+    length = min(len(one), len(other))
+    spectra = [
+        torch.stft(torch.from_numpy(wave[:length]), 1024, 256, window=torch.hann_window(1024), return_complex=True)
+        for wave in (one, other)
+    ]
+    return float(np.corrcoef([(spectrum.abs() + 1e-3).log().flatten().numpy() for spectrum in spectra])[0, 1])
+
+
+def test_shuffled_audio_is_not_understood(spoken: Spoken, listen: Listen) -> None:
+    assert listen(spoken.clips[:12], quick=True, control=Control.SHUFFLED).summary["wer_closed"] > 0.8
+
+
+def test_another_text_is_not_heard(spoken: Spoken) -> None:
+    found = [one.recognition for one in spoken.report.utterances if one.recognition is not None]
+    wrong = [*found[1:], found[0]]
+    pairs = [(other.said, one.heard_closed or "") for one, other in zip(found, wrong, strict=True)]
+    assert word_errors(pairs).rate > 0.8
+
+
+def test_wrong_weights_fail_the_same_limits(
+    tts: vivavoce.Vivavoce, voices: Mapping[str, vivavoce.Voice], listen: Listen
+) -> None:
+    with disturbed(tts._synthesizer.pipeline.models.flow.estimator):
+        clips = list(speak_all(tts, in_turn(SENTENCES[4:6], tts.voices()), voices, Manner(seed=SEED)))
+    found = faults(clips, listen(clips))
+    assert {"wer_closed", "wer_free", "per"} <= set(found), found
+
+
+@contextmanager
+def disturbed(network: nn.Module) -> Iterator[None]:
+    """Noise of half its own deviation on every matrix."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [parameter for parameter in network.parameters() if parameter.dim() > 1]
+    before = [matrix.detach().clone() for matrix in matrices]
+    with torch.no_grad():
+        for matrix in matrices:
+            matrix.add_(0.5 * matrix.std() * torch.randn(matrix.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for matrix, old in zip(matrices, before, strict=True):
+                matrix.copy_(old)
