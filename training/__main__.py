@@ -32,6 +32,6 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         app()
-    except VivavoceError as error:
+    except (VivavoceError, FileNotFoundError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

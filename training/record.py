@@ -69,7 +69,9 @@ class Record:
         entries = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
         fixed = {"step", "seconds", "lr", "steps_per_s", "gpu_gib"}
         names = sorted({name for entry in entries for name in entry} - fixed)
-        columns = min(4, max(1, len(names)))
+        if not names:
+            return  # a piece that ended before its first line
+        columns = min(4, len(names))
         rows = -(-len(names) // columns)
         figure, axes = pyplot.subplots(rows, columns, figsize=(4 * columns, 2.6 * rows), squeeze=False)
         for axis, name in zip(axes.flat, names, strict=False):

@@ -13,7 +13,7 @@ from training.__main__ import app
 
 COMMANDS = (
     *("corpus", "sentences", "text-tokenizer", "tokenizer", "speaker", "lm", "flow", "vocoder"),
-    *("assemble", "test-set", "prepare", "pack"),
+    *("assemble", "test-set", "prepare", "pack", "encode"),
 )
 README = Path(__file__).parents[2] / "training" / "README.md"
 TEXT = README.read_text(encoding="utf-8")

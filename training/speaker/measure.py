@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce.errors import InvalidRequest
+
 WAYS = 8
 TRIALS = 2000
 
@@ -30,14 +32,14 @@ def identified(
         seed: of the trials.
 
     Raises:
-        ValueError: fewer than two speakers have two utterances.
+        InvalidRequest: fewer than two speakers have two utterances.
     """
     generator = np.random.default_rng(seed)
     enrolled, heard = _normalised(enrolled), _normalised(heard)
     own = {index: np.flatnonzero(speaker == index) for index in np.unique(speaker)}
     able = [index for index, utterances in own.items() if len(utterances) > 1]
     if len(able) < 2:
-        raise ValueError("corpus: fewer than two speakers have two utterances; make a longer corpus")
+        raise InvalidRequest("corpus: fewer than two speakers have two utterances; make a longer corpus")
     right = 0
     for _ in range(TRIALS):
         chosen = generator.permutation(able)[:ways]

@@ -9,6 +9,7 @@ import torch
 
 from training.data.store import Corpus
 from training.loop import Budget, train
+from training.utterances import steps_in
 from training.vocoder.crops import load_crops, starts_apart_from
 from training.vocoder.discriminators import PERIOD_CHANNELS, RESOLUTION_CHANNELS, Discriminators
 from training.vocoder.step import ALONE, BATCH, CROP_TOKENS, WITH_ADVERSARY, Step
@@ -70,7 +71,7 @@ def train_vocoder(
         CheckpointError: `init` does not fit `config`.
     """
     corpus = Corpus.open(corpus_folder)
-    torch.manual_seed(seed + _steps_in(out / f"{PART}.state.pt"))
+    torch.manual_seed(seed + steps_in(out, PART))
     model = HiFT(config.vocoder)
     discriminators = Discriminators(scale.period_channels, scale.resolution_channels)
     joins_at = _start_from(init, model, discriminators)
@@ -113,10 +114,3 @@ def _start_from(init: Path | None, model: HiFT, discriminators: Discriminators) 
     model.load_state_dict(state["average"])
     discriminators.load_state_dict(state["modules"]["discriminators"])
     return 0.0
-
-
-def _steps_in(state: Path) -> int:
-    """Steps that a training has gone, 0 before it starts: a later piece must not draw the first one's batches again."""
-    if not state.is_file():
-        return 0
-    return int(torch.load(state, map_location="cpu", weights_only=True, mmap=True)["step"])

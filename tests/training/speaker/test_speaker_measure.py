@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from training.speaker.measure import equal_error_rate, identified
+from vivavoce.errors import InvalidRequest
 
 
 def clustered(spread: float, speakers: int = 10, each: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -40,5 +41,5 @@ def test_what_is_heard_is_held_against_what_was_enrolled() -> None:
 
 
 def test_two_speakers_with_two_utterances_are_needed() -> None:
-    with pytest.raises(ValueError, match="make a longer corpus"):
+    with pytest.raises(InvalidRequest, match="make a longer corpus"):
         identified(np.ones((3, 4), np.float32), np.ones((3, 4), np.float32), np.array([0, 0, 1], np.int32))
