@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from training.record import Record
+from vivavoce.errors import InvalidRequest
 
 WARM_STEPS = 3
 """Plain steps of a variant before it is captured: allocations and library handles settle in them."""
@@ -106,6 +107,13 @@ class Budget:
     seconds: float | None = None
     steps: int | None = None
     piece_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is None and self.steps is None:
+            raise InvalidRequest("budget: none is given, the training would never end; add --seconds or --steps")
+        for name, value in (("seconds", self.seconds), ("steps", self.steps)):
+            if value is not None and value <= 0:
+                raise InvalidRequest(f"{name}: {value} is not above 0; give a length of the training")
 
     def progress(self, seconds: float, steps: int) -> float:
         """Share of the budget that is spent, 1.0 or more when it is over."""

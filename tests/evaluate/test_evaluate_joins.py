@@ -62,3 +62,8 @@ def test_no_joins_and_the_very_ends() -> None:
     found = join_clicks(abruptness(whole, RATE, []), abruptness_everywhere(whole, RATE))
     assert (found.joins, found.over, found.worst_ratio) == (0, 0, None)
     assert np.isfinite(abruptness(whole, RATE, [0, 1, len(whole) - 1])).all()
+
+
+def test_silence_is_no_measure() -> None:
+    clicks = join_clicks(np.array([0.5]), np.zeros(100))
+    assert (clicks.joins, clicks.worst_ratio, clicks.median_ratio) == (1, None, None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from training.loop import Budget, Optimizer, Recipe, train
+from vivavoce.errors import InvalidRequest
 
 CPU = torch.device("cpu")
 
@@ -57,3 +58,9 @@ def test_the_schedule_rises_and_falls() -> None:
 def test_the_budget_is_whichever_ends_first() -> None:
     assert Budget(seconds=10, steps=100).progress(5, 80) == 0.8
     assert Budget(seconds=10, steps=100).progress(9, 8) == 0.9
+
+
+@pytest.mark.parametrize("length", [{}, {"piece_seconds": 5.0}, {"steps": 0}, {"seconds": -1.0}])
+def test_a_training_without_an_end_is_refused(length: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest):
+        Budget(**length)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import torch
 import typer
 
 from training.loop import Budget
+from training.options import Device, Seed
 from training.speaker.run import Sizes, train_speaker
 
 
@@ -17,8 +18,8 @@ def speaker(
     corpus: Annotated[Path, typer.Argument(help="Corpus folder; embeddings.npy is written into it.")],
     out: Annotated[Path, typer.Argument(help="Folder for state, log, curves and campplus.onnx.")],
     seconds: Annotated[float, typer.Option(help="Training time of the whole schedule.")] = 75.0,
-    device: Annotated[str, typer.Option(help="Where to train: cuda, cuda:1, cpu.")] = "cuda",
-    seed: Annotated[int, typer.Option(help="Of first weights and batches.")] = 0,
+    device: Device = "cuda",
+    seed: Seed = 0,
     hours: Annotated[float, typer.Option(help="How much of the corpus to learn from.")] = 15.0,
     others: Annotated[
         Path | None, typer.Option(help="Corpus folder of other speakers to measure by; gets embeddings.npy too.")

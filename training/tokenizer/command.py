@@ -10,6 +10,7 @@ import torch
 import typer
 
 from training.loop import Budget
+from training.options import Device, Seed
 from training.tokenizer.run import Sizes, train_tokenizer
 
 
@@ -17,8 +18,8 @@ def tokenizer(
     corpus: Annotated[Path, typer.Argument(help="Corpus folder; tokens.npy is written into it.")],
     out: Annotated[Path, typer.Argument(help="Folder for state, log, curves and speech_tokenizer_v2.onnx.")],
     seconds: Annotated[float, typer.Option(help="Training time of the whole schedule.")] = 130.0,
-    device: Annotated[str, typer.Option(help="Where to train: cuda, cuda:1, cpu.")] = "cuda",
-    seed: Annotated[int, typer.Option(help="Of first weights and batches.")] = 0,
+    device: Device = "cuda",
+    seed: Seed = 0,
     hours: Annotated[float, typer.Option(help="How much of the corpus to learn from.")] = 25.0,
     others: Annotated[
         Path | None, typer.Option(help="Corpus folder of other speakers to measure by; gets tokens.npy too.")

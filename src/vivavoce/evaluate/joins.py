@@ -28,7 +28,8 @@ class JoinClicks:
     over: int
     """Joins more abrupt than 99.9 % of all places in whole speech; about 0.1 % of clean joins are."""
     worst_ratio: float | None
-    """The most abrupt join over that 99.9th percentile: above 1 it stands out. None: there are no joins."""
+    """The most abrupt join over that 99.9th percentile: above 1 it stands out. None: there are no joins, or
+    nothing but silence to compare with."""
     median_ratio: float | None
     """The median join over the median place in whole speech; 1 where joins are like any other place."""
 
@@ -64,10 +65,10 @@ def join_clicks(at_joins: NDArray[np.float64], usual: NDArray[np.float64]) -> Jo
     """Compare the abruptness at joins [joins] with that of all places in whole speech [places]."""
     if not len(at_joins) or not len(usual):
         return JoinClicks(len(at_joins), 0, None, None)
-    limit = float(np.quantile(usual, _QUANTILE))
+    limit, middle = float(np.quantile(usual, _QUANTILE)), float(np.median(usual))
     return JoinClicks(
         joins=len(at_joins),
         over=int((at_joins > limit).sum()),
-        worst_ratio=float(at_joins.max() / limit),
-        median_ratio=float(np.median(at_joins) / np.median(usual)),
+        worst_ratio=float(at_joins.max()) / limit if limit else None,
+        median_ratio=float(np.median(at_joins)) / middle if middle else None,
     )

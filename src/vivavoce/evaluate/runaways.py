@@ -38,7 +38,7 @@ def _reason(utterance: Utterance, pace: float | None, longest_s: Callable[[str],
     duration = utterance.sound.duration_s
     if longest_s is not None and duration >= _AT_LIMIT * longest_s(utterance.text):
         return "length limit"
-    if pace is None:
+    if pace is None or not utterance.sound.num_characters:
         return None
     expected = pace * utterance.sound.num_characters
     if duration > max(_TIMES * expected, expected + _SLACK_S):

@@ -112,10 +112,9 @@ def _speed(utterances: Sequence[Utterance]) -> dict[str, Any]:
 def _clicks(clicks: JoinClicks | None) -> dict[str, Any]:
     if clicks is None:
         return {}
-    keys = {"joins": clicks.joins, "joins_over": clicks.over}
-    if clicks.worst_ratio is None:
-        return keys
-    return {**keys, "join_worst_ratio": clicks.worst_ratio, "join_median_ratio": clicks.median_ratio}
+    ratios = {"join_worst_ratio": clicks.worst_ratio, "join_median_ratio": clicks.median_ratio}
+    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    return {"joins": clicks.joins, "joins_over": clicks.over, **known}
 
 
 def _median(name: str, values: Iterable[float | None]) -> dict[str, float]:

@@ -142,9 +142,9 @@ class Synthesizer:
         """Audio in chunks as it is made. What can be refused is refused before the first chunk.
 
         text: a text, or an iterable of pieces of it (from a language model, say) that is read as speech goes on;
-        pieces are spoken as they are, without normalisation, word by word as they become whole, and each is
-        checked when it arrives. Such a stream
-        holds as much speech as the flow has noise for: 300 s, the voice's reference included.
+        pieces are spoken as they are, without normalisation, word by word as they become whole, and each is checked
+        when it arrives. Such a stream holds as much speech as the flow has noise for: 300 s, the voice's reference
+        included.
         """
         policy = policy or ChunkPolicy.seamless()
         if isinstance(text, str):

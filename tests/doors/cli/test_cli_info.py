@@ -165,7 +165,8 @@ def test_doctor_finds_nothing_broken(run: Run, no_networks: None) -> None:
 
 def test_doctor_as_json(run: Run, home: Path) -> None:
     findings = {one["subject"]: one for one in json.loads(run("doctor", "--json").text)}
-    assert findings["torch"] == {"subject": "torch", "state": "ok", "text": torch.__version__}
+    torch_found = findings["torch"]
+    assert (torch_found["state"], torch.__version__.partition("+")[0]) == ("ok", torch_found["text"].partition("+")[0])
     assert str(home / "models") in findings["models"]["text"]
 
 

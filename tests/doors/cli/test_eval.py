@@ -218,3 +218,25 @@ def test_help_shows_examples_and_says_what_runs_code(run: Run) -> None:
     assert "vivavoce eval --out report" in text
     assert "imported and run" in " ".join(text.split())
     assert all(len(line) < 100 for line in text.splitlines())
+
+
+def test_recordings_are_never_replaced(run: Run, no_loading: None, speech: Path) -> None:
+    before = {name: Path(name).read_bytes() for name in ("good.wav", "bad.wav")}
+    result = run("eval", "--audio", speech, "--recogniser", "none", "--control", "reversed", "--out", ".")
+    assert result.code == 2
+    assert "choose another folder" in result.err
+    assert {name: Path(name).read_bytes() for name in before} == before
+
+
+def test_the_first_recordings_of_a_folder(run: Run, no_loading: None) -> None:
+    Path("rec").mkdir()
+    for number in (1, 2, 3):
+        shutil.copyfile(CLIP, f"rec/{number:04d}.flac")
+    said = sentences("One.", "Two.", "Three.", "Four.")
+    result = run("eval", "--audio", "rec", "--sentences", said, "--limit", 3, "--recogniser", "none")
+    assert result.code == 0, result.err
+
+
+def test_a_text_without_letters_has_no_pace(run: Run, no_loading: None, speech: Path) -> None:
+    Path("table.tsv").write_text(f"good.wav\t{TEXT}\nbad.wav\t?!\n")
+    assert run("eval", "--audio", speech, "--recogniser", "none").code == 0

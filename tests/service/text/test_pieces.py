@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidText
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
 from vivavoce.service.text.pieces import MAX_HELD, whole_words
 
 
@@ -55,3 +56,10 @@ def test_what_is_no_word_does_not_pile_up() -> None:
 def test_a_piece_that_is_no_text() -> None:
     with pytest.raises(InvalidText, match="int"):
         list(whole_words(["a", 3]))  # type: ignore[list-item]
+
+
+def test_a_long_piece_after_a_held_word_is_not_too_long() -> None:
+    long = "! " + "x " * 9998 + "!"
+    parts = list(whole_words(["ab", long]))
+    assert "".join(parts) == "ab" + long
+    assert max(map(len, parts)) <= MAX_TEXT_CHARS

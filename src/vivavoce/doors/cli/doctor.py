@@ -76,6 +76,8 @@ PACKAGES = (
     Package("kaldi_native_fbank", "kaldi-native-fbank", "no voice can be taken from a recording", needed=False),
     Package("av", "av", "recordings in m4a, aac, webm and wma cannot be read", needed=False),
     Package("httpx", "httpx", "no model can be downloaded", needed=False),
+    Package("pocketsphinx", "pocketsphinx", "`vivavoce eval` needs a recogniser of your own", needed=False),
+    Package("matplotlib", "matplotlib", "`vivavoce eval` draws no pictures", needed=False),
 )
 
 
@@ -135,20 +137,20 @@ def _places() -> Iterator[Finding]:
     from vivavoce.checkpoint.hub.locate import models_home
     from vivavoce.service.voices.store import voices_home
 
-    yield _place("models", models_home(), "*/cosyvoice*.yaml", State.BROKEN)
-    yield _place("voices", voices_home(), "*.safetensors", State.NOTE)
+    yield _place("models", models_home(), "*/cosyvoice*.yaml")
+    yield _place("voices", voices_home(), "*.safetensors")
     yield _disk(models_home())
 
 
-def _place(subject: str, folder: Path, pattern: str, unwritable: State) -> Finding:
-    """Look at a folder; `unwritable` says how it weighs that nothing can be written there."""
+def _place(subject: str, folder: Path, pattern: str) -> Finding:
+    """Look at a folder for downloads or stored voices; speech needs neither."""
     try:
         check_writable(_nearest(folder) / "probe", field=subject)
     except (VivavoceError, OSError) as error:
         # The system's error names the file of the trial, which tells nobody anything.
         reason = one_line(error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
         return Finding(
-            subject, unwritable, f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can"
+            subject, State.NOTE, f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can"
         )
     return Finding(subject, State.OK, f"{folder} ({len(list(folder.glob(pattern)))} there)")
 

@@ -173,9 +173,10 @@ def _cases(
         cases = read_seed_tts_list(list_)
     else:
         cases = read_sentences(sentences) if sentences is not None else cases_of(SENTENCES)
+    cases = cases[:limit]
     if audio is not None:
         sources, cases = [audio], with_audio(cases, audio)
-    return str(sources[0]) if sources else "built in", cases[:limit]
+    return str(sources[0]) if sources else "built in", cases
 
 
 def _manner(
@@ -211,8 +212,17 @@ def _recordings_folder(out: Path | None, cases: Sequence[Case], voices: Sequence
     from vivavoce.evaluate.recordings_folder import RecordingsFolder
 
     check_drawing()
+    sources = (path for case in cases for path in (case.audio, case.truth, _recording(case.voice)) if path is not None)
+    if any(path.resolve().parent == out.resolve() for path in sources):
+        raise InvalidRequest(
+            "out: holds the recordings that are evaluated, which would be replaced; choose another folder"
+        )
     own = any(case.voice is not None or case.audio is not None for case in cases)
     return RecordingsFolder(out, by_voice=not own and len(voices) != 1)
+
+
+def _recording(voice: str | None) -> Path | None:
+    return Path(voice) if voice is not None and Path(voice).is_file() else None
 
 
 def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import regex
 
-from vivavoce.service.text.checks import check_length
+from vivavoce.service.text.checks import MAX_TEXT_CHARS, check_length
 
 MAX_HELD = 100
 """Characters that are held back at most; what is longer is no word."""
@@ -28,8 +28,14 @@ def whole_words(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         check_length(piece)
         text = held + piece
-        unfinished = None if _NO_SPACES.search(text) else _UNFINISHED.search(text)
-        cut = unfinished.start() if unfinished and len(unfinished[0]) <= MAX_HELD else len(text)
+        if len(text) > MAX_TEXT_CHARS:
+            yield held
+            text = piece
+        # The tail alone is looked at: a piece without spaces must not cost more than its length.
+        tail = text[-MAX_HELD - 1 :]
+        unfinished = None if _NO_SPACES.search(tail[-1:]) else _UNFINISHED.search(tail)
+        length = len(unfinished[0]) if unfinished else 0
+        cut = len(text) - length if length <= MAX_HELD else len(text)
         held = text[cut:]
         if cut:
             yield text[:cut]
