@@ -11,21 +11,18 @@ from training.assemble import assemble as assemble_folder
 from training.data.flite import Flite
 from training.data.render import source_recording
 from training.data.speakers import test_speakers
+from training.options import FliteFolder
 from training.record import log
 from training.testset import Record, write_test_set
 
 NUM_TEST_SPEAKERS = 8
 """Two of each voice, which differ clearly from one another."""
 
-_Libraries = Annotated[
-    Path | None, typer.Option("--flite", help="Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's.")
-]
-
 
 def assemble(
     parts: Annotated[Path, typer.Argument(help="Folder with llm.pt, flow.pt, hift.pt and the two .onnx files.")],
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint goes.")],
-    flite: _Libraries = None,
+    flite: FliteFolder = None,
 ) -> None:
     """Make a checkpoint in the official layout of trained parts, with stored voices that flite speaks."""
     assemble_folder(parts, folder, _recorder(flite))
@@ -39,7 +36,7 @@ def record_test_set(
         Path, typer.Option(exists=True, dir_okay=False, help="Held-out sentences, one a line.")
     ] = Path("benchmarks/sentences/held_out.txt"),
     count: Annotated[int, typer.Option(min=1, help="How many of them.")] = 100,
-    flite: _Libraries = None,
+    flite: FliteFolder = None,
 ) -> None:
     """Record held-out speakers for `vivavoce eval`: prompts for cloning, and the sentences themselves as a ceiling."""
     lines = sentences.read_text(encoding="utf-8").splitlines()[:count]

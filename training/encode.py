@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
@@ -15,14 +13,14 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from training.data.store import SAMPLE_RATE, TOKEN_SAMPLES, Corpus, write_array
+from training.data.build import num_cores
+from training.data.store import Corpus, write_array
 from training.options import CorpusFolder
 from training.record import log
+from training.utterances import heard
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEECH_TOKENIZER
-from vivavoce.models.features.whisper_mel import SAMPLE_RATE as ENCODER_RATE
 from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
 from vivavoce.models.speech_tokenizer.onnx import SpeechTokenizer
-from vivavoce.service.audio.resample import resample_sinc
 
 PIECE = 200
 """Utterances that one process takes at a time."""
@@ -36,10 +34,10 @@ def encode(
     """Write a corpus's speech tokens and speaker embeddings as a finished checkpoint hears them."""
     source = Corpus.open(corpus)
     starts = range(0, len(source), PIECE)
-    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        heard = list(pool.map(_hear, repeat(corpus), repeat(model), starts))
-    write_array(corpus / "tokens.npy", np.concatenate([tokens for tokens, _ in heard]))
-    write_array(corpus / "embeddings.npy", np.concatenate([embeddings for _, embeddings in heard]))
+    with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:
+        pieces = list(pool.map(_hear, repeat(corpus), repeat(model), starts))
+    write_array(corpus / "tokens.npy", np.concatenate([tokens for tokens, _ in pieces]))
+    write_array(corpus / "embeddings.npy", np.concatenate([embeddings for _, embeddings in pieces]))
     log.info("%s: tokens and embeddings of %d utterances", corpus, len(source))
 
 
@@ -49,16 +47,8 @@ def _hear(folder: Path, model: Path, first: int) -> tuple[NDArray[np.int16], NDA
     tokenizer = SpeechTokenizer.from_file(model / SPEECH_TOKENIZER)
     encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
     tokens, embeddings = [], []
-    for begin, end in _places(corpus, first):
-        wave = torch.from_numpy(corpus.wav[begin * TOKEN_SAMPLES : end * TOKEN_SAMPLES].astype(np.float32) / 32768)
-        wave = resample_sinc(wave, SAMPLE_RATE, ENCODER_RATE)
+    for utterance in range(first, min(first + PIECE, len(corpus))):
+        wave = heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
         tokens.append(tokenizer(wave).numpy().astype(np.int16))
         embeddings.append(encoder(wave).numpy().astype(np.float16))
     return np.concatenate(tokens), np.stack(embeddings)
-
-
-def _places(corpus: Corpus, first: int) -> Iterator[tuple[int, int]]:
-    """First token and end of each utterance of a piece."""
-    last = min(first + PIECE, len(corpus))
-    for utterance in range(first, last):
-        yield int(corpus.start[utterance]), int(corpus.start[utterance + 1])

@@ -18,6 +18,10 @@ def _present(name: str) -> str:
     return name
 
 
+FliteFolder = Annotated[
+    Path | None,
+    typer.Option("--flite", help="Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's."),
+]
 CorpusFolder = Annotated[Path, typer.Argument(help="Folder of the corpus.")]
 OutFolder = Annotated[Path, typer.Argument(help="Folder for weights, logs, curves and the state to continue from.")]
 Seconds = Annotated[float | None, typer.Option(help="Length of the whole training, pieces together.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -18,12 +17,9 @@ from training.data.flite import Flite
 from training.data.speakers import train_speakers
 from training.data.texts.mix import held_out, training_texts
 from training.data.texts.wordnet import WordNet
+from training.options import FliteFolder
+from training.record import log
 
-log = logging.getLogger("training")
-
-_Flite = Annotated[
-    Path | None, typer.Option(help="Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's.")
-]
 _Wordnet = Annotated[
     Path | None, typer.Option(help="Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's.")
 ]
@@ -35,7 +31,7 @@ def corpus(
     speakers: Annotated[int, typer.Option(min=1, help="Speakers, drawn evenly over flite's four voices.")] = 320,
     seed: Annotated[int, typer.Option(help="Decides texts, speakers and the draws in the sound.")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; else one per core.")] = None,
-    flite: _Flite = None,
+    flite: FliteFolder = None,
     wordnet: _Wordnet = None,
     sentences_only: Annotated[
         int | None, typer.Option(min=1, help="Write this many texts to FOLDER/sentences.txt and nothing else.")

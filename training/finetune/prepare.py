@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 from training.data.render import Utterance
 from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus, Speaker, write_array
 from training.data.writer import CorpusWriter
-from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
 from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, InvalidText
-from vivavoce.models.features.whisper_mel import SAMPLE_RATE as ENCODER_RATE
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
-from vivavoce.models.speech_tokenizer.onnx import MAX_SECONDS, SpeechTokenizer
+from vivavoce.models.speech_tokenizer.onnx import MAX_SECONDS
 from vivavoce.service.audio.checks import check_reference
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.resample import resample_sinc
+from vivavoce.service.audio.types import Audio
 from vivavoce.service.front_end import load_front_end
-from vivavoce.service.text.frontend import TextFrontEnd
 
 SUFFIXES = frozenset({".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
 
@@ -116,17 +114,16 @@ class _Ear:
     """What a checkpoint makes of a recording before any network that can be tuned."""
 
     def __init__(self, model: Path) -> None:
-        self._text: TextFrontEnd = load_front_end(model).text
-        self._tokenizer = SpeechTokenizer.from_file(model / SPEECH_TOKENIZER)
-        self._encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
+        front_end = load_front_end(model)
+        self._text, self._extractor = front_end.text, front_end.extractor
 
     def __call__(self, recording: Recording) -> _Heard:
         """Raises InvalidText or InvalidAudio for a recording that cannot be used."""
         # A text that has nothing to say is found here, before the work.
         text = " ".join(self._text.segments(_transcript(recording.transcript)))
         wave = _on_grid(recording.audio)
-        encoder_wave = resample_sinc(wave, SAMPLE_RATE, ENCODER_RATE)
-        tokens = self._tokenizer(encoder_wave).numpy().astype(np.int16)
+        audio = Audio(wave.numpy(), SAMPLE_RATE)
+        tokens = self._extractor.speech_tokens(audio).numpy().astype(np.int16)
         places = len(wave) // TOKEN_SAMPLES
         if abs(len(tokens) - places) > 1:
             raise CheckpointError(
@@ -136,7 +133,7 @@ class _Ear:
         count = min(places, len(tokens))
         pcm = (wave[: count * TOKEN_SAMPLES].clamp(-1, 1) * 32767).round().short().numpy()
         utterance = Utterance(pcm, np.zeros(count * MELS_PER_TOKEN, np.uint8))
-        return _Heard(utterance, text, tokens[:count], self._encoder(encoder_wave).numpy().astype(np.float16))
+        return _Heard(utterance, text, tokens[:count], self._extractor.embedding(audio).numpy().astype(np.float16))
 
 
 def _transcript(path: Path) -> str:

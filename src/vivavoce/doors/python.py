@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.folder import SPEAKER_ENCODER, ModelCard
+from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.features.whisper_mel import SAMPLE_RATE as ENCODER_RATE
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
-from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.default_model import model_folder
 from vivavoce.service.modes import Mode, parse_mode
 from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
-from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
+from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.store import VoiceStore, voices_home
 from vivavoce.service.voices.voice import Voice
@@ -119,7 +115,7 @@ class Vivavoce:
         Raises:
             InvalidAudio: unreadable, too short, too long, silent or not finite.
         """
-        return self._embed(source)
+        return self._synthesizer.extractor.embedding(source)
 
     def speak(
         self,
@@ -187,26 +183,6 @@ class Vivavoce:
     def extract_voice(self, source: AudioSource, prompt_text: str = "", *, name: str = "") -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it with `tts.store.save(voice)`."""
         return self._synthesizer.extractor.extract(source, prompt_text).named(name)
-
-    @cached_property
-    def _embed(self) -> Callable[[AudioSource], Tensor]:
-        return speaker_embedder(self._synthesizer.folder, self._synthesizer.extractor)
-
-
-def speaker_embedder(folder: Path, extractor: VoiceExtractor) -> Callable[[AudioSource], Tensor]:
-    """What `Vivavoce.embed` does, for a model folder whose networks need not be loaded.
-
-    Args:
-        folder: whose speaker encoder is opened; `CheckpointError` if it cannot be.
-        extractor: reads and checks the recordings.
-    """
-    encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER)
-
-    def embed(source: AudioSource) -> Tensor:
-        audio = extractor.read(source, "audio")
-        return encoder(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
-
-    return embed
 
 
 def _options(

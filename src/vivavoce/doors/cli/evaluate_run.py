@@ -117,7 +117,6 @@ def _compare_with(
     request: EvaluationRequest, place: Path, instruments: Instruments, show: Callable[[str], None]
 ) -> tuple[Instruments, Mapping[str, VoiceLike]]:
     """(the instruments with a speaker encoder, the speakers that recordings are compared with)."""
-    from vivavoce.doors.python import speaker_embedder
     from vivavoce.evaluate.similarity import embed_with
     from vivavoce.service.front_end import load_front_end
     from vivavoce.service.voices.built_in import built_in_voices
@@ -125,10 +124,9 @@ def _compare_with(
     from vivavoce.service.voices.store import VoiceStore, voices_home
 
     extractor = load_front_end(place).extractor
-    embed = speaker_embedder(place, extractor)
-    instruments = replace(instruments, embed=embed_with(embed))
+    instruments = replace(instruments, embed=embed_with(extractor.embedding))
     if request.one_voice_each:
-        return instruments, prompt_references(request.cases, embed, show)
+        return instruments, prompt_references(request.cases, extractor.embedding, show)
     store = VoiceStore(request.choice.voices or voices_home())
     registry = VoiceRegistry(extractor, store, built_in_voices(place), extractor.fingerprint)
     of_cases = dict.fromkeys(case.voice for case in request.cases if case.voice is not None)

@@ -74,6 +74,11 @@ class VoiceExtractor:
         audio = self.read(source, field)
         return self._speech_tokenizer(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
 
+    def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
+        """The speaker embedding of a recording and nothing else of a voice: [192] float32, not normalised."""
+        audio = self.read(source, field)
+        return self._speaker_encoder(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
+
     def read(self, source: AudioSource, field: str) -> Audio:
         """Decode and check a recording."""
         audio = source if isinstance(source, Audio) else decode_audio(source, field=field, max_seconds=MAX_REFERENCE_S)
