@@ -18,7 +18,7 @@ override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
 export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak test check parity clean
+.PHONY: help setup speak test check parity soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ check: $(DEV) ## check format, style and types
 parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folder
 	@[ -n "$$REFERENCE" ] || { echo 'usage: make parity REFERENCE=folder of recorded tensors' >&2; exit 2; }
 	@$(PYTHON) -m tests.parity "$$REFERENCE"
+
+soak: $(DEV) ## ask an engine for 10,000 things, and see that nothing of them is left
+	@$(PYTHON) -m tests.soak
 
 clean: ## remove .venv and everything else that these commands made
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

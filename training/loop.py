@@ -238,7 +238,7 @@ class _Steps:
         self._body, self._on_gpu = body, device.type == "cuda"
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
         self._plain: dict[int, int] = {}
-        self._side = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(device) if self._on_gpu else None
 
     def run(self, variant: int) -> dict[str, Tensor]:
         if not self._on_gpu:

@@ -13,9 +13,15 @@
     │   └── UnsupportedModel      500  UNIMPLEMENTED       exit 2   a generation or feature this version lacks
     ├── ModelNotFound             404  NOT_FOUND           exit 2   neither a folder nor a known model's name
     ├── DownloadError             502  UNAVAILABLE         exit 2   the hub could not be reached, or sent wrong bytes
-    └── MissingDependency         500  FAILED_PRECONDITION exit 2   a package is needed and cannot be imported
+    ├── MissingDependency         500  FAILED_PRECONDITION exit 2   a package is needed and cannot be imported
+    ├── Overloaded                429  RESOURCE_EXHAUSTED  exit 2   no room for the request now; it says when to retry
+    ├── OutOfMemory               503  RESOURCE_EXHAUSTED  exit 2   the device's memory does not hold the request
+    ├── StageFailed               500  INTERNAL            exit 1   a stage threw; this request alone is lost
+    ├── EngineStopped             503  UNAVAILABLE         exit 1   the engine is shutting down, or broke
+    └── RequestCancelled          499  CANCELLED           exit 130 the caller, or a listener who left, ended it
 
-A message is one line. It names the field, the value and the limit, and ends with the way out.
+A message is one line. It names the field, the value and the limit, and ends with the way out. Exit 1 marks what the
+user has no part in; exit 130 is the shell's word for interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +30,10 @@ from typing import ClassVar
 
 
 class VivavoceError(Exception):
-    """Base of all errors above; catching it catches every failure that a user can mend."""
+    """Base of all errors above; catching it catches every failure that vivavoce foresees.
+
+    Most of them the user can mend, by another request or by waiting; what is not below it is a defect.
+    """
 
     code: ClassVar[str] = "error"
     http_status: ClassVar[int] = 500
@@ -109,3 +118,52 @@ class MissingDependency(VivavoceError):
 
     code = "missing_dependency"
     grpc_status = "FAILED_PRECONDITION"
+
+
+class Overloaded(VivavoceError):
+    """The engine has no room for the request now; the same request may succeed later.
+
+    retry_after_s: seconds after which to try again, an estimate.
+    """
+
+    code = "overloaded"
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+    # The default lets a pickled error be rebuilt from its message; its attributes follow.
+    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class OutOfMemory(VivavoceError):
+    """The device's memory does not hold the request, not even alone in its batch."""
+
+    code = "out_of_memory"
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StageFailed(VivavoceError):
+    """A stage of the engine threw while it worked on this request; the engine goes on with the others."""
+
+    code = "stage_failed"
+    exit_code = 1
+
+
+class EngineStopped(VivavoceError):
+    """The engine takes no more requests: it is shutting down, or it broke and cannot go on."""
+
+    code = "engine_stopped"
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
+    exit_code = 1
+
+
+class RequestCancelled(VivavoceError):
+    """The request was ended before its speech was complete, by its caller or because its listener left."""
+
+    code = "cancelled"
+    http_status = 499
+    grpc_status = "CANCELLED"
+    exit_code = 130

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import detect_generation, read_card, read_config
+from vivavoce.checkpoint.folder import TextStream, detect_generation, read_card, read_config
 from vivavoce.checkpoint.weights import check_variant, fold_weight_norm
 from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel, VivavoceError
 from vivavoce.models.build import build_models
@@ -251,3 +251,30 @@ def test_card(folder, tmp_path):
     (folder / "vivavoce.json").write_text("[]")
     with pytest.raises(CheckpointError):
         read_card(folder)
+
+
+@pytest.mark.parametrize(
+    ("card", "way"),
+    [
+        ({}, TextStream.INTERLEAVED),
+        ({"text_stream": "interleaved"}, TextStream.INTERLEAVED),
+        ({"text_stream": "sentences"}, TextStream.SENTENCES),
+    ],
+)
+def test_the_card_says_how_arriving_text_is_spoken(tmp_path, card, way):
+    assert read_card(tmp_path).text_stream is TextStream.INTERLEAVED
+    (tmp_path / "vivavoce.json").write_text(json.dumps(card))
+    assert read_card(tmp_path).text_stream is way
+
+
+@pytest.mark.parametrize("wrong", ["words", "Sentences", "", None, True, 3, ["sentences"], {}, "x" * 1000])
+def test_an_unknown_way_to_speak_arriving_text_is_refused(tmp_path, wrong):
+    (tmp_path / "vivavoce.json").write_text(json.dumps({"text_stream": wrong}))
+    with pytest.raises(
+        CheckpointError, match=r"^vivavoce\.json: text_stream: .* interleaved, sentences, found"
+    ) as raised:
+        read_card(tmp_path)
+    message = str(raised.value)
+    assert repr(wrong)[:60] in message
+    assert "\n" not in message
+    assert len(message) < 250

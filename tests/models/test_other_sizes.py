@@ -11,7 +11,7 @@ import math
 import re
 import runpy
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,15 +21,15 @@ import torch
 from torch.nn.functional import silu
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.lm_stage import Decode
-from vivavoce.engine.pipeline import Pipeline
-from vivavoce.engine.request import Conditioning, SamplingParams, StreamRequest, SynthesisRequest
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.flow.model import FlowItem
-from vivavoce.models.lm.prompting import LMPrompt
 
 PARITY = Path(__file__).parents[1] / "data" / "parity"
 NUM_SPEECH_TOKENS = 6561
+SMALL = EngineSettings(slots=4, state_bytes=64 << 20)
 
 
 @dataclass(frozen=True)
@@ -165,21 +165,33 @@ def ids(count: int, below: int, seed: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(0, below, count).tolist())
 
 
-@torch.inference_mode()
+def voice(prompt_text: tuple[int, ...] = (), prompt_speech: tuple[int, ...] = ()) -> Conditioning:
+    """A voice whose flow hears the same prompt as its language model."""
+    return Conditioning(
+        embedding=torch.randn(192, generator=torch.Generator().manual_seed(0)),
+        lm_prompt_text=prompt_text,
+        lm_prompt_tokens=prompt_speech,
+        flow_tokens=torch.tensor(prompt_speech, dtype=torch.int64),
+        flow_mel=torch.zeros(2 * len(prompt_speech), 80),
+    )
+
+
 def test_greedy_decoding(checkpoint):
-    def greedy(scores, rows, decoded):
+    def greedy(scores, state):
         return scores.argmax(dim=-1)
 
-    prompts = [
-        LMPrompt(ids(6, 500, 1), ids(4, 500, 2), ids(9, NUM_SPEECH_TOKENS, 3)),
-        LMPrompt(ids(2, 500, 4)),
-        LMPrompt(ids(4, 500, 5), (), ids(17, NUM_SPEECH_TOKENS, 6)),
+    prompted = voice(ids(4, 500, 2), ids(9, NUM_SPEECH_TOKENS, 3))
+    requests = [
+        SynthesisRequest(voice, text=text, sampling=SamplingParams(max_ratio=5.0))
+        for voice, text in (
+            (prompted, ids(6, 500, 1)),
+            (voice(), ids(2, 500, 4)),
+            (voice((), ids(17, NUM_SPEECH_TOKENS, 6)), ids(4, 500, 5)),
+        )
     ]
-    params = [SamplingParams(max_ratio=5.0)] * len(prompts)
-    decode = Decode(checkpoint.models.lm, prompts, params, greedy, official=True)
-    for _ in decode:
-        pass
-    assert decode.decoded == [plain_decode(checkpoint, prompt, ratio=5) for prompt in prompts]
+    with Engine(checkpoint.models, SMALL, official=True, chooser=greedy) as engine:
+        spoken = engine.submit(SpeechRequest(tuple(requests))).result()
+    assert [list(tokens) for tokens in spoken.tokens] == [plain_decode(checkpoint, one, ratio=5) for one in requests]
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -233,24 +245,38 @@ def test_vocoder_together_and_alone(checkpoint):
 
 def test_whole_and_streamed_speech(checkpoint):
     models = checkpoint.models
-    voice = Conditioning(
-        embedding=torch.randn(192, generator=torch.Generator().manual_seed(0)),
-        lm_prompt_text=(65, 66),
-        lm_prompt_tokens=ids(20, NUM_SPEECH_TOKENS, 1),
-        flow_tokens=torch.tensor(ids(20, NUM_SPEECH_TOKENS, 1)),
-        flow_mel=torch.zeros(40, 80),
-    )
-    request = SynthesisRequest(voice, text=ids(12, 256, 2), sampling=SamplingParams(min_ratio=3.0, max_ratio=3.0))
-    pipeline = Pipeline(models)
-    whole = pipeline.run([request]).utterances[0]
-    assert len(whole.samples) == len(whole.tokens) * 2 * models.config.vocoder.samples_per_frame
-    for policy in (ChunkPolicy.seamless(), ChunkPolicy.official()):
-        chunks = list(pipeline.stream(StreamRequest(request, policy)))
-        assert len(chunks) > 1
-        assert sum(len(chunk.samples) for chunk in chunks) == len(whole.samples)
-    pieces = list(pipeline.stream(StreamRequest(request, ChunkPolicy(), [request.text[:7], request.text[7:]])))
+    sampling = SamplingParams(min_ratio=3.0, max_ratio=3.0)
+    request = SynthesisRequest(voice((65, 66), ids(20, NUM_SPEECH_TOKENS, 1)), text=ids(12, 256, 2), sampling=sampling)
+    with Engine(models, SMALL) as engine:
+        whole = engine.submit(SpeechRequest((request,))).result()
+        assert len(whole.samples) == len(whole.tokens[0]) * 2 * models.config.vocoder.samples_per_frame
+        for policy in (ChunkPolicy.low_latency(), ChunkPolicy.official()):
+            handle = engine.submit(SpeechRequest((request,), policy))
+            chunks = list(handle)
+            assert len(chunks) > 1
+            assert sum(len(chunk.samples) for chunk in chunks) == len(whole.samples)
+            assert handle.result().tokens == whole.tokens
+        first = replace(request, text=request.text[:7])
+        arriving = engine.submit(SpeechRequest((first,), ChunkPolicy.low_latency(), Arrival.TOKENS))
+        arriving.text.push(request.text[7:])
+        arriving.text.close()
+        pieces = list(arriving)
     assert pieces[-1].final
     assert all(np.isfinite(piece.samples).all() for piece in pieces)
+
+
+def test_a_stream_of_blocks_is_the_same_with_and_without_state(checkpoint):
+    """The past that is read from memory is the past that would be computed again, for every shape of the networks."""
+    tokens = ids(60, NUM_SPEECH_TOKENS, 8)
+    request = SynthesisRequest(voice((), ids(33, NUM_SPEECH_TOKENS, 1)), speech_tokens=tokens)
+    spoken = []
+    for settings in (SMALL, EngineSettings(slots=4, state_bytes=0)):
+        with Engine(checkpoint.models, settings, source_noise=False) as engine:
+            spoken.append(engine.submit(SpeechRequest((request,), ChunkPolicy.low_latency())).result().samples)
+    kept, recomputed = spoken
+    assert kept.shape == recomputed.shape
+    error = np.sqrt(np.square(kept - recomputed).mean() / np.square(recomputed).mean())
+    assert error < 0.02
 
 
 def linear(state: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
@@ -258,17 +284,19 @@ def linear(state: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.
     return y + state[f"{name}.bias"] if f"{name}.bias" in state else y
 
 
-def plain_decode(checkpoint: Checkpoint, prompt: LMPrompt, ratio: int) -> list[int]:
+def plain_decode(checkpoint: Checkpoint, request: SynthesisRequest, ratio: int) -> list[int]:
     """Greedy decoding by the official rules; every step computes the whole sequence anew."""
     state = checkpoint.llm
     text, speech, control = (
         state[f"{name}.weight"] for name in ("llm.model.model.embed_tokens", "speech_embedding", "llm_embedding")
     )
-    rows = [control[:1], text[[*prompt.prompt_text, *prompt.text]], control[1:], speech[list(prompt.prompt_speech)]]
+    given = request.conditioning
+    texts = text[[*given.lm_prompt_text, *request.text]]
+    rows = [control[:1], texts, control[1:], speech[list(given.lm_prompt_tokens)]]
     x, decoded = torch.cat(rows), []
-    for step in range(ratio * len(prompt.text)):
+    for step in range(ratio * len(request.text)):
         scores = linear(state, "llm_decoder", plain_qwen2(checkpoint, x)[-1])
-        if step < 2 * len(prompt.text):
+        if step < 2 * len(request.text):
             scores[NUM_SPEECH_TOKENS] = -math.inf
         best = int(scores.argmax())
         if best >= NUM_SPEECH_TOKENS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -14,10 +15,13 @@ from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids, 
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.samplers import Greedy, GreedyWithFill
+from tests.parity.stages import stage_mel
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.chunk_speaker import flow_item
-from vivavoce.engine.request import StreamRequest, SynthesisRequest
+from vivavoce.engine.handle import Handle
+from vivavoce.engine.request import SpeechRequest, SynthesisRequest
+from vivavoce.models.build import Models
+from vivavoce.models.flow.model import FlowItem
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
 from vivavoce.service.voices.voice import Voice
 
@@ -50,58 +54,74 @@ def _voice(settings: dict[str, Any], reference: Reference, synthesizer: Synthesi
     return synthesizer.extractor.extract(recording, settings.get("prompt_text", ""), align=not conversion)
 
 
+@dataclass
+class Heard:
+    """What came out of a case."""
+
+    requests: list[SynthesisRequest]
+    """One for each segment; none where the text came in pieces."""
+    tokens: list[int] = field(default_factory=list)
+    waves: list[np.ndarray] = field(default_factory=list)
+    mels: list[torch.Tensor] = field(default_factory=list)
+    """[bins, frames] of each vocoder call."""
+
+    def listen(self, handle: Handle) -> None:
+        """Take all that a request gives."""
+        self.waves.extend(chunk.samples for chunk in handle)
+        for tokens in handle.result().tokens:
+            self.tokens.extend(tokens)
+
+
 def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, reference: Reference) -> Iterator[Check]:
-    vocabulary = reference.models(*golden.checkpoint).config.lm.vocabulary
-    sampler = _sampler(settings, vocabulary)
-    synthesizer = reference.synthesizer(*golden.checkpoint, sampler=sampler)
-    voice = _voice(settings, reference, synthesizer)
-    options = SpeakOptions(instruct=settings.get("instruct_text"), speed=settings.get("speed", 1.0))
-    vocoder = synthesizer.pipeline.models.vocoder
-    heard: list[torch.Tensor] = []
+    models = reference.models(*golden.checkpoint)
+    sampler = _sampler(settings, models.config.lm.vocabulary)
+    with reference.synthesizer(*golden.checkpoint, chooser=sampler) as synthesizer:
+        heard = _speak(synthesizer, settings, reference)
+    yield equal_ids(f"{name} tokens", heard.tokens, golden.arrays.ids(f"{case}/tokens"))
+    yield from _waves(name, case, settings, golden, heard.waves)
+    frames = [mel.shape[1] for mel in heard.mels]
+    yield equal(f"{name} vocoder frames", frames, [call["hift_frames"] for call in settings["calls"]])
+    for index, call in enumerate(settings["calls"]):
+        if f"{case}/chunk{index}/flow_mel" in golden.arrays and len(heard.requests) == 1:
+            label, golden_mel = f"{name} chunk {index}", golden.arrays[f"{case}/chunk{index}/flow_mel"]
+            for maker, mel in _mels(models, heard.requests[0], heard.tokens[: call["tokens_given"]], call):
+                yield close(f"{label} {maker}", mel.T, golden_mel, MEL)
+            yield close(f"{label} vocoder mel", heard.mels[index], golden.arrays[f"{case}/chunk{index}/hift_mel"], MEL)
+
+
+@torch.inference_mode()
+def _mels(
+    models: Models, request: SynthesisRequest, tokens: list[int], call: dict[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All mel up to a chunk's end: by the plain flow, and by the engine's stage."""
+    final, chunked, voice = call["finalize"], call["flow_streaming"], request.conditioning
+    row = torch.cat((voice.flow_tokens, torch.tensor(tokens, dtype=torch.int64)))
+    yield "mel", models.flow([FlowItem(row, voice.flow_mel, voice.embedding, final)], chunked)[0]
+    yield "stage's mel", stage_mel(models, voice, tokens, final, chunked)
+
+
+def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Reference) -> Heard:
+    voice, speed = _voice(settings, reference, synthesizer), settings.get("speed", 1.0)
+    options = SpeakOptions(instruct=settings.get("instruct_text"), speed=speed)
+    if "source_wav" in settings:
+        heard = Heard([synthesizer.conversion(reference.wav(settings["source_wav"]), voice, speed)])
+    else:
+        heard = Heard([] if "pieces" in settings else synthesizer.requests(settings["text"], voice, options))
+    vocoder = synthesizer.engine.models.vocoder
     decode = vocoder.decode
 
-    def listen(mel, *rest):
-        heard.append(mel[0].clone())
-        return decode(mel, *rest)
+    def listening(mel: torch.Tensor, source: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        (one,) = mel
+        heard.mels.append(one[:, : None if lengths is None else int(lengths)].clone())
+        return decode(mel, source, lengths)
 
-    with mock.patch.object(vocoder, "decode", listen):
+    with mock.patch.object(vocoder, "decode", listening):
         if "pieces" in settings:
-            requests, waves = [], _streamed(synthesizer, settings["pieces"], voice, options)
-        elif "source_wav" in settings:
-            speed = settings.get("speed", 1.0)
-            requests = [synthesizer.conversion(reference.wav(settings["source_wav"]), voice, speed)]
-            waves = _run(synthesizer, requests, settings)
-        else:
-            requests = synthesizer.requests(settings["text"], voice, options)
-            waves = _run(synthesizer, requests, settings)
-    given = requests[0].speech_tokens if requests else None
-    tokens = given or [token for token in sampler.chosen if token < vocabulary.num_speech_tokens]
-    yield equal_ids(f"{name} tokens", tokens, golden.arrays.ids(f"{case}/tokens"))
-    yield from _waves(name, case, settings, golden, waves)
-    yield equal(f"{name} vocoder frames", [m.shape[1] for m in heard], [c["hift_frames"] for c in settings["calls"]])
-    for index, call in enumerate(settings["calls"]):
-        if f"{case}/chunk{index}/flow_mel" in golden.arrays and len(requests) == 1:
-            final = call["finalize"]
-            item = flow_item(requests[0], tokens[: call["tokens_given"]], final)
-            with torch.inference_mode():
-                mel = synthesizer.pipeline.models.flow([item], call["flow_streaming"])[0]
-            yield close(f"{name} chunk {index} mel", mel.T, golden.arrays[f"{case}/chunk{index}/flow_mel"], MEL)
-            yield close(
-                f"{name} chunk {index} vocoder mel", heard[index], golden.arrays[f"{case}/chunk{index}/hift_mel"], MEL
-            )
-
-
-def _run(synthesizer: Synthesizer, requests: list[SynthesisRequest], settings: dict[str, Any]) -> list[np.ndarray]:
-    """One segment of the text after the other, as the official code speaks them."""
-    pipeline = synthesizer.pipeline
-    if settings.get("stream"):
-        streams = (pipeline.stream(StreamRequest(request, ChunkPolicy.official())) for request in requests)
-        return [chunk.samples for stream in streams for chunk in stream]
-    return [pipeline.run([request]).utterances[0].samples for request in requests]
-
-
-def _streamed(synthesizer: Synthesizer, pieces: list[str], voice: Voice, options: SpeakOptions) -> list[np.ndarray]:
-    return [chunk.samples for chunk in synthesizer.stream(pieces, voice, options, ChunkPolicy.official())]
+            heard.listen(synthesizer.stream(settings["pieces"], voice, options, ChunkPolicy.official()))
+        policy = ChunkPolicy.official() if settings.get("stream") else None
+        for request in heard.requests:  # one after the other, as the official code speaks them
+            heard.listen(synthesizer.engine.submit(SpeechRequest((request,), policy)))
+    return heard
 
 
 def _waves(name: str, case: str, settings: dict[str, Any], golden: Golden, waves: list[np.ndarray]) -> Iterator[Check]:

@@ -9,6 +9,8 @@ import torch
 
 from tests.parity.check import Check, Skip, close, guarded
 from tests.parity.reference import Golden, Reference
+from tests.parity.stages import stage_mel
+from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.matching import fixed_noise, time_steps
 from vivavoce.models.flow.model import FlowItem
@@ -50,6 +52,8 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
     if f"{case}/t_steps" in arrays:
         ours = [t for t, _ in time_steps(golden.meta["n_timesteps"])]
         yield close(f"{name} time steps", ours, arrays[f"{case}/t_steps"], 1e-6)
+    target = arrays.ids(f"{case}/token")
+    voice = Conditioning(embedding, flow_tokens=arrays.tensor(f"{case}/prompt_token").long(), flow_mel=prompt)
     for array in arrays.under(f"{case}/"):
         if not array.endswith("/mel"):
             continue
@@ -59,6 +63,8 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
         label = f"{name} {variant.group() if variant else 'offline'}"
         item = FlowItem(tokens, prompt, embedding, final)
         yield close(f"{label} mel", flow([item], chunked)[0].T, arrays[array], MEL)
+        ours = stage_mel(models, voice, target, final, chunked)
+        yield close(f"{label} stage's mel", ours.T, arrays[array], MEL)
         mu, frames = flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
         mu = mu[0, : int(frames)]
         if f"{prefix}/mu" in arrays:

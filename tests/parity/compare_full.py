@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -11,11 +12,10 @@ from tests.parity.check import Check, Skip, close, equal_ids
 from tests.parity.compare_flow import ENCODER, MEL
 from tests.parity.reference import Golden, Reference
 from tests.parity.samplers import Greedy
-from vivavoce.engine.lm_stage import Decode
-from vivavoce.engine.request import SamplingParams
+from tests.parity.stages import ids_of, stage_mel
+from vivavoce.engine.request import Conditioning, SynthesisRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import FlowItem
-from vivavoce.models.lm.prompting import LMPrompt
 
 
 @torch.inference_mode()
@@ -31,14 +31,12 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
 
 def _lm(golden: Golden, models: Models) -> Iterator[Check]:
     arrays, vocabulary = golden.arrays, models.config.lm.vocabulary
-    prompt = LMPrompt(arrays.ids("llm/text"), arrays.ids("llm/prompt_text"), arrays.ids("llm/prompt_speech"))
+    voice = Conditioning(torch.zeros(0), arrays.ids("llm/prompt_text"), arrays.ids("llm/prompt_speech"))
+    request = SynthesisRequest(voice, text=arrays.ids("llm/text"))
     theirs = arrays.ids("llm/tokens")
     sampler = Greedy(vocabulary.eos, None, candidates=vocabulary.num_speech_tokens)
-    decode = Decode(models.lm, [prompt], [SamplingParams()], sampler, official=True)
-    for _ in decode:
-        if len(decode.decoded[0]) >= len(theirs):
-            break
-    yield equal_ids(f"{golden.label} llm tokens", decode.decoded[0], theirs)
+    ours = list(islice(ids_of(models, request, sampler), len(theirs)))
+    yield equal_ids(f"{golden.label} llm tokens", ours, theirs)
     scores = torch.stack(sampler.scores)[: len(theirs)]
     ids = torch.from_numpy(arrays["llm/top10_ids"]).long()
     yield close(f"{golden.label} llm top 10", scores.gather(1, ids), arrays["llm/top10_logp"], 1e-4)
@@ -49,17 +47,26 @@ def _flow(golden: Golden, models: Models) -> Iterator[Check]:
     arrays = golden.arrays
     tokens = torch.cat([arrays.tensor("flow/prompt_token"), arrays.tensor("flow/token")]).long()
     prompt, embedding = arrays.tensor("flow/prompt_feat"), arrays.tensor("llm/embedding")
+    target = arrays.ids("flow/token")
+    voice = Conditioning(embedding, flow_tokens=arrays.tensor("flow/prompt_token").long(), flow_mel=prompt)
     for case, chunked, final in (("flow/offline", False, True), ("flow/chunk", True, False)):
         name = f"{golden.label} {case}"
         mel = models.flow([FlowItem(tokens, prompt, embedding, final)], chunked)[0].T
-        yield close(f"{name} mel, first frames", mel[:, :8], arrays[f"{case}/mel_first8"], MEL)
-        yield close(f"{name} mel, last frames", mel[:, -8:], arrays[f"{case}/mel_last8"], MEL)
-        yield _sum(f"{name} mel, mean magnitude", mel, golden.meta["cases"][case]["mel"], MEL)
+        yield from _mel(f"{name} mel", mel, case, golden)
+        ours = stage_mel(models, voice, target, final, chunked).T
+        yield from _mel(f"{name} stage's mel", ours, case, golden)
         mu, frames = models.flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
         mu = mu[0, : int(frames)].T
         ends = torch.cat((mu[:, :4], mu[:, -4:]), dim=1)
         yield close(f"{name} mu, ends", ends, arrays[f"{case}/mu_first4_last4"], ENCODER)
         yield _sum(f"{name} mu, mean magnitude", mu, golden.meta["cases"][case]["mu"], ENCODER)
+
+
+def _mel(name: str, mel: torch.Tensor, case: str, golden: Golden) -> Iterator[Check]:
+    """mel: [bins, frames]."""
+    yield close(f"{name}, first frames", mel[:, :8], golden.arrays[f"{case}/mel_first8"], MEL)
+    yield close(f"{name}, last frames", mel[:, -8:], golden.arrays[f"{case}/mel_last8"], MEL)
+    yield _sum(f"{name}, mean magnitude", mel, golden.meta["cases"][case]["mel"], MEL)
 
 
 def _vocoder(golden: Golden, models: Models) -> Iterator[Check]:

@@ -12,10 +12,10 @@ import torch
 from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from tests.parity.samplers import Forced, Greedy, GreedyWithFill
-from vivavoce.engine.lm_stage import Decode, decode_text_stream
-from vivavoce.engine.request import SamplingParams
+from tests.parity.stages import ids_of, ids_of_pieces
+from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
 from vivavoce.models.build import Models
-from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 
@@ -81,14 +81,15 @@ def _params(settings: dict) -> SamplingParams:
     return SamplingParams(**{ours: settings[theirs] for theirs, ours in ratios.items() if theirs in settings})
 
 
-def _decode(models: Models, arrays: Arrays, case: str, params: SamplingParams, sampler) -> list[int]:
-    prompt = LMPrompt(
-        arrays.ids(f"{case}/text"), arrays.ids(f"{case}/prompt_text"), arrays.ids(f"{case}/prompt_speech")
-    )
-    decode = Decode(models.lm, [prompt], [params], sampler, official=True)
-    for _ in decode:
-        pass
-    return decode.decoded[0]
+def _voice(arrays: Arrays, case: str) -> Conditioning:
+    """What the language model hears of a voice."""
+    return Conditioning(torch.zeros(0), arrays.ids(f"{case}/prompt_text"), arrays.ids(f"{case}/prompt_speech"))
+
+
+def _decode(models: Models, arrays: Arrays, case: str, params: SamplingParams, chooser: Chooser) -> list[int]:
+    request = SynthesisRequest(_voice(arrays, case), text=arrays.ids(f"{case}/text"), sampling=params)
+    *tokens, _ = ids_of(models, request, chooser)
+    return tokens
 
 
 def _greedy(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
@@ -96,7 +97,9 @@ def _greedy(name: str, case: str, settings: dict, golden: Golden, models: Models
     sampler = Greedy(models.config.lm.vocabulary.eos, settings["stop_after"])
     tokens = _decode(models, arrays, case, _params(settings), sampler)
     yield equal_ids(f"{name} tokens", tokens, arrays.ids(f"{case}/tokens"))
-    for label, array, step in (("first", "logp_step0", 0), ("last", "logp_last", -1)):
+    # The official code asks no sampler for the end that the greatest length brings.
+    last = settings["sampler_calls"] - 1
+    for label, array, step in (("first", "logp_step0", 0), ("last", "logp_last", last)):
         if f"{case}/{array}" in arrays:
             yield close(f"{name} {label} scores", sampler.scores[step], arrays[f"{case}/{array}"], 1e-4)
 
@@ -109,21 +112,13 @@ def _stop(name: str, case: str, settings: dict, golden: Golden, models: Models) 
 
 
 def _bistream(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
-    arrays, config = golden.arrays, models.config.lm
-    vocabulary = config.vocabulary
-    interleaver = TextInterleaver(
-        vocabulary,
-        (config.mix_text, config.mix_speech),
-        arrays.ids(f"{case}/prompt_text"),
-        arrays.ids(f"{case}/prompt_speech"),
-        max_ratio=float("inf"),
-    )
+    arrays, vocabulary = golden.arrays, models.config.lm.vocabulary
     sampler = GreedyWithFill(vocabulary.num_speech_tokens, vocabulary.eos, vocabulary.fill, settings["stop_after"])
     # All at once or one by one must not matter: text is looked at token by token.
     text = arrays.ids(f"{case}/text")
-    tokens = list(decode_text_stream(models.lm, interleaver, [text[:7], text[7:]], sampler))
-    yield equal_ids(f"{name} tokens", tokens, arrays.ids(f"{case}/tokens"))
-    yield equal_ids(f"{name} with control", interleaver.decoded, arrays.ids(f"{case}/decoded_with_control"))
+    streamed = ids_of_pieces(models, _voice(arrays, case), [text[:7], text[7:]], float("inf"), sampler)
+    yield equal_ids(f"{name} tokens", streamed.tokens, arrays.ids(f"{case}/tokens"))
+    yield equal_ids(f"{name} with control", streamed.ids, arrays.ids(f"{case}/decoded_with_control"))
 
 
 def _ras(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:

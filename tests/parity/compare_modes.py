@@ -23,13 +23,13 @@ LLM_PROMPT, FLOW_PROMPT, SOURCE = "llm_prompt_speech_token", "flow_prompt_speech
 
 
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
-    synthesizer = reference.synthesizer(*golden.checkpoint)
-    for case, settings in golden.meta["cases"].items():
-        name = f"{golden.label} {case}"
-        if "inputs" in settings:
-            yield from guarded(name, _inputs(name, settings["inputs"], golden, reference, synthesizer))
-        else:
-            yield _saved_keys(name, settings["keys"], synthesizer)
+    with reference.synthesizer(*golden.checkpoint) as synthesizer:
+        for case, settings in golden.meta["cases"].items():
+            name = f"{golden.label} {case}"
+            if "inputs" in settings:
+                yield from guarded(name, _inputs(name, settings["inputs"], golden, reference, synthesizer))
+            else:
+                yield _saved_keys(name, settings["keys"], synthesizer)
 
 
 def _inputs(

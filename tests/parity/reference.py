@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from vivavoce.engine.pipeline import Pipeline
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
 from vivavoce.service.front_end import load_front_end
 from vivavoce.service.synthesizer import Synthesizer
@@ -112,11 +115,14 @@ class Reference:
             self._loaded = (manifest, seed), build_models(self.folder(manifest, seed), torch.device("cpu"))
         return self._loaded[1]
 
-    def synthesizer(self, manifest: str, seed: int, **pipeline: Any) -> Synthesizer:
-        """The whole program over that checkpoint, its pipeline under the official rules and without source noise."""
+    @contextmanager
+    def synthesizer(self, manifest: str, seed: int, chooser: Chooser | None = None) -> Iterator[Synthesizer]:
+        """The whole program over that checkpoint, its engine under the official rules and without source noise."""
         models = self.models(manifest, seed)
-        loaded = Pipeline(models, official=True, source_noise=False, **pipeline)
-        return Synthesizer(loaded, load_front_end(self.folder(manifest, seed), models.config))
+        # Official streams keep no state of the flow.
+        settings = EngineSettings(slots=4, state_bytes=0)
+        with Engine(models, settings, official=True, chooser=chooser, source_noise=False) as engine:
+            yield Synthesizer(engine, load_front_end(self.folder(manifest, seed), models.config))
 
     def wavs(self) -> list[Path]:
         return sorted((self.root / "wavs").glob("*.wav"))

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from vivavoce.engine.lm_stage import SamplingState
+
 
 class Greedy:
-    """The best of all ids, the first on a tie; with `stop_after` the end id from then on, where it is allowed."""
+    """The best of all ids, the first on a tie; with `stop_after` the end id from then on, where it is allowed.
+
+    `scores`: of each choice in the first slot, which a stage's only sequence takes.
+    """
 
     def __init__(self, eos: int, stop_after: int | None, candidates: int | None = None) -> None:
         self._eos, self._stop_after = eos, stop_after
         self._candidates = candidates
         self.scores: list[Tensor] = []
-        self.chosen: list[int] = []
 
-    def __call__(self, scores: Tensor, rows: Sequence[int], decoded: Sequence[Sequence[int]]) -> Tensor:
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
         self.scores.append(scores[0].clone())
         best = scores[:, : self._candidates].argmax(dim=-1)
-        if self._stop_after is not None:
-            done = torch.tensor([len(ids) >= self._stop_after for ids in decoded])
-            best = torch.where(done & (scores[:, self._eos] > float("-inf")), self._eos, best)
-        self.chosen.append(int(best[0]))
-        return best
+        if self._stop_after is None:
+            return best
+        done = (state.counts >= self._stop_after) & possible(scores, self._eos)
+        return torch.where(done, self._eos, best)
 
 
 class GreedyWithFill:
@@ -32,28 +33,25 @@ class GreedyWithFill:
 
     def __init__(self, num_speech_tokens: int, eos: int, fill: int, stop_after: int) -> None:
         self._num, self._eos, self._fill, self._stop_after = num_speech_tokens, eos, fill, stop_after
-        self.chosen: list[int] = []
 
-    def __call__(self, scores: Tensor, rows: Sequence[int], decoded: Sequence[Sequence[int]]) -> Tensor:
-        self.chosen.append(self._choose(scores, decoded))
-        return torch.tensor(self.chosen[-1:])
-
-    def _choose(self, scores: Tensor, decoded: Sequence[Sequence[int]]) -> int:
-        if len(decoded[0]) >= self._stop_after and scores[0, self._eos] > float("-inf"):
-            return self._eos
-        speech = scores[0, : self._num]
-        if scores[0, self._fill] > speech.max():
-            return self._fill
-        return int(speech.argmax())
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        best, speech = scores[:, : self._num].max(dim=-1)
+        chosen = torch.where(scores[:, self._fill] > best, self._fill, speech)
+        done = (state.counts >= self._stop_after) & possible(scores, self._eos)
+        return torch.where(done, self._eos, chosen)
 
 
 class Forced:
-    """One id as soon as `after` tokens are decoded and its score allows; the best speech token until then."""
+    """One id as soon as `after` ids are decoded and its score allows; the best of all until then."""
 
     def __init__(self, forced: int, after: int) -> None:
         self._forced, self._after = forced, after
 
-    def __call__(self, scores: Tensor, rows: Sequence[int], decoded: Sequence[Sequence[int]]) -> Tensor:
-        if len(decoded[0]) >= self._after and scores[0, self._forced] > float("-inf"):
-            return torch.tensor([self._forced])
-        return scores.argmax(dim=-1)
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        due = (state.counts >= self._after) & possible(scores, self._forced)
+        return torch.where(due, self._forced, scores.argmax(dim=-1))
+
+
+def possible(scores: Tensor, index: int) -> Tensor:
+    """Where an id may be chosen: [n] bool."""
+    return scores[:, index] > float("-inf")

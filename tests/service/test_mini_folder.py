@@ -9,7 +9,7 @@ import torch
 
 from training.assemble import NOTICE, VOICES
 from training.configs import MINI as TEMPLATE
-from vivavoce.checkpoint.folder import SPEAKERS, read_card
+from vivavoce.checkpoint.folder import SPEAKERS, TextStream, read_card
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.checkpoint.weights import read_tensors
 from vivavoce.service.default_model import MINI, model_folder
@@ -22,6 +22,7 @@ def test_it_is_the_default() -> None:
     assert model_folder(None) == model_folder("mini") == MINI
     card = read_card(MINI)
     assert (card.name, card.trained, card.demo) == ("mini", True, True)
+    assert card.text_stream is TextStream.SENTENCES
 
 
 def test_it_is_whole_and_small() -> None:

@@ -80,7 +80,7 @@ def probe_accuracy(features: Tensor, labels: Tensor, seed: int = 0) -> float:
         noisy = functional.dropout(x[:cut], 0.3)
         loss = functional.cross_entropy(probe(noisy), labels[:cut])
         adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         adam.step()
     with torch.no_grad():
         return float((probe(x[cut:]).argmax(1) == labels[cut:]).float().mean())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ NUM_EULER_STEPS = 10
 """Steps of the official inference; no checkpoint file holds the number."""
 
 
+class TextStream(str, Enum):
+    """How a model speaks a text that is still arriving."""
+
+    INTERLEAVED = "interleaved"
+    """Text and speech tokens in turn, in one sequence (`LMConfig.mix_text`, `mix_speech`): the official way."""
+    SENTENCES = "sentences"
+    """Each sentence as a whole once it is complete: for models that were hardly trained on the mix, or not at all."""
+
+
 @dataclass(frozen=True)
 class ModelCard:
     """What a folder's optional `vivavoce.json` says about its weights; official folders have none."""
@@ -53,6 +63,7 @@ class ModelCard:
     """Trained to show how the program works, not how good its models sound."""
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
+    text_stream: TextStream = TextStream.INTERLEAVED
 
 
 def detect_generation(folder: Path) -> Generation:
@@ -79,7 +90,11 @@ def detect_generation(folder: Path) -> Generation:
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read `vivavoce.json` if the folder has one, else name the model after its folder."""
+    """Read `vivavoce.json` if the folder has one, else name the model after its folder.
+
+    Raises:
+        CheckpointError: the file is no JSON object, or `text_stream` in it is none of `TextStream`.
+    """
     path = folder / CARD
     if not path.is_file():
         return ModelCard(name=folder.name)
@@ -91,6 +106,7 @@ def read_card(folder: Path) -> ModelCard:
         trained=bool(data.get("trained", True)),
         demo=bool(data.get("demo", False)),
         scripts=frozenset(str(s) for s in scripts) if isinstance(scripts, list) else None,
+        text_stream=_text_stream(data.get("text_stream", TextStream.INTERLEAVED)),
     )
 
 
@@ -129,6 +145,17 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     )
     check_sizes(config)
     return config
+
+
+def _text_stream(value: object) -> TextStream:
+    try:
+        return TextStream(value)
+    except ValueError:
+        known = ", ".join(stream.value for stream in TextStream)
+        raise CheckpointError(
+            f"{CARD}: text_stream: expected one of {known}, found {repr(value)[:60]}; correct it, or leave it out "
+            f"for {TextStream.INTERLEAVED.value}"
+        ) from None
 
 
 def _lm(llm: Section, backbone: Section) -> LMConfig:

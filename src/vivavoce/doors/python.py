@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.default_model import model_folder
 from vivavoce.service.modes import Mode, parse_mode
@@ -35,6 +37,7 @@ def load(
     dtype: str = "auto",
     variant: str | None = None,
     voices: str | Path | None = None,
+    settings: EngineSettings | None = None,
 ) -> Vivavoce:
     """Load a model and its voices.
 
@@ -42,9 +45,10 @@ def load(
         model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: the
             mini model in the package, a demo that speaks English and shows how the program works.
         device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested.
-        dtype: of language model and flow: "auto" (bfloat16 on CUDA, else float32), "float32", "bfloat16", "float16".
+        dtype: of language model and flow: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
         voices: folder of stored voices; None: the user's own.
+        settings: slots, memory and admission of the engine; None: as the device allows, and everyone waits in turn.
 
     On CUDA, cuDNN's attention is switched off for the whole process: it plans anew for every length it meets.
 
@@ -52,7 +56,9 @@ def load(
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
     where = _device(device)
-    synthesizer = Synthesizer.load(model_folder(model), where, _dtype(dtype, where), variant)
+    synthesizer = Synthesizer.load(
+        model_folder(model), where, _dtype(dtype, where), variant, settings or EngineSettings()
+    )
     if not synthesizer.card.trained:
         _untrained.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
     return Vivavoce(synthesizer, VoiceStore(Path(voices).expanduser() if voices else voices_home()))
@@ -82,6 +88,35 @@ class Vivavoce:
     def sample_rate(self) -> int:
         """Samples per second of all audio that comes out."""
         return self._synthesizer.config.rates.sample_rate
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks run."""
+        return self._synthesizer.engine.models.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of language model and flow."""
+        return self._synthesizer.engine.models.dtype
+
+    @property
+    def statistics(self) -> StatisticsSnapshot:
+        """What the engine has done so far: batches, queues, slots, underruns."""
+        return self._synthesizer.engine.statistics
+
+    def warm_up(self, seconds: float = 3.0) -> None:
+        """Measure the machine before its first user comes: what admission and deadlines are planned with."""
+        self._synthesizer.engine.warm_up(seconds)
+
+    def close(self) -> None:
+        """Finish what was asked for, and stop; nothing can be spoken after it."""
+        self._synthesizer.engine.close()
+
+    def __enter__(self) -> Vivavoce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def voices(self) -> list[str]:
         """Names of the voices that can be used: stored and built in."""
@@ -166,7 +201,27 @@ class Vivavoce:
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
         options = _options(mode, instruct, speed, seed, sampling)
-        return self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy)
+        return iter(self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy))
+
+    def astream(
+        self,
+        text: str | Iterable[str],
+        voice: Voice | AudioSource | None = None,
+        *,
+        prompt_text: str = "",
+        mode: Mode | str | None = None,
+        instruct: str | None = None,
+        speed: float = 1.0,
+        seed: int = 0,
+        sampling: SamplingParams | None = None,
+        policy: ChunkPolicy | None = None,
+    ) -> AsyncIterator[AudioChunk]:
+        """`stream` for an event loop: `async for chunk in tts.astream("Hello.")`; leaving the loop cancels it.
+
+        A recording that is given as the voice is extracted here and blocks: pass it through `voice` in a thread first.
+        """
+        options = _options(mode, instruct, speed, seed, sampling)
+        return aiter(self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy))
 
     def convert(
         self,
@@ -207,7 +262,7 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.float16 if device.type == "cuda" else torch.float32
     if name not in _DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
     return _DTYPES[name]

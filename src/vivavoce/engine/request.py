@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from numbers import Real
 
 import numpy as np
@@ -31,6 +31,8 @@ class SamplingParams:
     tau_r: float | None = None
     min_ratio: float = 2.0
     max_ratio: float = 20.0
+    exact_tokens: int | None = None
+    """Speech lasts exactly so many tokens, whatever the model says: for measurements with random weights."""
 
     def __post_init__(self) -> None:
         _check("top_p", self.top_p, 0.001, 1.0)
@@ -39,6 +41,7 @@ class SamplingParams:
         _check("tau_r", self.tau_r, 0.0, 1.0)
         _check("max_ratio", self.max_ratio, 1.0, 50.0)
         _check("min_ratio", self.min_ratio, 0.0, self.max_ratio)
+        _check("exact_tokens", self.exact_tokens, 1, 7_500)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +76,38 @@ class SynthesisRequest:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
 
-@dataclass(frozen=True, eq=False)
-class StreamRequest:
-    """A sequence whose audio is wanted piece by piece, and whose text may arrive so too.
+class Arrival(Enum):
+    """How the text of a request comes."""
 
-    `text_pieces`: an iterable of text ids that is read while speech is made; None: the request's text is all.
+    WHOLE = "whole"
+    """It is all there."""
+    TOKENS = "tokens"
+    """The one segment's text is only its beginning; more is pushed through the handle while speech is made of it."""
+    SEGMENTS = "segments"
+    """More segments are pushed through the handle; there may be none yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechRequest:
+    """What the engine is asked for: segments that are heard one after the other.
+
+    `policy`: the audio is wanted in chunks, each before its listener has played the ones before; None: offline, one
+    chunk for each whole segment.
     """
 
-    request: SynthesisRequest
-    policy: ChunkPolicy
-    text_pieces: Iterable[tuple[int, ...]] | None = None
+    segments: tuple[SynthesisRequest, ...]
+    policy: ChunkPolicy | None = None
+    arrival: Arrival = Arrival.WHOLE
+
+    def __post_init__(self) -> None:
+        if not self.segments and self.arrival is not Arrival.SEGMENTS:
+            raise InvalidRequest("text: no segments to speak; give some text")
+        if self.arrival is not Arrival.WHOLE and self.policy is None:
+            raise InvalidRequest("text: only a stream can take its text piece by piece; give a chunk policy")
+        if self.arrival is Arrival.TOKENS and len(self.segments) != 1:
+            raise InvalidRequest(f"text: {len(self.segments)} segments, whose tokens arrive; one is needed")
+        if self.arrival is Arrival.TOKENS and self.segments[0].speech_tokens is not None:
+            raise InvalidRequest("text: it arrives, and speech tokens are given; leave one of them out")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,39 +123,6 @@ class AudioChunk:
     def duration_s(self) -> float:
         """Seconds of audio in this chunk."""
         return len(self.samples) / self.sample_rate
-
-
-@dataclass(frozen=True, eq=False)
-class Utterance:
-    """One finished sequence: its speech tokens, mel [frames, bins] before the speed is applied, samples [n] float32."""
-
-    tokens: tuple[int, ...]
-    mel: Tensor
-    samples: np.ndarray
-
-
-@dataclass(frozen=True)
-class StageTimings:
-    """Seconds spent in each stage."""
-
-    lm_s: float
-    flow_s: float
-    vocoder_s: float
-
-    @classmethod
-    def total(cls, parts: Sequence[StageTimings]) -> StageTimings:
-        """The sum over batches."""
-        return cls(
-            sum(part.lm_s for part in parts), sum(part.flow_s for part in parts), sum(part.vocoder_s for part in parts)
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What one run over several requests gave, in their order."""
-
-    utterances: list[Utterance]
-    timings: StageTimings
 
 
 def check_speed(speed: float) -> None:

@@ -12,23 +12,22 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.pipeline import Pipeline
-from vivavoce.engine.request import (
-    AudioChunk,
-    SamplingParams,
-    StageTimings,
-    StreamRequest,
-    SynthesisRequest,
-    check_speed,
-)
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import Handle
+from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest, check_speed
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.feeding import Parts, feed
 from vivavoce.service.front_end import FrontEnd, load_front_end
-from vivavoce.service.limits import MAX_BATCH_SEGMENTS, check_seed
+from vivavoce.service.limits import check_seed
 from vivavoce.service.modes import END_OF_PROMPT, Mode, choose_mode, condition
 from vivavoce.service.text.pieces import whole_words
+from vivavoce.service.text.rules import is_speakable
+from vivavoce.service.text.sentences import whole_sentences
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.fit import check_fits
 from vivavoce.service.voices.voice import Voice
@@ -88,36 +87,40 @@ class Speech:
 class Synthesizer:
     """The facade over front ends and engine of one model."""
 
-    def __init__(self, pipeline: Pipeline, front_end: FrontEnd) -> None:
-        self.pipeline, self.folder, self.card = pipeline, front_end.folder, front_end.card
+    def __init__(self, engine: Engine, front_end: FrontEnd) -> None:
+        self.engine, self.folder, self.card = engine, front_end.folder, front_end.card
         self.text, self.extractor = front_end.text, front_end.extractor
 
     @classmethod
     def load(
-        cls, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
+        cls,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        variant: str | None = None,
+        settings: EngineSettings = EngineSettings(),
     ) -> Synthesizer:
         """Load an official folder; see `build_models` for the arguments and errors."""
         models = build_models(folder, device, dtype, variant)
-        return cls(Pipeline(models), load_front_end(folder, models.config))
+        return cls(Engine(models, settings), load_front_end(folder, models.config))
 
     @property
     def config(self) -> ModelConfig:
         """Sizes and rates of the model."""
-        return self.pipeline.models.config
+        return self.engine.models.config
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SynthesisRequest]:
         """One request per segment of the text; the segments' seeds follow one another."""
-        first, *others = map(self.text.encode, self.text.segments(text))
-        request = self._request(first, voice, options)
-        return [request] + [
-            replace(request, text=ids, seed=options.seed + place) for place, ids in enumerate(others, start=1)
+        conditioning = self._conditioning(voice, options)
+        return [
+            _request(conditioning, self.text.encode(segment), options, options.seed + place)
+            for place, segment in enumerate(self.text.segments(text))
         ]
 
     def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
         """The whole text; its segments are spoken side by side and joined in order."""
         started = time.perf_counter()
-        requests = self.requests(text, voice, options)
-        return self._finish(requests, started)
+        return self._finish(self.requests(text, voice, options), started)
 
     def convert(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> Speech:
         """The words of a recording in another voice."""
@@ -138,69 +141,64 @@ class Synthesizer:
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
         policy: ChunkPolicy | None = None,
-    ) -> Iterator[AudioChunk]:
-        """Audio in chunks as it is made. What can be refused is refused before the first chunk.
+    ) -> Handle:
+        """Audio in chunks as it is made: iterate the handle. What can be refused is refused here.
 
-        text: a text, or an iterable of pieces of it (from a language model, say) that is read as speech goes on;
-        pieces are spoken as they are, without normalisation, word by word as they become whole, and each is checked
-        when it arrives. Such a stream holds as much speech as the flow has noise for: 300 s, the voice's reference
-        included.
+        text: a text, or an iterable of pieces of it (from a language model, say), which a thread reads as speech goes
+        on; each piece is checked when it is read. Pieces are spoken as they are, word by word, or, where the model's
+        card says so, sentence by sentence and normalised. A stream holds as much speech as the flow has noise for:
+        300 s a segment, the voice's reference included.
         """
-        policy = policy or ChunkPolicy.seamless()
+        policy = policy or ChunkPolicy.low_latency()
         if isinstance(text, str):
-            streams = [StreamRequest(request, policy) for request in self.requests(text, voice, options)]
-        elif isinstance(text, Iterable) and not isinstance(text, bytes):
-            streams = [self._text_stream(text, voice, options, policy)]
-        else:
+            return self.engine.submit(SpeechRequest(tuple(self.requests(text, voice, options)), policy))
+        if not isinstance(text, Iterable) or isinstance(text, bytes):
             raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
-        return self._chunks(streams)
-
-    def _chunks(self, streams: list[StreamRequest]) -> Iterator[AudioChunk]:
-        index = 0
-        for place, stream in enumerate(streams):
-            last = place == len(streams) - 1
-            for chunk in self.pipeline.stream(stream):
-                yield replace(chunk, index=index, final=chunk.final and last)
-                index += 1
-
-    def _text_stream(
-        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions, policy: ChunkPolicy
-    ) -> StreamRequest:
-        arriving = (ids for ids in map(self.text.encode_piece, whole_words(pieces)) if ids)
-        first = next(arriving, None)
+        by_sentences = self.card.text_stream is TextStream.SENTENCES
+        segments = (self._sentences if by_sentences else self._words)(text, voice, options)
+        first = next(segments, None)
         if first is None:
             raise InvalidText("text: all pieces are empty; send some text")
-
-        def all_pieces() -> Iterator[tuple[int, ...]]:
-            yield first
-            yield from arriving
-
-        return StreamRequest(self._request(first, voice, options), policy, all_pieces())
-
-    def _request(self, ids: tuple[int, ...], voice: Voice, options: SpeakOptions) -> SynthesisRequest:
-        check_fits(voice, self.config)
-        mode = choose_mode(voice, options.instruct, options.mode)
-        instruction = self.instruction(options.instruct) if options.instruct else ()
-        return SynthesisRequest(
-            condition(voice, mode, instruction),
-            text=ids,
-            sampling=options.sampling,
-            seed=options.seed,
-            speed=options.speed,
-        )
+        arrival = Arrival.SEGMENTS if by_sentences else Arrival.TOKENS
+        handle = self.engine.submit(SpeechRequest((first,), policy, arrival))
+        parts: Parts = segments if by_sentences else (segment.text for segment in segments)
+        feed(handle.text, parts)
+        return handle
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
         """Text ids of an instruction, its end mark added where it is missing."""
         ended = instruct if END_OF_PROMPT in instruct else instruct + END_OF_PROMPT
         return self.text.encode(self.text.normalize(ended))
 
+    def _words(self, pieces: Iterable[str], voice: Voice, options: SpeakOptions) -> Iterator[SynthesisRequest]:
+        """Requests whose texts follow one another word by word."""
+        conditioning = self._conditioning(voice, options)
+        for ids in map(self.text.encode_piece, whole_words(pieces)):
+            if ids:
+                yield _request(conditioning, ids, options, options.seed)
+
+    def _sentences(self, pieces: Iterable[str], voice: Voice, options: SpeakOptions) -> Iterator[SynthesisRequest]:
+        """Requests of one segment each, as soon as a sentence is whole."""
+        seed = options.seed
+        for sentence in whole_sentences(pieces):
+            if not is_speakable(sentence):
+                continue  # a line of dashes, say: the text around it is spoken
+            for request in self.requests(sentence, voice, replace(options, seed=seed)):
+                yield request
+                seed += 1
+
+    def _conditioning(self, voice: Voice, options: SpeakOptions) -> Conditioning:
+        check_fits(voice, self.config)
+        mode = choose_mode(voice, options.instruct, options.mode)
+        return condition(voice, mode, self.instruction(options.instruct) if options.instruct else ())
+
     def _finish(self, requests: list[SynthesisRequest], started: float) -> Speech:
         text_s = time.perf_counter() - started
-        samples, stages = [], []
-        for first in range(0, len(requests), MAX_BATCH_SEGMENTS):
-            batch = self.pipeline.run(requests[first : first + MAX_BATCH_SEGMENTS])
-            samples += [utterance.samples for utterance in batch.utterances]
-            stages.append(batch.timings)
-        spent = StageTimings.total(stages)
+        spoken = self.engine.submit(SpeechRequest(tuple(requests))).result()
+        spent = spoken.timings
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, time.perf_counter() - started)
-        return Speech(np.concatenate(samples), self.config.rates.sample_rate, timings)
+        return Speech(spoken.samples, self.config.rates.sample_rate, timings)
+
+
+def _request(conditioning: Conditioning, ids: tuple[int, ...], options: SpeakOptions, seed: int) -> SynthesisRequest:
+    return SynthesisRequest(conditioning, text=ids, sampling=options.sampling, seed=seed, speed=options.speed)

@@ -42,9 +42,7 @@ def loads() -> Callable[..., Synthesizer]:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, loads: Callable[..., Synthesizer]) -> Run:
     """Run a command in this process."""
-    monkeypatch.setattr(
-        Synthesizer, "load", lambda folder, device, dtype, variant: loads(folder.resolve(), device, dtype, variant)
-    )
+    monkeypatch.setattr(Synthesizer, "load", lambda folder, *others: loads(folder.resolve(), *others))
 
     def call(*arguments: object, stdin: bytes | None = None, terminal: bool = False) -> Result:
         """stdin: what is piped in, a terminal if None; terminal: whether stdout and stderr are one."""

@@ -65,6 +65,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "trained": False,
         "demo": False,
         "scripts": ["Latin"],
+        "text_stream": "interleaved",
     }
     assert report["config"]["rates"] == {"sample_rate": 24000, "samples_per_frame": 480, "tokens_per_second": 25}
     assert report["generation"] == report["config"]["generation"] == "v2"

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vivavoce.doors.cli import convert, doctor, download, evaluate, info, options, speak, voice
+from vivavoce.doors.cli import bench, convert, doctor, download, evaluate, info, options, speak, voice
 from vivavoce.doors.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
 from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
@@ -42,6 +42,7 @@ app.command(epilog=convert.EXAMPLES)(convert.convert)
 app.add_typer(voice.app, name="voice")
 app.command(epilog=download.EXAMPLES)(download.download)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 

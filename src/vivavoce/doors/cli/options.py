@@ -62,7 +62,7 @@ DeviceOption = Annotated[
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option("--dtype", metavar="NAME", help="auto (bfloat16 on a GPU), float32, bfloat16 or float16."),
+    typer.Option("--dtype", metavar="NAME", help="auto (float16 on a GPU), float32, bfloat16 or float16."),
 ]
 VariantOption = Annotated[
     str | None,

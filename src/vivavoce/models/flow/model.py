@@ -49,6 +49,11 @@ class Flow(nn.Module):
         """tokens: [batch, n] int64; the rest as in `TokenEncoder.forward`  →  mu, frames of each row."""
         return self.encoder(self.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
 
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them; names, shapes, values and results stay."""
+        self.encoder.lay_out()
+        self.estimator.lay_out()
+
     def frames_of(self, item: FlowItem) -> int:
         """Mel frames that the item's tokens stand for, the prompt's included."""
         encoder = self.config.encoder

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, pad, silu
 
 from vivavoce.checkpoint.config import TokenEncoderConfig
+from vivavoce.models.flow.layout import convolve, lay_for_windows
+from vivavoce.models.flow.memory import Memory, MemoryShape
 from vivavoce.models.layers.masks import valid_positions, visible_keys
-from vivavoce.models.layers.relative_attention import RelativeAttention, relative_positions
+from vivavoce.models.layers.relative_attention import RelativeAttention, Sight
 
 HISTORY_KERNEL = 3
 UPSAMPLING_KERNEL = 5
@@ -54,14 +56,14 @@ class ConformerBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
         self.feed_forward = FeedForward(size, inner)
 
-    def forward(self, x: Tensor, table: Tensor, mask: Tensor) -> Tensor:
-        """x: [batch, time, size]  →  the same shape; table and mask as in `RelativeAttention`."""
-        x = x + self.attention(self.attention_norm(x), table, mask)
+    def forward(self, x: Tensor, sight: Sight, memory: Memory | None) -> Tensor:
+        """x: [batch, time, size]  →  the same shape."""
+        x = x + self.attention(self.attention_norm(x), sight, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class TokenEncoder(nn.Module):
-    """Embedded tokens → mu. Everything but the lookahead and unchunked attention is causal."""
+    """Embedded tokens → mu. Everything but the lookahead is causal up to the end of what a token may attend to."""
 
     def __init__(self, config: TokenEncoderConfig, num_mel_bins: int) -> None:
         super().__init__()
@@ -78,9 +80,22 @@ class TokenEncoder(nn.Module):
         )
         self.norm = nn.LayerNorm(size, eps=1e-5)
         self.mu_projection = nn.Linear(size, num_mel_bins)
+        for blocks in (self.blocks, self.up_blocks):
+            attentions = (module for module in blocks.modules() if isinstance(module, RelativeAttention))
+            for site, attention in enumerate(attentions):
+                attention.site = site
+
+    @property
+    def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
+        """What is kept at token rate and, behind the upsampling, at mel rate."""
+        config, size = self.config, self.config.hidden_size
+        return (
+            MemoryShape(config.num_blocks, 2 * size, HISTORY_KERNEL - 1, size),
+            MemoryShape(config.num_up_blocks, 2 * size, UPSAMPLING_KERNEL - 1, size),
+        )
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch.
+        """Encode a padded batch of whole rows.
 
         Args:
             x: [batch, tokens, input] embedded tokens, lookahead included.
@@ -91,29 +106,62 @@ class TokenEncoder(nn.Module):
         Returns:
             mu [batch, frames, mel bins] and the frames of each row, [batch] int64.
         """
-        config = self.config
+        config, size = self.config, x.shape[1]
         kept = torch.where(final, lengths, lengths - config.lookahead)
-        # The convolution reads to the right of the last token: past a final row's end there must be zeros.
-        x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
-        x = self._look_ahead(x)
-        x = self._run(self.blocks, x, kept, config.chunk if chunked else None)
-        x = x.repeat_interleave(config.upsampling, dim=1).transpose(1, 2)
-        x = self.up_conv(pad(x, (UPSAMPLING_KERNEL - 1, 0))).transpose(1, 2)
         frames = kept * config.upsampling
-        up_chunk = config.chunk * config.upsampling if chunked else None
-        x = self._run(self.up_blocks, self.up_embed(x), frames, up_chunk)
-        return self.mu_projection(self.norm(x)), frames
+        chunk = config.chunk if chunked else None
+        token_mask = visible_keys(kept, size, chunk)
+        frame_mask = visible_keys(frames, size * config.upsampling, chunk and chunk * config.upsampling)
+        return self.encode(x, lengths, size, (token_mask, frame_mask)), frames
 
-    def _look_ahead(self, x: Tensor) -> Tensor:
-        y = pad(x.transpose(1, 2), (0, self.config.lookahead))
+    def encode(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        size: int,
+        masks: tuple[Tensor | None, Tensor | None],
+        keys: int | None = None,
+        past: Tensor | None = None,
+        memory: tuple[Memory, Memory] | None = None,
+    ) -> Tensor:
+        """Encode tokens that may have a past, and may be followed by others.
+
+        Args:
+            x: [batch, tokens, input] embedded tokens, the lookahead's included.
+            lengths: [batch] int64, tokens of each row. What the lookahead of a row's last token lacks is zeros, as
+                at the end of an utterance.
+            size: tokens to encode.
+            masks: what tokens see, and what frames see: [batch, 1, 1 or size, keys] bool, None for all keys.
+            keys: tokens of the longest row with its past; None: `size`.
+            past: [batch] int64, tokens before each row; None: keys − size for all.
+            memory: the past at token rate and at mel rate, shaped as `memory_shapes` says; None: there is none.
+
+        Returns:
+            mu [batch, frames, mel bins].
+        """
+        config, keys = self.config, keys or size
+        of_tokens, of_frames = memory or (None, None)
+        x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
+        x = self._look_ahead(x, size, of_tokens)
+        sight = Sight.of(x, keys, masks[0], past)
+        for block in self.blocks:
+            x = block(x, sight, of_tokens)
+        x = x.repeat_interleave(config.upsampling, dim=1)
+        x = pad(x, (0, 0, UPSAMPLING_KERNEL - 1, 0)) if of_frames is None else of_frames.extend(0, x)
+        x = self.up_embed(convolve(x, self.up_conv.weight, self.up_conv.bias))
+        sight = Sight.of(x, keys * config.upsampling, masks[1], None if past is None else past * config.upsampling)
+        for block in self.up_blocks:
+            x = block(x, sight, of_frames)
+        return self.mu_projection(self.norm(x))
+
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them; nothing that it computes changes."""
+        for conv in (self.lookahead_conv, self.history_conv, self.up_conv):
+            lay_for_windows(conv)
+
+    def _look_ahead(self, x: Tensor, size: int, memory: Memory | None) -> Tensor:
+        y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
         # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
-        y = leaky_relu(self.lookahead_conv(y), 0.01)
-        y = self.history_conv(pad(y, (HISTORY_KERNEL - 1, 0)))
-        return x + y.transpose(1, 2)
-
-    def _run(self, blocks: nn.ModuleList, x: Tensor, lengths: Tensor, chunk: int | None) -> Tensor:
-        table = relative_positions(x.shape[1], x.shape[2], x.device, x.dtype)
-        mask = visible_keys(lengths, x.shape[1], chunk)
-        for block in blocks:
-            x = block(x, table, mask)
-        return x
+        y = leaky_relu(convolve(y, self.lookahead_conv.weight, self.lookahead_conv.bias), 0.01)
+        y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
+        return x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)

@@ -6,9 +6,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, mish, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import UNetConfig
+from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, lay_together
+from vivavoce.models.flow.memory import Memory, MemoryShape
+from vivavoce.models.flow.mish import mish
 from vivavoce.models.layers.masks import visible_keys
 
 KERNEL = 3
@@ -19,9 +22,27 @@ EXPANSION = 4
 class CausalConv(nn.Conv1d):
     """A convolution over [batch, time, channels] that never looks to the right."""
 
+    first = 0
+    """Its first input channel among those of all causal convolutions of the network."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__(in_channels, channels, KERNEL)
+
+    def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
+        """x: [batch, time, in]; memory: what precedes x, zeros if None  →  [batch, time, out]."""
+        x = pad(x, (0, 0, KERNEL - 1, 0)) if memory is None else memory.extend(self.first, x)
+        return convolve(x, self.weight, self.bias)
+
+
+class PointwiseConv(nn.Conv1d):
+    """A convolution of one position over [batch, time, channels]."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__(in_channels, channels, 1)
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, time, in]  →  [batch, time, out]."""
-        return super().forward(pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
+        return linear(x, self.weight[..., 0], self.bias)
 
 
 class TimeEmbedding(nn.Module):
@@ -48,22 +69,26 @@ class ResnetBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, time_size: int) -> None:
         super().__init__()
         self.time_projection = nn.Linear(time_size, channels)
-        self.conv1 = CausalConv(in_channels, channels, KERNEL)
+        self.conv1 = CausalConv(in_channels, channels)
         self.norm1 = nn.LayerNorm(channels)
-        self.conv2 = CausalConv(channels, channels, KERNEL)
+        self.conv2 = CausalConv(channels, channels)
         self.norm2 = nn.LayerNorm(channels)
-        self.shortcut = CausalConv(in_channels, channels, 1)
+        self.shortcut = PointwiseConv(in_channels, channels)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """x: [batch, frames, in]; time: [batch, time_size]  →  [batch, frames, channels]."""
-        h = mish(self.norm1(self.conv1(x)))
-        h = h + self.time_projection(mish(time))[:, None]
-        h = mish(self.norm2(self.conv2(h)))
+    def forward(self, x: Tensor, bias: Tensor, memory: Memory | None) -> Tensor:
+        """x: [batch, frames, in]; bias: of `UNet.time_biases`, [batch or 1, 1, channels]
+        →  [batch, frames, channels].
+        """
+        h = mish(self.norm1(self.conv1(x, memory)))
+        h = mish(self.norm2(self.conv2(h + bias, memory)))
         return h + self.shortcut(x)
 
 
 class Attention(nn.Module):
     """Self-attention without positions: the convolutions around it carry them."""
+
+    site = 0
+    """Its place among the network's attentions."""
 
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -74,14 +99,20 @@ class Attention(nn.Module):
         self.value = nn.Linear(channels, inner, bias=False)
         self.out = nn.Linear(inner, channels)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: [batch, frames, channels]; mask: of `visible_keys`  →  [batch, frames, channels]."""
-        query, key, value = (
-            projection(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for projection in (self.query, self.key, self.value)
-        )
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
+        """x: [batch, frames, channels]; mask: as in `UNet.velocity`  →  [batch, frames, channels]."""
+        projected = linear(x, joined((self.query.weight, self.key.weight, self.value.weight)))
+        inner = self.out.in_features
+        query, keys = projected[..., :inner], projected[..., inner:]
+        if memory is not None:
+            keys = memory.recall(self.site, keys)
+        key, value = keys.chunk(2, dim=-1)
+        query, key, value = (self._by_head(part) for part in (query, key, value))
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -107,9 +138,9 @@ class TransformerBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(channels)
         self.feed_forward = FeedForward(channels)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, channels]  →  the same shape."""
-        x = x + self.attention(self.attention_norm(x), mask)
+        x = x + self.attention(self.attention_norm(x), mask, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -124,13 +155,13 @@ class Level(nn.Module):
             TransformerBlock(channels, config.num_heads, config.head_dim) for _ in range(config.num_blocks)
         )
         if with_conv:
-            self.conv = CausalConv(channels, channels, KERNEL)
+            self.conv = CausalConv(channels, channels)
 
-    def forward(self, x: Tensor, time: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
-        x = self.resnet(x, time)
+        x = self.resnet(x, bias, memory)
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x, mask, memory)
         return x
 
 
@@ -147,9 +178,10 @@ class UNet(nn.Module):
             Level(channels, config, time_size, with_conv=False) for _ in range(config.num_mid_blocks)
         )
         self.up = Level(2 * channels, config, time_size, with_conv=True)
-        self.final_conv = CausalConv(channels, channels, KERNEL)
+        self.final_conv = CausalConv(channels, channels)
         self.final_norm = nn.LayerNorm(channels)
-        self.out = nn.Conv1d(channels, config.out_channels, 1)
+        self.out = PointwiseConv(channels, config.out_channels)
+        self.memory_shape = self._number_sites()
 
     def forward(
         self,
@@ -176,12 +208,55 @@ class UNet(nn.Module):
             [batch, frames, bins]
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
-        time = self.time_embedding(t)
-        h = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
-        skip = self.down(h, time, mask)
-        h = self.down.conv(skip)
-        for level in self.mid:
-            h = level(h, time, mask)
-        h = self.up.conv(self.up(torch.cat((h, skip), dim=-1), time, mask))
-        h = mish(self.final_norm(self.final_conv(h)))
-        return self.out(h.transpose(1, 2)).transpose(1, 2)
+        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
+        return self.velocity(features, self.time_biases(t), mask)
+
+    def time_biases(self, t: Tensor) -> Tensor:
+        """What each level's resnet block adds at flow time t.
+
+        t: [batch] float32  →  [levels, batch, 1, channels]
+        """
+        time = mish(self.time_embedding(t))
+        return torch.stack([level.resnet.time_projection(time) for level in (self.down, *self.mid, self.up)])[
+            :, :, None
+        ]
+
+    def velocity(self, features: Tensor, biases: Tensor, mask: Tensor | None, memory: Memory | None = None) -> Tensor:
+        """Velocity, of rows that may have a past.
+
+        Args:
+            features: [batch, frames, in], x, mu, the speaker in every frame, and the condition.
+            biases: of `time_biases`, for each row or one for all.
+            mask: [batch, 1, 1 or frames, keys], bool or additive, as in `scaled_dot_product_attention`; None: every
+                frame sees every key.
+            memory: the past, shaped as `memory_shape` says; None: there is none.
+
+        Returns:
+            [batch, frames, bins]
+        """
+        first, *middle, last = biases.unbind()
+        skip = self.down(features, first, mask, memory)
+        h = self.down.conv(skip, memory)
+        for level, bias in zip(self.mid, middle, strict=True):
+            h = level(h, bias, mask, memory)
+        h = self.up(torch.cat((h, skip), dim=-1), last, mask, memory)
+        h = self.final_conv(self.up.conv(h, memory), memory)
+        return self.out(mish(self.final_norm(h)))
+
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them; nothing that it computes changes."""
+        for module in self.modules():
+            if isinstance(module, CausalConv):
+                lay_for_windows(module)
+            elif isinstance(module, Attention):
+                lay_together((module.query.weight, module.key.weight, module.value.weight))
+
+    def _number_sites(self) -> MemoryShape:
+        channels = 0
+        for conv in (module for module in self.modules() if isinstance(module, CausalConv)):
+            conv.first = channels
+            channels += conv.in_channels
+        attentions = [module for module in self.modules() if isinstance(module, Attention)]
+        for site, attention in enumerate(attentions):
+            attention.site = site
+        return MemoryShape(len(attentions), 2 * self.config.num_heads * self.config.head_dim, KERNEL - 1, channels)

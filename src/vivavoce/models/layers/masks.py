@@ -31,6 +31,25 @@ def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
     return keys & (position[None, :] < chunk_end[:, None])
 
 
+def keys_before(ends: Tensor, size: int) -> Tensor:
+    """Attention mask of queries that see all keys before an end of their own, True where the query may look.
+
+    ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool
+    """
+    return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look, −inf elsewhere: a mask that many attentions can use without preparing it anew.
+
+    mask: [batch, 1, queries, keys] bool  →  the same shape. Rows lie a multiple of 16 values apart, as fused kernels
+    want them.
+    """
+    *shape, keys = mask.shape
+    bias = torch.zeros(*shape, keys + -keys % 16, dtype=dtype, device=mask.device)[..., :keys]
+    return bias.masked_fill_(~mask, float("-inf"))
+
+
 def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Set what lies beyond each row's length to zero; `None` means that nothing does.
 

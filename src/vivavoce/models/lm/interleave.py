@@ -13,6 +13,7 @@ last is fed once more in front of the rest of the text: the trained sequences ar
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -101,6 +102,16 @@ class TextInterleaver:
         """The id that must come next whatever the model says: a fill when its block is full."""
         due = self._state is _State.DECODING and len(self.decoded) == self._next_fill
         return self._vocabulary.fill if due else None
+
+    def ids_until_control(self) -> int | None:
+        """How many ids are sampled from now on, at most, before a control id is due; None: any number.
+
+        Once text is closed the sequence itself is over then, and its control id means nothing.
+        """
+        if self._state is not _State.FINISHING:
+            return self._next_fill - len(self.decoded)
+        most = self._max_ratio * self._num_text
+        return None if math.isinf(most) else max(1, math.ceil(most) - len(self.decoded))
 
     def allows(self) -> tuple[int, ...]:
         """The control ids that may be sampled now; speech tokens always may."""

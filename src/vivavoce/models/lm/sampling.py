@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,34 +17,35 @@ from torch import Tensor
 class SamplingRows:
     """Settings of each row of a batch: top_p [batch] float32, top_k [batch] int64, window [batch] int64 (tokens
     looked back), max_repeats [batch] int64 (as many repeats in the window, or more, forbid a candidate).
+
+    `most`: no top_k is larger; None: to be read from `top_k`, for which a device must be waited for.
     """
 
     top_p: Tensor
     top_k: Tensor
     window: Tensor
     max_repeats: Tensor
+    most: int | None = None
 
     def select(self, rows: Tensor) -> SamplingRows:
         """The given rows only; rows: [n] int64."""
-        return SamplingRows(self.top_p[rows], self.top_k[rows], self.window[rows], self.max_repeats[rows])
+        return SamplingRows(self.top_p[rows], self.top_k[rows], self.window[rows], self.max_repeats[rows], self.most)
 
 
-def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> tuple[Tensor, Tensor]:
+def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Candidates by falling probability: as long as the sum *before* one is below top_p, and at most top_k.
 
-    probabilities: [batch, ids]; top_p, top_k: [batch]  →  ids and their probabilities, both [batch, ids]; what is no
-    candidate has probability 0. Ties keep the order of ids.
+    probabilities: [batch, ids]; top_p, top_k: [batch]; most: see `SamplingRows`  →  ids and their probabilities, both
+    [batch, most]; what is no candidate has probability 0. Ties keep the order of ids.
     """
-    ranked, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    # Added one by one in the row's own precision: a library's cumulative sum rounds otherwise, and a sum that meets
-    # top_p exactly must fall on the official side of it.
-    kept = torch.zeros_like(ranked)
-    before = torch.zeros_like(ranked[:, 0])
-    for rank in range(min(ranked.shape[-1], int(top_k.max()))):
-        inside = ((before < top_p) & (rank < top_k)) | (rank == 0)
-        kept[:, rank] = ranked[:, rank] * inside
-        before = before + ranked[:, rank]
-    return ids, kept
+    most = min(probabilities.shape[-1], int(top_k.max()) if most is None else most)
+    ids = _best(probabilities, most)
+    ranked = probabilities.gather(-1, ids)
+    before = torch.zeros_like(ranked)
+    before[:, 1:] = _sums(ranked)[:, :-1]
+    rank = torch.arange(most, device=ranked.device)
+    inside = (before < top_p[:, None]) & (rank < top_k[:, None]) | (rank == 0)
+    return ids, ranked * inside
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -75,14 +77,44 @@ def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Ten
     scores: [batch, ids] logits or log-probabilities, −inf where forbidden; recent: as in `repeats`;
     uniforms: [batch, 2], for the nucleus and for the fallback  →  [batch] int64
     """
-    ids, weights = nucleus(scores.softmax(dim=-1), settings.top_p, settings.top_k)
+    ids, weights = nucleus(scores.softmax(dim=-1), settings.top_p, settings.top_k, settings.most)
     first = ids.gather(-1, draw(weights, uniforms[:, 0])[:, None])[:, 0]
     repeated = repeats(recent, settings.window, first) >= settings.max_repeats
-    others = fallback_probabilities(scores, first)
-    second = draw(others, uniforms[:, 1])
-    return torch.where(repeated, second, first)
+    if scores.device.type != "cpu":
+        second = draw(fallback_probabilities(scores, first), uniforms[:, 1])
+        return torch.where(repeated, second, first)
+    # The fallback looks at every id: on a CPU, which need not be waited for, only where it is called for.
+    rows = repeated.nonzero()[:, 0]
+    if len(rows):
+        first[rows] = draw(fallback_probabilities(scores[rows], first[rows]), uniforms[rows, 1])
+    return first
 
 
 def fallback_probabilities(scores: Tensor, forbidden: Tensor) -> Tensor:
     """All ids but the forbidden one; scores: [batch, ids], forbidden: [batch]  →  [batch, ids]."""
     return scores.scatter(-1, forbidden[:, None], float("-inf")).softmax(dim=-1)
+
+
+def _best(probabilities: Tensor, count: int) -> Tensor:
+    """Ids of the `count` largest, falling, ties in the order of ids; [batch, ids]  →  [batch, count] int64."""
+    if probabilities.dtype != torch.float32:
+        return probabilities.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    # A library's choice among equals is its own affair. Bits of floats ≥ 0 are in the order of the floats; with the
+    # id below them no two keys are equal.
+    size = probabilities.shape[-1]
+    backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
+    keys = (probabilities.view(torch.int32).long() << 32) | backwards
+    return size - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
+
+
+def _sums(ranked: Tensor) -> Tensor:
+    """Running sums along each row, added one by one in the row's own precision; [batch, n]  →  [batch, n].
+
+    A sum that meets top_p exactly must fall on the official side of it, and a library that adds in another order or
+    precision rounds otherwise.
+    """
+    if ranked.device.type == "cpu":
+        return torch.from_numpy(np.add.accumulate(ranked.numpy(), axis=1, dtype=ranked.numpy().dtype))
+    # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is made two for it.
+    columns = ranked.t() if len(ranked) > 1 else ranked.t().expand(-1, 2)
+    return columns.contiguous().cumsum(dim=0).t()[: len(ranked)]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from vivavoce.models.layers.masks import zero_padding
+from vivavoce.models.layers.precision import full_precision_convolutions
 
 NUM_CONVS = 5
 KERNEL = 3
@@ -31,7 +32,9 @@ class F0Predictor(nn.Module):
         A frame's pitch depends on `NUM_CONVS` frames on either side.
         """
         x = zero_padding(mel, lengths)
-        for conv in self.convs:
-            x = zero_padding(elu(conv(x)), lengths)
+        # The source sums the pitch up to phases: an error of a thousandth is half a cycle within a second.
+        with full_precision_convolutions():
+            for conv in self.convs:
+                x = zero_padding(elu(conv(x)), lengths)
         f0 = torch.abs(self.out(x.transpose(1, 2)))[..., 0]
         return zero_padding(f0[:, None], lengths)[:, 0]

@@ -7,12 +7,13 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, pad
+from torch.nn.functional import leaky_relu
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.layers.masks import zero_padding
+from vivavoce.models.layers.masks import valid_positions, zero_padding
 from vivavoce.models.vocoder.f0 import F0Predictor
-from vivavoce.models.vocoder.resblock import ResBlock
+from vivavoce.models.vocoder.layout import convolve, convolve_transposed, laid_out
+from vivavoce.models.vocoder.resblock import ResBlock, keep
 from vivavoce.models.vocoder.source import HarmonicSource
 from vivavoce.models.vocoder.stft import istft, stft
 
@@ -66,30 +67,48 @@ class HiFT(nn.Module):
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]  →  [batch, samples]."""
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths as in `forward`
+        →  [batch, samples].
+        """
         config = self.config
-        size = None if lengths is None else lengths.clone()
         samples = None if lengths is None else lengths * config.samples_per_frame
-        spectrum = stft(source[:, 0], samples, config.n_fft, config.hop)
-        x = zero_padding(self.conv_pre(zero_padding(mel, size)), size)
-        per_stage = len(config.resblock_kernels)
-        for stage, up in enumerate(self.ups):
-            x = up(leaky_relu(x, config.leaky_slope))
-            size = None if size is None else size * config.upsample_rates[stage]
-            if stage == len(self.ups) - 1:
-                # One more frame, mirrored, makes the centred STFT's odd count.
-                x = pad(zero_padding(x, size), (1, 0), mode="reflect")
-                size = None if size is None else size + 1
-            injected = self.source_resblocks[stage](zero_padding(self.source_downs[stage](spectrum), size), size)
-            x = zero_padding(x, size) + injected
-            blocks = self.resblocks[stage * per_stage : (stage + 1) * per_stage]
-            x = torch.stack([block(x, size) for block in blocks]).sum(0) / per_stage
-        x = self.conv_post(leaky_relu(x, LAST_SLOPE))
+        spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
+        x = laid_out(zero_padding(mel, lengths))
+        x = keep(convolve(self.conv_pre, x), _inside(lengths, x))
+        for stage in range(len(self.ups)):
+            x, lengths = self._stage(stage, x, spectrum, lengths)
+        x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        wave = istft(magnitude, torch.sin(x[:, bins:]), size, config.n_fft, config.hop)
+        wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
         return wave.clamp(-config.audio_limit, config.audio_limit)
+
+    def _stage(self, stage: int, x: Tensor, spectrum: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One step up in rate: the signal drawn out, the source's spectrum added, the mean of the residual blocks.
+
+        x: [batch, channels, 1, time]; spectrum: [batch, n_fft + 2, 1, frames]; lengths: [batch] of x
+        →  [batch, channels / 2, 1, time · rate], its lengths
+        """
+        x = convolve_transposed(self.ups[stage], leaky_relu(x, self.config.leaky_slope))
+        lengths = None if lengths is None else lengths * self.config.upsample_rates[stage]
+        if stage == len(self.ups) - 1:
+            # One more frame, mirrored, makes the centred STFT's odd count.
+            x = torch.cat((x[..., 1:2], x), dim=-1)
+            lengths = None if lengths is None else lengths + 1
+        inside = _inside(lengths, x)
+        injected = keep(convolve(self.source_downs[stage], spectrum), inside)
+        x = keep(self.source_resblocks[stage](injected, inside).add_(x), inside)
+        per_stage = len(self.config.resblock_kernels)
+        first, *others = (block(x, inside) for block in self.resblocks[stage * per_stage : (stage + 1) * per_stage])
+        for other in others:
+            first = first.add_(other)
+        return first / per_stage, lengths
 
     def noise_shape(self, frames: int) -> tuple[int, int]:
         """Shape of the source noise for that many frames: (samples, harmonics)."""
         return frames * math.prod(self.config.upsample_rates) * self.config.hop, self.config.num_harmonics + 1
+
+
+def _inside(lengths: Tensor | None, x: Tensor) -> Tensor | None:
+    """1 where a row of x has a position, 0 past its end, None if all are full  →  [batch, 1, 1, time] like x."""
+    return None if lengths is None else valid_positions(lengths, x.shape[-1])[:, None, None].to(x.dtype)

@@ -1,0 +1,98 @@
+"""`python -m benchmarks.plain`: the figures of `vivavoce bench`, of the plain way."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.plain.talker import PlainTalker
+from vivavoce.doors.cli.bench_request import BenchRequest, CheckedRequest, check
+from vivavoce.doors.cli.bench_run import measure
+from vivavoce.doors.cli.console import Reporter, print_error
+from vivavoce.doors.cli.model import ModelChoice
+from vivavoce.errors import VivavoceError
+from vivavoce.service.default_model import model_folder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and return the exit code: 1 if a request failed, 2 for a mistake."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    try:
+        request = check(_request(options, shlex.join(["python", "-m", "benchmarks.plain", *given])))
+        return int(measure(request, Reporter(), _load))
+    except VivavoceError as error:
+        print_error(f"error: {error}")
+        return error.exit_code
+
+
+def _load(request: CheckedRequest) -> PlainTalker:
+    choice = request.asked.choice
+    name = choice.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = auto if choice.dtype == "auto" else getattr(torch, choice.dtype)
+    return PlainTalker(model_folder(choice.model), device, dtype, choice.variant, choice.voices)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m benchmarks.plain", description=__doc__)
+    parser.add_argument("--concurrency", type=int, help="users who ask again when answered (default: 1)")
+    parser.add_argument("--rate", type=float, help="instead: users who come at random, so many per second")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--text-file", type=Path)
+    parser.add_argument("--words", help="MIN-MAX")
+    parser.add_argument("--tokens", type=int, help="speech tokens of every request, whatever the model says")
+    parser.add_argument("--voice", action="append", default=[])
+    parser.add_argument("--prompt-text", action="append", default=[])
+    parser.add_argument("--offline", action="store_true")
+    parser.add_argument("--policy")
+    parser.add_argument("--first-hop", type=int)
+    parser.add_argument("--lookahead", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quality", action="store_true")
+    parser.add_argument("--json", metavar="FILE|-")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--model")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--variant")
+    parser.add_argument("--voices", type=Path)
+    return parser
+
+
+def _request(options: argparse.Namespace, command: str) -> BenchRequest:
+    return BenchRequest(
+        choice=ModelChoice(options.model, options.device, options.dtype, options.variant, options.voices),
+        concurrency=options.concurrency,
+        rate=options.rate,
+        requests=options.requests,
+        warmup=options.warmup,
+        text_file=options.text_file,
+        words=options.words,
+        tokens=options.tokens,
+        voices=options.voice,
+        prompt_texts=options.prompt_text,
+        offline=options.offline,
+        policy=options.policy,
+        first_hop=options.first_hop,
+        lookahead=options.lookahead,
+        seed=options.seed,
+        admission="queue",
+        quality=options.quality,
+        json_file=options.json,
+        plot=options.plot,
+        command=command,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""Speech tokens → mel, everything computed anew at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu, pad
+
+from vivavoce.engine.request import Conditioning
+from vivavoce.models.build import Models
+from vivavoce.models.flow.matching import Path, Schedule, fixed_noise
+from vivavoce.models.flow.model import Flow, FlowItem
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL
+from vivavoce.models.layers.masks import keys_before
+
+_LOOKAHEAD_SLOPE = 0.01
+
+
+def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int], final: bool) -> Tensor:
+    """All mel after the prompt, as the official code makes it: the last time of a row attends to all of it.
+
+    tokens: of the sequence; not final: the lookahead's included  →  [frames, bins] float32
+    """
+    item = FlowItem(_row(conditioning, tokens), conditioning.flow_mel, conditioning.embedding, final)
+    mel: Tensor = models.flow([item], chunked=not final)[0]
+    return mel
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tokens of a row that a stream computes at once: up to `end`; it knows the row's tokens up to `known`."""
+
+    end: int
+    known: int
+
+
+def stream_units(prompt: int, hops: Sequence[int], tokens: int, lookahead: int, model_lookahead: int) -> list[Unit]:
+    """The prompt's unit, which knows nothing but the prompt, and that of each hop.
+
+    prompt: its tokens; tokens: of the sequence, as far as they exist; lookahead: that each hop waits for;
+    model_lookahead: that the model is able to use.
+    """
+    units = [Unit(prompt - model_lookahead, prompt)] if prompt > model_lookahead else []
+    end = prompt
+    for hop in hops:
+        end += hop
+        units.append(Unit(end, min(end + lookahead, prompt + tokens)))
+    return units
+
+
+def stream_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int], units: Sequence[Unit]) -> Tensor:
+    """All mel after the prompt up to the last unit's end, as a stream hears it that never takes anything back.
+
+    Each unit is cut into near-equal blocks of at most a chunk of attention, and a frame sees everything before the
+    end of its block. The lookahead of a unit's last tokens ends with what was known then.
+
+    tokens: of the sequence  →  [frames, bins] float32
+    """
+    flow = models.flow
+    encoder, device = flow.encoder, flow.speaker_projection.weight.device
+    row = _row(conditioning, tokens).to(device)
+    embedded = encoder.embed(flow.token_embedding(row.clamp(min=0))[None])
+    ends = torch.tensor(_block_ends(units, flow.config.encoder.chunk), device=device)
+    size, up = len(ends), flow.config.encoder.upsampling
+    frame_ends = (ends * up).repeat_interleave(up)
+    frame_mask = keys_before(frame_ends[None], size * up)
+    mu = encoder.encode(
+        flow.token_embedding(row.clamp(min=0))[None],
+        torch.tensor([len(row)], device=device),
+        size,
+        (keys_before(ends[None], size), frame_mask),
+        memory=(_CutShort(flow, embedded, units), _Nothing()),
+    )
+    return _solve(flow, conditioning, mu, frame_mask)
+
+
+def _solve(flow: Flow, conditioning: Conditioning, mu: Tensor, mask: Tensor) -> Tensor:
+    config, frames = flow.config, mu.shape[1]
+    prompt_mel = conditioning.flow_mel.to(mu.device)
+    condition = torch.zeros(1, frames, config.num_mel_bins, device=mu.device)
+    condition[0, : len(prompt_mel)] = prompt_mel[:frames] if len(prompt_mel) else 0.0
+    path = Path(
+        flow.estimator,
+        Schedule.of(flow.estimator, config.num_steps),
+        config.guidance,
+        fixed_noise(config.num_mel_bins)[None, :frames].to(mu.device),
+        mu,
+        flow.speaker(conditioning.embedding.to(mu.device)[None]),
+        condition,
+        mask,
+    )
+    for number in range(config.num_steps):
+        path.step(number)
+    return path.x[0, len(prompt_mel) :]
+
+
+class _Nothing:
+    """The past of a row that is computed from its start: zeros before convolutions, no keys."""
+
+    tail = UPSAMPLING_KERNEL - 1
+
+    def extend(self, first: int, x: Tensor) -> Tensor:
+        """See `Memory`."""
+        return pad(x, (0, 0, self.tail, 0))
+
+    def recall(self, site: int, keys: Tensor) -> Tensor:
+        """See `Memory`."""
+        return keys
+
+
+class _CutShort(_Nothing):
+    """As `_Nothing`, and in the one convolution that looks ahead each unit is stopped where its knowledge ends."""
+
+    tail = HISTORY_KERNEL - 1
+
+    def __init__(self, flow: Flow, embedded: Tensor, units: Sequence[Unit]) -> None:
+        """`embedded`: [1, tokens, size]."""
+        starts = [0, *(unit.end for unit in units)]
+        parts = [_look_ahead(flow, embedded, start, unit) for start, unit in zip(starts, units, strict=False)]
+        self._seen = torch.cat(parts, dim=1)
+
+    def extend(self, first: int, x: Tensor) -> Tensor:
+        """See `Memory`; what comes here is the lookahead's output, which is replaced."""
+        assert x.shape == self._seen.shape
+        return super().extend(first, self._seen)
+
+
+def _look_ahead(flow: Flow, embedded: Tensor, start: int, unit: Unit) -> Tensor:
+    """Output of the lookahead's convolution for the tokens from `start` to the unit's end."""
+    reach = flow.config.encoder.lookahead
+    known = embedded[:, start : min(unit.known, unit.end + reach)]
+    missing = unit.end + reach - start - known.shape[1]
+    y = flow.encoder.lookahead_conv(pad(known, (0, 0, 0, missing)).transpose(1, 2)).transpose(1, 2)
+    return leaky_relu(y, _LOOKAHEAD_SLOPE)
+
+
+def _block_ends(units: Sequence[Unit], most: int) -> list[int]:
+    """For each token of the row the end of its block."""
+    ends: list[int] = []
+    for unit in units:
+        start = len(ends)
+        size = unit.end - start
+        count = -(-size // most)
+        for place in range(count):
+            end = start + size * (place + 1) // count
+            ends += [end] * (end - len(ends))
+    return ends
+
+
+def _row(conditioning: Conditioning, tokens: Sequence[int]) -> Tensor:
+    return torch.cat((conditioning.flow_tokens, torch.tensor(list(tokens), dtype=torch.int64)))

@@ -1,0 +1,99 @@
+"""Text → speech tokens: one sequence, one token after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from vivavoce.engine.request import SynthesisRequest
+from vivavoce.models.build import Models
+from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.flow.matching import MAX_FRAMES
+from vivavoce.models.lm.kv_cache import KVCache
+from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
+from vivavoce.models.lm.sampling import SamplingRows, sample
+
+Chooser = Callable[[Tensor, Sequence[int]], int]
+"""(log-probabilities [ids] float32, −inf where forbidden; tokens so far) → the next id."""
+
+
+def plain_tokens(
+    models: Models, request: SynthesisRequest, official: bool = False, chooser: Chooser | None = None
+) -> list[int]:
+    """All speech tokens of a request, stop ids left out; those of a conversion as they are.
+
+    official: forbid only one of the stop ids before the minimum length, as the official code does.
+    chooser: stands in for repetition-aware sampling with the request's settings and seed.
+    """
+    return list(decode(models, request, official, chooser))
+
+
+@torch.inference_mode()
+def decode(
+    models: Models, request: SynthesisRequest, official: bool = False, chooser: Chooser | None = None
+) -> Iterator[int]:
+    """As `plain_tokens`, each token as soon as it is drawn."""
+    if request.speech_tokens is not None:
+        yield from request.speech_tokens
+        return
+    lm, stop_ids = models.lm, models.config.lm.vocabulary.stop_ids
+    choose = chooser or repetition_aware(models, request)
+    fewest, most = _lengths(models, request, official)
+    forbidden = list(stop_ids)
+    if official and request.sampling.exact_tokens is None:
+        forbidden = [models.config.lm.vocabulary.masked_before_minimum]
+    conditioning = request.conditioning
+    rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_prompt_text, conditioning.lm_prompt_tokens))
+    cache = KVCache.allocate(lm.config, 1, len(rows) + most + 1, rows.device, rows.dtype)
+    past, new = 0, rows[None]
+    decoded: list[int] = []
+    while len(decoded) < most:
+        hidden = lm(new, cache, torch.tensor([past], device=rows.device), past + new.shape[1])
+        past += new.shape[1]
+        scores = lm.log_probabilities(hidden[0, -1])
+        if len(decoded) < fewest:
+            scores[forbidden] = float("-inf")
+        token = choose(scores, decoded)
+        if token in stop_ids:
+            return
+        decoded.append(token)
+        yield token
+        new = lm.speech_embedding(torch.tensor([[token]], device=rows.device))
+
+
+def repetition_aware(models: Models, request: SynthesisRequest) -> Chooser:
+    """Sampling as the request and the checkpoint set it, from the request's own noise."""
+    given, default, device = request.sampling, models.config.lm.sampling, models.device
+    window = default.win_size if given.win_size is None else given.win_size
+    tau_r = default.tau_r if given.tau_r is None else given.tau_r
+    settings = SamplingRows(
+        top_p=torch.tensor([default.top_p if given.top_p is None else given.top_p], device=device),
+        top_k=torch.tensor([default.top_k if given.top_k is None else given.top_k], device=device),
+        window=torch.tensor([window], device=device),
+        max_repeats=torch.tensor([math.ceil(window * tau_r)], device=device),
+    )
+    seed = torch.tensor([request.seed], dtype=torch.int64, device=device)
+
+    def choose(scores: Tensor, decoded: Sequence[int]) -> int:
+        tail = list(decoded[-window:])
+        recent = torch.tensor([[-1] * (window - len(tail)) + tail], device=device)
+        step = torch.tensor([len(decoded)], device=device)
+        uniforms = torch.stack((uniform(seed, Stream.NUCLEUS, step), uniform(seed, Stream.FALLBACK, step)), dim=-1)
+        return int(sample(scores[None], recent, settings, uniforms))
+
+    return choose
+
+
+def _lengths(models: Models, request: SynthesisRequest, official: bool) -> tuple[int, int]:
+    """(fewest, most) speech tokens."""
+    sampling, num_text = request.sampling, len(request.text)
+    if sampling.exact_tokens is not None:
+        return sampling.exact_tokens, sampling.exact_tokens
+    most = int(sampling.max_ratio * num_text)
+    if not official:
+        room = MAX_FRAMES // models.config.rates.frames_per_token - len(request.conditioning.flow_tokens)
+        most = min(most, room)
+    return min(most, max(0 if official else 1, int(sampling.min_ratio * num_text))), most

@@ -1,0 +1,110 @@
+"""The plain way behind the methods of `vivavoce.Vivavoce` that a benchmark calls; requests take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.plain.speech import plain_speech, plain_stream
+from vivavoce.checkpoint.folder import ModelCard
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.request import AudioChunk, SamplingParams, SynthesisRequest
+from vivavoce.models.build import build_models
+from vivavoce.service.front_end import load_front_end
+from vivavoce.service.modes import choose_mode, condition
+from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.store import VoiceStore, voices_home
+from vivavoce.service.voices.voice import Voice
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A whole text's audio; samples: [n] float32."""
+
+    samples: NDArray[np.float32]
+
+
+class PlainTalker:
+    """One loaded model, and one request at a time: the next one begins when the last one's audio is complete."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        variant: str | None = None,
+        voices: Path | None = None,
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self._models = build_models(folder, device, dtype, variant)
+        self._front_end = load_front_end(folder, self._models.config)
+        extractor = self._front_end.extractor
+        store = VoiceStore(voices or voices_home())
+        self._registry = VoiceRegistry(extractor, store, built_in_voices(folder), extractor.fingerprint)
+        self.voices, self.voice = self._registry.names, self._registry.resolve
+        self.normalize, self.embed = self._front_end.text.normalize, extractor.embedding
+        self._worker = ThreadPoolExecutor(1, "plain")
+        self._turn = asyncio.Lock()
+
+    @property
+    def card(self) -> ModelCard:
+        """The model's name, and what it says of itself."""
+        return self._front_end.card
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of all audio."""
+        return self._models.config.rates.sample_rate
+
+    def warm_up(self) -> None:
+        """There is nothing to prepare."""
+
+    def close(self) -> None:
+        """Stop the thread that works."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def speak(self, text: str, voice: Voice | None, *, seed: int, sampling: SamplingParams) -> Whole:
+        """A whole text, segment by segment."""
+
+        def work() -> list[NDArray[np.float32]]:
+            requests = self._requests(text, voice, seed, sampling)
+            return [plain_speech(self._models, request).samples for request in requests]
+
+        return Whole(np.concatenate(self._worker.submit(work).result()))
+
+    async def astream(
+        self, text: str, voice: Voice | None, *, policy: ChunkPolicy, seed: int, sampling: SamplingParams
+    ) -> AsyncIterator[AudioChunk]:
+        """Chunks of a text, as soon as all requests before it are done and each is made."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            pieces = self._pieces(text, voice, seed, sampling, policy)
+            index = 0
+            while (samples := await loop.run_in_executor(self._worker, next, pieces, None)) is not None:
+                yield AudioChunk(samples, self.sample_rate, index, False)
+                index += 1
+
+    def _pieces(
+        self, text: str, voice: Voice | None, seed: int, sampling: SamplingParams, policy: ChunkPolicy
+    ) -> Iterator[NDArray[np.float32]]:
+        for request in self._requests(text, voice, seed, sampling):
+            yield from plain_stream(self._models, request, policy)
+
+    def _requests(
+        self, text: str, voice: Voice | None, seed: int, sampling: SamplingParams
+    ) -> Sequence[SynthesisRequest]:
+        chosen = voice or self.voice()
+        conditioning = condition(chosen, choose_mode(chosen, None))
+        text_front_end = self._front_end.text
+        return [
+            SynthesisRequest(conditioning, text_front_end.encode(segment), sampling=sampling, seed=seed + place)
+            for place, segment in enumerate(text_front_end.segments(text))
+        ]

@@ -1,0 +1,151 @@
+"""Mel → samples: whole, or piece by piece with what must be remembered between the pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from vivavoce.engine.chunk_policy import Joins
+from vivavoce.models.counter_noise import Stream, normal
+from vivavoce.models.vocoder.hift import HiFT
+
+OVERLAP_FRAMES = 8
+"""Frames at the end of each piece that wait for the next one to be faded into."""
+CONTEXT_FRAMES = 16
+"""Frames before the overlap that a seamless piece sees again: more than the generator's reach to the left."""
+
+
+def whole(vocoder: HiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
+    """mel: [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
+    noise = source_noise(vocoder, seed, 0, len(mel), mel.device)
+    samples: NDArray[np.float32] = vocoder(mel.T[None], noise)[0].cpu().numpy()
+    return samples
+
+
+def source_noise(vocoder: HiFT, seed: int | None, first: int, count: int, device: torch.device) -> Tensor | None:
+    """Noise of frames first … first + count, the same however the frames are cut: [1, samples, 1]."""
+    if seed is None:
+        return None
+    hop = vocoder.config.samples_per_frame
+    counters = torch.arange(first * hop, (first + count) * hop, device=device)
+    return normal(torch.tensor(seed, device=device), Stream.SOURCE, counters)[None, :, None]
+
+
+def at_speed(mel: Tensor, speed: float) -> Tensor:
+    """The whole mel in int(frames / speed) frames, as the official code has it; mel: [frames, bins]."""
+    if speed == 1.0:
+        return mel
+    return interpolate(mel.T[None], size=max(1, int(len(mel) / speed)), mode="linear")[0].T
+
+
+def stretched(mel: Tensor, speed: float, final: bool) -> Tensor:
+    """A stream's mel at another speed, as far as it can be known.
+
+    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated; before the end it is there once both
+    its neighbours are.
+
+    mel: [frames, bins]; final: no more frames will follow  →  [frames', bins]; int(frames / speed) of them if final
+    """
+    if speed == 1.0:
+        return mel
+    end = len(mel)
+    count = max(1, int(end / speed)) if final else int((end - 0.5) / speed + 0.5)
+    # On the CPU: not every device has float64, and float32 would lose the fraction within a minute.
+    index = torch.arange(count, dtype=torch.float64)
+    position = ((index + 0.5) * speed - 0.5).clamp(0, end - 1)
+    left = position.floor().clamp(max=max(end - 2, 0))
+    weight = (position - left).to(mel.device, mel.dtype)[:, None]
+    low = left.long().to(mel.device)
+    return mel[low] * (1 - weight) + mel[(low + 1).clamp(max=end - 1)] * weight
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What is carried from piece to piece."""
+
+    mel_frames: int
+    """Frames seen again, the overlap included."""
+    source_frames: int
+    """How many of them keep the source that was made for them."""
+    window: Tensor
+    """Fade in, then fade out: [2 · n], of the overlap's first n samples."""
+    continuous: bool
+    """The source's phase runs on from the last kept frame; otherwise it starts anew."""
+
+
+def _rule(joins: Joins, hop: int) -> _Rule:
+    if joins is Joins.OFFICIAL:
+        window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32))
+        return _Rule(OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
+    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
+    # A raised cosine between sample centres adds up to one everywhere.
+    size = 2 * hop
+    window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square()
+    return _Rule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, window, continuous=True)
+
+
+class WaveStream:
+    """One stream's vocoder: pieces of mel in, samples out.
+
+    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next
+    piece's version of them. The source of frames already spoken is kept, so that its noise and phase run on.
+    """
+
+    def __init__(self, vocoder: HiFT, joins: Joins, seed: int | None) -> None:
+        self._vocoder, self._seed = vocoder, seed
+        self._hop = vocoder.config.samples_per_frame
+        self._rule = _rule(joins, self._hop)
+        self._mel: Tensor | None = None
+        self._source: Tensor | None = None
+        self._phase: Tensor | None = None
+        self._held: Tensor | None = None
+        self._frames = 0
+        """Frames received so far."""
+
+    def push(self, mel: Tensor, final: bool) -> NDArray[np.float32]:
+        """mel: [frames, bins], new frames only; not final: at least `OVERLAP_FRAMES`  →  [n] float32 samples."""
+        if self._mel is not None:
+            mel = torch.cat((self._mel, mel))
+        start = self._frames if self._mel is None else self._frames - len(self._mel)
+        self._frames = start + len(mel)
+        source, f0 = self._make_source(mel, start)
+        wave = self._vocoder.decode(mel.T[None], source)[0]
+        overlap, fade = OVERLAP_FRAMES * self._hop, len(self._rule.window) // 2
+        if self._held is not None:
+            assert self._mel is not None
+            wave = wave[(len(self._mel) - OVERLAP_FRAMES) * self._hop :]
+            window = self._rule.window.to(wave.device)
+            wave[:fade] = wave[:fade] * window[:fade] + self._held * window[fade:]
+        if not final:
+            self._held = wave[len(wave) - overlap :][:fade].clone()
+            self._remember(mel, source, f0)
+            wave = wave[:-overlap]
+        samples: NDArray[np.float32] = wave.cpu().numpy()
+        return samples
+
+    def _make_source(self, mel: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        f0 = self._vocoder.f0(mel.T[None], None)
+        kept = 0 if self._source is None else self._source.shape[-1] // self._hop
+        made_from = kept if self._rule.continuous else 0
+        noise = source_noise(self._vocoder, self._seed, start + made_from, len(mel) - made_from, mel.device)
+        source = self._vocoder.source(f0[:, made_from:], noise, self._phase)
+        if self._source is not None:
+            source = torch.cat((self._source, source[..., (kept - made_from) * self._hop :]), dim=-1)
+        return source, f0
+
+    def _remember(self, mel: Tensor, source: Tensor, f0: Tensor) -> None:
+        seen_again = min(self._rule.mel_frames, len(mel))
+        first = len(mel) - seen_again
+        kept = min(self._rule.source_frames, seen_again - (OVERLAP_FRAMES if self._rule.continuous else 0))
+        if self._rule.continuous:
+            known = 0 if self._source is None else self._source.shape[-1] // self._hop
+            spoken = len(mel) - OVERLAP_FRAMES
+            if spoken > known:
+                self._phase = self._vocoder.source.phase_at_end(f0[:, known:spoken], self._phase)
+        self._mel = mel[first:]
+        self._source = source[..., first * self._hop : (first + kept) * self._hop]

@@ -1,0 +1,195 @@
+"""The engine: submit a request, get a handle. One thread, one loop, three batched stages."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from vivavoce.engine.books import Books
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, CostModel
+from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
+from vivavoce.engine.language_lane import LanguageLane
+from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
+from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.scheduler import Scheduler
+from vivavoce.engine.settings import EngineSettings, plan_memory
+from vivavoce.engine.statistics import RequestEvent, Statistics, StatisticsSnapshot
+from vivavoce.engine.stream import Stream
+from vivavoce.engine.synthesis_lane import SynthesisLane
+from vivavoce.engine.ticket import Ticket, Track
+from vivavoce.engine.workshop import Workshop
+from vivavoce.errors import EngineStopped, Overloaded
+from vivavoce.models.build import Models
+
+NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
+"""Speech tokens of the streams that measure the machine."""
+
+
+class Engine:
+    """Speaks for any number of users at once; safe to use from any thread.
+
+    Args:
+        models: networks on one device.
+        settings: slots, memory, admission.
+        official: end the decode by the official rules; for parity, together with the `official` chunk policy.
+        chooser: stands in for repetition-aware sampling.
+        source_noise: whether the vocoder's source has its noise; without it audio is a function of the tokens.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        settings: EngineSettings = EngineSettings(),
+        *,
+        official: bool = False,
+        chooser: Chooser | None = None,
+        source_noise: bool = True,
+    ) -> None:
+        self.models, self.settings = models, settings
+        self.memory = plan_memory(models, settings)
+        with torch.inference_mode():
+            self._workshop = Workshop(
+                models, self.memory, official=official, chooser=chooser, source_noise=source_noise
+            )
+        self._costs = CostModel(CPU_PRIORS if self._exclusive else GPU_PRIORS)
+        self._statistics = Statistics()
+        self._books = Books(settings, self._costs, models.config.rates, self.memory.slots, self._exclusive)
+        self._loop = self._make_loop()
+        self._ids = itertools.count()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        # The thread holds the loop, not the engine: an engine that nobody uses any more stops by itself.
+        self._finalizer = weakref.finalize(self, self._loop.post, Stop(drain=False))
+
+    @property
+    def healthy(self) -> bool:
+        """It takes requests."""
+        return not (self._stopped or self._loop.ended)
+
+    @property
+    def statistics(self) -> StatisticsSnapshot:
+        """What it has done so far."""
+        return self._statistics.snapshot()
+
+    def submit(self, request: SpeechRequest) -> Handle:
+        """Take a request in; returns at once.
+
+        Raises:
+            InvalidRequest: it does not fit the model.
+            Overloaded: running streams would run dry, or too many requests wait; says when to come again.
+            EngineStopped: the engine was closed or has failed.
+        """
+        if not self.healthy:
+            raise EngineStopped("engine: it has stopped; start it again")
+        self._start()
+        try:
+            return self._enqueue(request)
+        except Overloaded:
+            self._statistics.request(RequestEvent.REFUSED)
+            raise
+
+    def warm_up(self, seconds: float = 3.0) -> None:
+        """Speak nonsense until the costs are known: one stream, then 2, 4, 8 … at once, for about that long."""
+        until = time.perf_counter() + seconds
+        self._start()
+        streams = 1
+        while time.perf_counter() < until and streams <= self.memory.slots:
+            requests = [self._nonsense(seed) for seed in range(streams)]
+            for handle in [self._enqueue(one, asked=False) for one in requests]:
+                handle.result()
+            streams *= 2
+
+    def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
+        self._stopped = True
+        self._loop.post(Stop(drain))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._loop.post(Stop(drain=False))
+                self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _exclusive(self) -> bool:
+        """All stages take turns on one processor."""
+        return self.models.device.type != "cuda"
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop.run, name="vivavoce-engine", daemon=True)
+                self._thread.start()
+                atexit.register(_stop_at_exit, weakref.ref(self._thread), weakref.ref(self._loop))
+
+    def _enqueue(self, request: SpeechRequest, asked: bool = True) -> Handle:
+        arrived = deque(self._workshop.check_in(segment, request.arrival) for segment in request.segments)
+        stream = Stream(next(self._ids), request.policy, time.perf_counter(), self.models.config.rates)
+        stream.complete = request.arrival is not Arrival.SEGMENTS
+        ticket = Ticket(stream, request, Outbox(), arrived, asked)
+        self._books.admit(ticket)
+        if asked:
+            self._statistics.request(RequestEvent.ACCEPTED)
+        self._loop.post(Submitted(ticket))
+        # A handle may be kept for long: it knows the number, not the stream and what hangs on it.
+        number, arrival = stream.id, request.arrival
+
+        def push(more: More) -> None:
+            check_arrival(more, arrival)
+            checked = self._workshop.check_in(more, Arrival.WHOLE) if isinstance(more, SynthesisRequest) else more
+            self._loop.post(TextArrived(number, checked))
+
+        return Handle(ticket.outbox, cancel=lambda: self._loop.post(Cancelled(number)), push=push)
+
+    def _make_loop(self) -> Loop:
+        workshop, device = self._workshop, self.models.device
+        # The lanes report failures to the loop, which is made of them.
+        loop: Loop
+
+        def fail(tracks: Sequence[Track], error: Exception) -> None:
+            loop.fail(tracks, error)
+
+        loop = Loop(
+            LanguageLane(workshop.lm, device, self._costs, self._statistics, fail),
+            SynthesisLane(workshop.flow, workshop.vocoder, device, self._costs, self._statistics, fail),
+            Scheduler(self._costs, self.settings.limits, exclusive=self._exclusive),
+            self._statistics,
+            self.models.config.rates.sample_rate,
+            self._books,
+            workshop.open,
+        )
+        return loop
+
+    def _nonsense(self, seed: int) -> SpeechRequest:
+        """A stream of three seconds in a voice of nothing."""
+        generator = torch.Generator().manual_seed(seed)
+        config = self.models.config
+        tokens = torch.randint(config.flow.num_tokens, (NONSENSE_PROMPT,), generator=generator)
+        mel = torch.zeros(NONSENSE_PROMPT * config.rates.frames_per_token, config.flow.num_mel_bins)
+        voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
+        sampling = SamplingParams(exact_tokens=NONSENSE_TOKENS)
+        segment = SynthesisRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
+        return SpeechRequest((segment,), ChunkPolicy.low_latency())
+
+
+def _stop_at_exit(thread: weakref.ref[threading.Thread], loop: weakref.ref[Loop]) -> None:
+    """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
+    running, its_loop = thread(), loop()
+    if running is not None and its_loop is not None:
+        its_loop.post(Stop(drain=False))
+        running.join()

@@ -1,0 +1,41 @@
+"""How far each position of a row sees: whole rows, the official grid of chunks, or blocks that are computed once.
+
+Ends are positions from the row's start, the prompt's first token or frame; a query sees the keys before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
+    """Ends of the fewest blocks of at most `most` positions that make up [start, end); their sizes differ by one.
+
+    A short last block would cost as many steps as a long one, and hear less of what is around it.
+    """
+    count = -(-(end - start) // most)
+    return tuple(start + (end - start) * (place + 1) // count for place in range(count))
+
+
+def block_ends(bounds: Sequence[int], start: int, end: int) -> NDArray[np.int64]:
+    """The end of each position's block in [start, end), where the blocks before `end` end at `bounds`."""
+    limits = np.asarray(bounds, dtype=np.int64)
+    return limits[np.searchsorted(limits, np.arange(start, end), side="right")]
+
+
+def grid_ends(start: int, end: int, chunk: int) -> NDArray[np.int64]:
+    """The end of each position's chunk in [start, end), chunks being counted from the row's start."""
+    return np.minimum((np.arange(start, end) // chunk + 1) * chunk, end)
+
+
+def whole_ends(start: int, end: int) -> NDArray[np.int64]:
+    """Every position of [start, end) sees all."""
+    return np.full(end - start, end, dtype=np.int64)
+
+
+def at_rate(ends: NDArray[np.int64], upsampling: int) -> NDArray[np.int64]:
+    """Ends of tokens → ends of their frames."""
+    return np.repeat(ends * upsampling, upsampling)

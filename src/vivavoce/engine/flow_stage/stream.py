@@ -1,0 +1,62 @@
+"""One sequence's place in the flow stage."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vivavoce.engine.flow_stage.prompts import PromptCache
+from vivavoce.engine.flow_stage.state import RowState
+from vivavoce.engine.request import Conditioning
+
+
+@dataclass(frozen=True, eq=False)
+class VoiceFeatures:
+    """A voice on the device.
+
+    speaker: [bins], projected; mel: [frames, bins] float32, the prompt's.
+    """
+
+    speaker: Tensor
+    mel: Tensor
+
+
+class FlowStream:
+    """What the stage knows of one sequence; only the stage changes it.
+
+    Args:
+        prompts: where the state of its voice's prompt may be.
+        upsampling: mel frames per token.
+        prompt_bounds: ends of the prompt's blocks, the tokens left out that need the text's as their lookahead.
+    """
+
+    def __init__(
+        self, conditioning: Conditioning, prompts: PromptCache, upsampling: int, prompt_bounds: tuple[int, ...]
+    ) -> None:
+        self.conditioning, self.upsampling = conditioning, upsampling
+        self.prompt: tuple[int, ...] = tuple(conditioning.flow_tokens.tolist())
+        self.prompt_bounds = self.bounds = prompt_bounds
+        self.voice = voice_key(conditioning) if prompt_bounds else None
+        """Key of the prompt's state; None: the prompt is too short to have one."""
+        self.spoken = 0
+        """Speech tokens whose mel was given out."""
+        self.state: RowState | None = None
+        self.features: VoiceFeatures | None = None
+        self.busy = self.closed = False
+        self._prompts = prompts
+
+    @property
+    def known(self) -> RowState | None:
+        """The state that its next chunk of blocks continues: its own, or its voice's."""
+        return self.state or self._prompts.get(self.voice)
+
+
+def voice_key(conditioning: Conditioning) -> bytes:
+    """A key that two voices share only if the flow hears the same of both."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (conditioning.flow_tokens, conditioning.flow_mel, conditioning.embedding):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()

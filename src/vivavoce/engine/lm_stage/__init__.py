@@ -1,0 +1,15 @@
+"""The language-model stage: many sequences decoded together in static slots.
+
+`LMStage` runs the network; a `Run` is one stretch of decoding; `plain_run` makes the one run of a whole text, and
+`TextIn` the successive runs of a text that arrives while speech is made of it.
+"""
+
+from __future__ import annotations
+
+from vivavoce.engine.lm_stage.choosing import Chooser, SamplingState
+from vivavoce.engine.lm_stage.readback import Sampled
+from vivavoce.engine.lm_stage.run import Run, plain_run
+from vivavoce.engine.lm_stage.stage import LMStage
+from vivavoce.engine.lm_stage.text_in import TextIn
+
+__all__ = ["Chooser", "LMStage", "Run", "Sampled", "SamplingState", "TextIn", "plain_run"]

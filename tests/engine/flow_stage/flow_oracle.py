@@ -1,0 +1,90 @@
+"""What the flow stage must compute, the plain way: whole rows, masks written out, one evaluation after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from vivavoce.engine.flow_stage import FlowChunk
+from vivavoce.engine.request import Conditioning
+from vivavoce.models.flow.matching import fixed_noise, time_steps
+
+
+def voice(prompt, seed=0):
+    """A voice of random features with so many prompt tokens."""
+    generator = torch.Generator().manual_seed(1000 * prompt + seed)
+    return Conditioning(
+        embedding=torch.randn(192, generator=generator),
+        flow_tokens=torch.randint(0, 6561, (prompt,), generator=generator),
+        flow_mel=torch.randn(2 * prompt, 80, generator=generator) if prompt else torch.zeros(0, 0),
+    )
+
+
+def speech(count, seed=3):
+    """Speech tokens."""
+    return torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def bounds_of(prompt, hops, encoder):
+    """Ends of the blocks of a prompt and hops, in tokens."""
+    bounds = []
+    for end in (max(0, prompt - encoder.lookahead), *(prompt + sum(hops[: i + 1]) for i in range(len(hops)))):
+        start = bounds[-1] if bounds else 0
+        count = -(-(end - start) // encoder.chunk)
+        bounds += [start + (end - start) * (place + 1) // count for place in range(count)]
+    return bounds
+
+
+def mel_of(models, conditioning, tokens, hops):
+    """Mel [frames, bins] of all hops, block by block; `tokens` after the last hop are its lookahead."""
+    flow, config = models.flow, models.config.flow
+    up, prompt = config.encoder.upsampling, len(conditioning.flow_tokens)
+    bounds = bounds_of(prompt, hops, config.encoder)
+    end = bounds[-1]
+    row = torch.tensor([*conditioning.flow_tokens.tolist(), *tokens])[: end + config.encoder.lookahead]
+    mask = torch.zeros(end, end, dtype=torch.bool)
+    for position in range(end):
+        mask[position, : min(bound for bound in bounds if bound > position)] = True
+    wide = mask.repeat_interleave(up, 0).repeat_interleave(up, 1)[None, None]
+    mu = flow.encoder.encode(flow.token_embedding(row)[None], torch.tensor([len(row)]), end, (mask[None, None], wide))
+    condition = torch.zeros_like(mu)
+    if prompt:
+        condition[0, : prompt * up] = conditioning.flow_mel
+    speaker = flow.speaker(conditioning.embedding[None])
+    point = fixed_noise(config.num_mel_bins)[None, : end * up]
+    for t, dt in time_steps(config.num_steps):
+        conditional = _velocity(flow.estimator, t, wide, point, mu, speaker, condition)
+        free = _velocity(flow.estimator, t, wide, point, 0 * mu, 0 * speaker, 0 * condition)
+        point = point + dt * ((1 + config.guidance) * conditional - config.guidance * free)
+    return point[0, prompt * up :]
+
+
+def run(stage, work):
+    """Start a batch and take all of its steps."""
+    job = stage.start(work)
+    while job.steps_left:
+        job.step()
+    return job.result()
+
+
+def say(stage, stream, tokens, hop, attention):
+    """One chunk by itself."""
+    (mel,) = run(stage, [FlowChunk(stream, tokens, hop, attention)])
+    return mel
+
+
+def page_bytes(models):
+    """What a page of state takes, counted from the networks' sizes."""
+    config, itemsize = models.config.flow, 4
+    encoder, unet = config.encoder, config.estimator
+    frames = encoder.chunk * encoder.upsampling
+    levels = unet.num_mid_blocks + 2
+    keys = config.num_steps * levels * unet.num_blocks * 2 * frames * 2 * unet.num_heads * unet.head_dim
+    keys += (encoder.num_blocks * encoder.chunk + encoder.num_up_blocks * frames) * 2 * encoder.hidden_size
+    inputs = unet.in_channels + 2 * unet.channels + (2 * levels - 2) * unet.channels + 3 * unet.channels
+    tails = config.num_steps * 2 * 2 * inputs + (2 + 4) * encoder.hidden_size
+    return (keys + tails) * itemsize
+
+
+def _velocity(estimator, t, mask, point, mu, speaker, condition):
+    features = torch.cat((point, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
+    return estimator.velocity(features, estimator.time_biases(torch.tensor([t])), mask)

@@ -1,0 +1,130 @@
+"""Who may come in, who waits, who is refused; time is what a model of costs says."""
+
+import pytest
+
+from tests.engine.engine_helpers import (
+    FixedCosts,
+    assert_clean,
+    catch_up,
+    offline,
+    running,
+    segment,
+    stream,
+)
+from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.scheduler import Limits
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import Overloaded, RequestCancelled
+
+SLOW = FixedCosts(0.5)
+"""Seconds of any step: a first stream may run at the machine's pace, a second one may not."""
+LONG = stream(segment(500))
+SHORT = stream(segment(3))
+
+
+def settings(mode=AdmissionMode.QUEUE, **more):
+    return EngineSettings(**{"slots": 4, "state_bytes": 16 << 20, "admission": mode, **more})
+
+
+def test_a_stream_too_many_is_refused(models):
+    with running(models, settings=settings(AdmissionMode.REFUSE), costs=SLOW) as engine:
+        running_one = engine.submit(LONG)
+        with pytest.raises(Overloaded, match="real time") as refused:
+            engine.submit(SHORT)
+        assert 1 <= refused.value.retry_after_s <= 60
+        next(iter(running_one))  # it goes on
+        assert engine.statistics.requests.refused == 1
+        running_one.cancel()
+        catch_up(engine)
+        assert len(engine.submit(SHORT).result().samples) == 3 * 960
+        assert_clean(engine)
+
+
+def test_no_slot_is_no_place(models):
+    with running(models, settings=settings(AdmissionMode.REFUSE, slots=2)) as engine:
+        handles = [engine.submit(LONG) for _ in range(2)]
+        with pytest.raises(Overloaded, match="slots: all 2 are taken"):
+            engine.submit(SHORT)
+        assert len(handles) == 2
+
+
+def test_a_stream_too_many_waits(models):
+    with running(models, settings=settings(), costs=SLOW) as engine:
+        first, second = engine.submit(LONG), engine.submit(SHORT)
+        catch_up(engine)
+        assert len(engine._loop._waiting) == 1
+        first.cancel()
+        assert len(second.result().samples) == 3 * 960
+        assert_clean(engine)
+
+
+def test_those_who_wait_start_in_their_order(models):
+    with running(models, settings=settings(), costs=SLOW) as engine:
+        first = engine.submit(stream(segment(10)))
+        rest = [engine.submit(SHORT) for _ in range(3)]
+        for handle in (first, *rest):
+            handle.result()
+        starts = [handle.timings.started_s for handle in rest]
+        assert starts == sorted(starts)
+        assert starts[0] > first.timings.started_s
+
+
+def test_the_queue_has_an_end(models):
+    with running(models, settings=settings(max_waiting=2), costs=SLOW) as engine:
+        first = engine.submit(LONG)
+        catch_up(engine)
+        waiting = [engine.submit(SHORT) for _ in range(2)]
+        with pytest.raises(Overloaded, match="max_waiting is 2"):
+            engine.submit(SHORT)
+        waiting.pop().cancel()
+        catch_up(engine)
+        waiting.append(engine.submit(SHORT))
+        first.cancel()
+        assert [len(handle.result().samples) for handle in waiting] == [3 * 960] * 2
+        assert_clean(engine)
+
+
+def test_who_leaves_the_queue_is_never_begun(models):
+    with running(models, settings=settings(), costs=SLOW) as engine:
+        first, second, third = engine.submit(LONG), engine.submit(SHORT), engine.submit(SHORT)
+        catch_up(engine)
+        second.cancel()
+        catch_up(engine)
+        assert len(engine._loop._waiting) == 1
+        assert engine._books.load().waiting == 1
+        first.cancel()
+        third.result()
+        with pytest.raises(RequestCancelled):
+            second.result()
+        assert_clean(engine)
+
+
+def test_offline_work_leaves_slots_to_streams(models):
+    """Six segments on four slots: one of them stays free."""
+    spare = settings(limits=Limits(spare_slots=0.25))
+    with running(models, settings=spare) as engine:
+        work = engine.submit(offline(*(segment(200, seed=seed) for seed in range(6))))
+        for _ in range(3):
+            catch_up(engine)
+        assert engine.statistics.slots.used == 3
+        engine.submit(SHORT).result()
+        assert not work.done
+        assert engine.statistics.slots.peak == 4
+        work.cancel()
+        assert_clean(engine)
+
+
+def test_offline_work_is_taken_while_streams_wait(models):
+    with running(models, settings=settings(), costs=SLOW) as engine:
+        work = engine.submit(offline(segment(3)))
+        assert len(work.result().samples) == 3 * 960
+
+
+def test_a_refused_request_leaves_nothing(models):
+    with running(models, settings=settings(AdmissionMode.REFUSE), costs=SLOW) as engine:
+        first = engine.submit(LONG)
+        for _ in range(3):
+            with pytest.raises(Overloaded):
+                engine.submit(SHORT)
+        first.cancel()
+        assert_clean(engine)

@@ -1,0 +1,231 @@
+"""What fails, and who is hurt by it: the requests of that batch, and nobody else."""
+
+import logging
+
+import pytest
+import torch
+
+from tests.engine.engine_helpers import (
+    MUTE,
+    arriving,
+    assert_clean,
+    given,
+    inject,
+    offline,
+    running,
+    same,
+    segment,
+    stream,
+    voice,
+)
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.flow_stage import Attention, lane
+from vivavoce.engine.request import Arrival, Conditioning
+from vivavoce.errors import EngineStopped, OutOfMemory, StageFailed
+from vivavoce.models.flow.matching import Path
+
+NEIGHBOUR = stream(segment(40, seed=1))
+VICTIM = stream(segment(30, seed=2, voice=MUTE), policy=ChunkPolicy.official())
+"""Its chunks share no flow batch with a neighbour's."""
+CUDA_OOM = torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    caplog.set_level(logging.CRITICAL, logger="vivavoce")
+
+
+@pytest.fixture(params=[True, False], ids=["one processor", "two lanes"])
+def engine(models, monkeypatch, request):
+    """Planned as on a CPU, and as on a GPU, whose lanes work at the same time."""
+    monkeypatch.setattr(Engine, "_exclusive", request.param)
+    with running(models) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(models):
+    with running(models) as engine:
+        return engine.submit(NEIGHBOUR).result()
+
+
+def official(rows):
+    return is_official([row.work for row in rows])
+
+
+FLOW_FAULTS = {
+    "begin": lambda engine: (engine._workshop.flow, "start", lambda n, work: is_official(work)),
+    "step": lambda engine: (lane.Lane, "step", lambda n, self, number: number == 3 and official(self.rows)),
+    "commit": lambda engine: (lane.Lane, "commit", lambda n, self: official(self.rows)),
+    "result": lambda engine: (lane.Lane, "mels", lambda n, self: official(self.rows)),
+    "vocoder": lambda engine: (engine._workshop.vocoder, "run", lambda n, pieces: any_official(pieces)),
+    "vocoder within": lambda engine: (engine._workshop.vocoder, "_vocode", lambda n, works: any_official(works)),
+}
+
+
+def is_official(work):
+    return any(getattr(one, "attention", None) is Attention.GRID for one in work)
+
+
+def any_official(works):
+    pieces = [getattr(one, "piece", one) for one in works]
+    return any(not piece.whole and not piece.stream.rule.continuous for piece in pieces)
+
+
+@pytest.mark.parametrize("fault", FLOW_FAULTS)
+def test_a_failing_batch_hurts_its_own(engine, monkeypatch, alone, fault):
+    where = inject(monkeypatch, *_placed(FLOW_FAULTS[fault](engine), RuntimeError("no")))
+    neighbour, victim = engine.submit(NEIGHBOUR), engine.submit(VICTIM)
+    with pytest.raises(StageFailed, match="RuntimeError"):
+        victim.result()
+    same(neighbour.result().samples, alone.samples)
+    assert where.raised >= 1
+    assert engine.statistics.requests.failed == 1
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("fault", ["step", "commit", "vocoder"])
+@pytest.mark.parametrize("error", [MemoryError(), CUDA_OOM, RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_what_does_not_fit_alone_is_out_of_memory(models, monkeypatch, alone, fault, error):
+    with running(models) as engine:
+        inject(monkeypatch, *_placed(FLOW_FAULTS[fault](engine), error))
+        neighbour, victim = engine.submit(NEIGHBOUR), engine.submit(VICTIM)
+        with pytest.raises(OutOfMemory):
+            victim.result()
+        same(neighbour.result().samples, alone.samples)
+        assert_clean(engine)
+
+
+def _placed(fault, error):
+    owner, name, when = fault
+    return owner, name, error, when
+
+
+def test_a_failing_prefill_hurts_those_it_reads(engine, monkeypatch, alone):
+    neighbour = engine.submit(NEIGHBOUR)
+    chunks = iter(neighbour)
+    heard = [next(chunks).samples]
+    inject(monkeypatch, engine._workshop.lm, "prefill", RuntimeError("no"))
+    victims = [engine.submit(one) for one in (VICTIM, offline(segment(5)))]
+    with pytest.raises(StageFailed):
+        victims[0].result()
+    heard += [chunk.samples for chunk in chunks]
+    same(torch.cat([torch.from_numpy(one) for one in heard]).numpy(), alone.samples)
+    assert _outcome(victims[1]) in (None, StageFailed)
+    assert_clean(engine)
+
+
+def test_a_failing_decode_step_hurts_those_that_decode(engine, monkeypatch):
+    starved = engine.submit(arriving(segment(None, text=(65, 66)), Arrival.TOKENS))
+    assert starved.text.wait_until_wanted()
+    inject(monkeypatch, engine._workshop.lm, "decode", CUDA_OOM)
+    victim, spared = engine.submit(VICTIM), engine.submit(stream(given(20)))
+    with pytest.raises(OutOfMemory):
+        victim.result()
+    assert len(spared.result().samples) == 20 * 960
+    starved.text.push((67, 68, 69, 70))
+    starved.text.close()
+    assert len(starved.result().samples) > 0
+    assert_clean(engine)
+
+
+def test_a_failing_readback_hurts_all_that_hold_a_slot(engine, monkeypatch, alone):
+    spared = engine.submit(stream(given(20)))
+    lm = engine._workshop.lm
+    inject(monkeypatch, lm, "collect", RuntimeError("no"), lambda number, **_: lm.free_slots < lm.slots)
+    victim = engine.submit(VICTIM)
+    with pytest.raises(StageFailed):
+        victim.result()
+    assert len(spared.result().samples) == 20 * 960
+    monkeypatch.undo()
+    same(engine.submit(NEIGHBOUR).result().samples, alone.samples)
+    assert_clean(engine)
+
+
+def test_stages_work_after_a_failure_as_before(engine, monkeypatch, alone):
+    """What a failed batch wrote is not read by those that come after it."""
+    for number in (1, 2, 7):
+        inject(monkeypatch, Path, "step", RuntimeError("no"), lambda n, *_, number=number: n == number)
+        with pytest.raises(StageFailed):
+            engine.submit(NEIGHBOUR).result()
+        monkeypatch.undo()
+        same(engine.submit(NEIGHBOUR).result().samples, alone.samples)
+    assert_clean(engine)
+
+
+COMPANY = [stream(segment(20, seed=1)), stream(given(25, seed=2)), offline(segment(8, seed=3), segment(6, seed=4)),
+           stream(given(10, seed=5, voice=voice(9, prompt=8)))]  # fmt: skip
+LARGE = {
+    "begin": lambda engine: (engine._workshop.flow, "start", lambda n, work: len(work) > 1),
+    "step": lambda engine: (lane.Lane, "step", lambda n, self, number: number == 4 and len(self.rows) > 1),
+    "vocoder": lambda engine: (engine._workshop.vocoder, "run", lambda n, pieces: len(pieces) > 1),
+    "once": lambda engine: (lane.Lane, "step", lambda n, self, number: n == 5),
+}
+
+
+@pytest.fixture(scope="module")
+def each_alone(models):
+    with running(models) as engine:
+        return [engine.submit(one).result() for one in COMPANY]
+
+
+@pytest.mark.parametrize("fault", LARGE)
+def test_a_batch_that_does_not_fit_is_tried_in_halves(models, monkeypatch, each_alone, fault):
+    with running(models) as engine:
+        where = inject(monkeypatch, *_placed(LARGE[fault](engine), CUDA_OOM))
+        handles = [engine.submit(one) for one in COMPANY]
+        for handle, before in zip(handles, each_alone, strict=True):
+            spoken = handle.result()
+            assert spoken.tokens == before.tokens
+            same(spoken.samples, before.samples)
+        assert where.raised >= 1
+        assert engine.statistics.requests.failed == 0
+        assert_clean(engine)
+
+
+def test_those_who_leave_while_it_is_tried_again_are_forgotten(models, monkeypatch, each_alone):
+    with running(models) as engine:
+        handles = [engine.submit(one) for one in COMPANY]
+
+        def no_room(number, lanes, *_):
+            fails = len(lanes.rows) > 1
+            if fails:
+                handles[1].cancel()
+            return fails
+
+        inject(monkeypatch, lane.Lane, "step", CUDA_OOM, no_room)
+        for place in (0, 2, 3):
+            same(handles[place].result().samples, each_alone[place].samples)
+        assert_clean(engine)
+
+
+def test_a_voice_of_wrong_tensors_hurts_itself(engine, alone):
+    broken = Conditioning(embedding=torch.zeros(192).bfloat16(), flow_tokens=torch.zeros(8, dtype=torch.int64))
+    neighbour, victim = engine.submit(NEIGHBOUR), engine.submit(stream(segment(4, voice=broken)))
+    with pytest.raises(StageFailed):
+        victim.result()
+    same(neighbour.result().samples, alone.samples)
+    assert_clean(engine)
+
+
+def test_a_failing_scheduler_ends_the_engine(engine, monkeypatch):
+    streams = [engine.submit(NEIGHBOUR), engine.submit(offline(segment(50)))]
+    starved = engine.submit(arriving(None, Arrival.SEGMENTS))
+    assert starved.text.wait_until_wanted()
+    inject(monkeypatch, engine._loop._scheduler, "plan", ZeroDivisionError())
+    for handle in (*streams, starved):
+        with pytest.raises(EngineStopped):
+            handle.result()
+    assert not engine.healthy
+    assert engine.statistics.requests.unfinished == 0
+    with pytest.raises(EngineStopped):
+        engine.submit(NEIGHBOUR)
+
+
+def _outcome(handle):
+    try:
+        handle.result()
+    except Exception as error:
+        return type(error)
+    return None

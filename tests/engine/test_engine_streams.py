@@ -1,0 +1,200 @@
+"""What streams sound like: their chunks, joined, are one utterance."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.plain import plain_speech
+from benchmarks.plain.flow import stream_mel, stream_units
+from benchmarks.plain.vocoder import whole as vocoded
+from tests.engine.engine_helpers import (
+    LOW_LATENCY,
+    MUTE,
+    PATIENCE_S,
+    VOICE,
+    arriving,
+    given,
+    joined,
+    offline,
+    relative_error,
+    running,
+    same,
+    segment,
+    stream,
+    voice,
+)
+from vivavoce.engine.chunk_policy import ChunkPolicy, Progress
+from vivavoce.engine.request import Arrival
+from vivavoce.errors import InvalidRequest
+
+SEAMLESS = [
+    ChunkPolicy.low_latency(),
+    ChunkPolicy.low_latency(first_hop=6, lookahead=0),
+    ChunkPolicy.equal(hop=10),
+    ChunkPolicy.equal(hop=8, lookahead=1),
+    ChunkPolicy.exponential(),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(models):
+    with running(models) as engine:
+        yield engine
+
+
+def hops(policy, count, prompt):
+    """The chunks of so many tokens that were all there from the start."""
+    cut = []
+    while True:
+        spoken = sum(cut)
+        hop = policy.next_hop(Progress(len(cut), spoken, count - spoken, prompt, 0.0))
+        if count - spoken < hop + max(1, policy.lookahead):
+            return [*cut, count - spoken]
+        cut.append(hop)
+
+
+def one_piece(models, request, policy, noise=True):
+    """The same blocks of tokens, made into mel at once and vocoded at once."""
+    prompt = len(request.conditioning.flow_tokens)
+    count, reach = len(request.speech_tokens), models.config.flow.encoder.lookahead
+    units = stream_units(prompt, hops(policy, count, prompt), count, policy.lookahead, reach)
+    with torch.inference_mode():
+        mel = stream_mel(models, request.conditioning, request.speech_tokens, units)
+        return vocoded(models.vocoder, mel, request.seed if noise else None)
+
+
+@pytest.mark.parametrize("policy", SEAMLESS)
+def test_a_stream_equals_its_whole(models, engine, policy):
+    request = given(75, seed=5)
+    chunks = list(engine.submit(stream(request, policy=policy)))
+    whole = one_piece(models, request, policy)
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert len(chunks) == len(hops(policy, 75, 30))
+    # Random weights make this hard: their source is loud and their reach is wide.
+    assert relative_error(np.concatenate([chunk.samples for chunk in chunks]), whole) < 0.05
+
+
+def test_a_stream_equals_its_whole_without_noise_and_prompt(models):
+    request = given(60, seed=6, voice=MUTE)
+    with running(models, source_noise=False) as engine:
+        streamed = joined(engine.submit(stream(request)))
+    assert relative_error(streamed, one_piece(models, request, LOW_LATENCY, noise=False)) < 0.05
+
+
+def test_official_joins_are_heard(models, engine):
+    """The quirks are there when asked for: fades that sum to 1.08, a last chunk that attends to all."""
+    request = given(60, seed=6)
+    official = joined(engine.submit(stream(request, policy=ChunkPolicy.official())))
+    assert relative_error(official, one_piece(models, request, LOW_LATENCY)) > 0.3
+
+
+def test_offline_is_the_plain_way(models, engine):
+    request = segment(40, seed=4, speed=1.3)
+    plain = plain_speech(models, request)
+    spoken = engine.submit(offline(request)).result()
+    assert spoken.tokens == (plain.tokens,)
+    assert relative_error(spoken.samples, plain.samples) < 0.05
+
+
+def test_offline_segments_come_in_order(engine):
+    requests = [given(size, seed=size) for size in (40, 5, 20)]
+    chunks = list(engine.submit(offline(*requests)))
+    assert [len(chunk.samples) for chunk in chunks] == [40 * 960, 5 * 960, 20 * 960]
+    assert [chunk.final for chunk in chunks] == [False, False, True]
+    for request, chunk in zip(requests, chunks, strict=True):
+        same(chunk.samples, joined(engine.submit(offline(request))))
+
+
+def test_segments_of_a_stream_follow_one_another(engine):
+    requests = [segment(22, seed=1), given(19, seed=2), segment(4, seed=3)]
+    chunks = list(engine.submit(stream(*requests)))
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    parts = [joined(engine.submit(stream(request))) for request in requests]
+    same(np.concatenate([chunk.samples for chunk in chunks]), np.concatenate(parts))
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.7, 1.3, 2.0])
+def test_speed_holds_in_streams(engine, speed):
+    request = given(60, speed=speed)
+    streamed, whole = (len(joined(engine.submit(kind(request)))) for kind in (stream, offline))
+    assert streamed == whole == int(120 / speed) * 480
+
+
+def test_official_streams_ignore_speed(engine):
+    assert len(joined(engine.submit(stream(given(30, speed=1.5), policy=ChunkPolicy.official())))) == 30 * 960
+
+
+@pytest.mark.parametrize("policy", [ChunkPolicy.official(), LOW_LATENCY, ChunkPolicy.time_based()])
+def test_streams_of_any_length_come_out_whole(engine, policy):
+    counts = (1, 2, 17, 18, 19, 27, 28, 29)
+    handles = [engine.submit(stream(given(count), policy=policy)) for count in counts]
+    for count, handle in zip(counts, handles, strict=True):
+        samples = joined(handle)
+        assert len(samples) == count * 960
+        assert np.isfinite(samples).all()
+
+
+def greedy(scores, state):
+    return scores[:, :6561].argmax(-1)
+
+
+def test_the_first_chunk_comes_before_the_last_token(models):
+    """Nothing past what the first chunk needs is decoded before it was handed out."""
+    heard = threading.Event()
+
+    def choose(scores, state):
+        if int(state.counts.max()) >= LOW_LATENCY.first_hop + LOW_LATENCY.lookahead:
+            assert heard.wait(PATIENCE_S), "more tokens are decoded while the first chunk could have been made"
+        return greedy(scores, state)
+
+    with running(models, chooser=choose) as engine:
+        chunks = iter(engine.submit(stream(segment(40))))
+        next(chunks)
+        heard.set()
+        assert sum(1 for _ in chunks) == 1
+
+
+@pytest.mark.parametrize("kind", [offline, stream])
+def test_a_text_without_room_is_refused(engine, kind):
+    with pytest.raises(InvalidRequest, match="positions"):
+        engine.submit(kind(segment(6000)))
+    with pytest.raises(InvalidRequest, match="room for 7470"):
+        engine.submit(kind(given(7471)))
+
+
+def test_a_voice_that_is_too_long_is_refused(engine):
+    with pytest.raises(InvalidRequest):
+        engine.submit(stream(given(10, voice=voice(1, prompt=7_495))))
+
+
+def test_text_in_pieces_is_text_in_one(engine):
+    ids = tuple(range(65, 78))
+    spoken = []
+    for pieces in ([ids[1:]], [ids[1:3], (), ids[3:7], *((one,) for one in ids[7:])]):
+        handle = engine.submit(arriving(segment(None, text=ids[:1], seed=2), Arrival.TOKENS))
+        for piece in pieces:
+            handle.text.push(piece)
+        handle.text.close()
+        spoken.append(handle.result())
+    assert spoken[0].tokens == spoken[1].tokens
+    same(spoken[0].samples, spoken[1].samples)
+
+
+def test_conversion_uses_no_slot(engine):
+    before = engine.statistics
+    spoken = engine.submit(stream(given(20))).result()
+    assert spoken.tokens == (given(20).speech_tokens,)
+    assert spoken.timings.started_s is None
+    assert spoken.timings.lm_s == 0
+    assert engine.statistics.stages[0].batches == before.stages[0].batches
+
+
+def test_a_voice_is_read_once(models):
+    with running(models) as engine:
+        for _ in range(3):
+            joined(engine.submit(stream(given(5, voice=VOICE))))
+        assert engine.statistics.prompt_cache_misses == 1
+        assert engine.statistics.prompt_cache_hits == 2

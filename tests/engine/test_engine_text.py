@@ -1,0 +1,241 @@
+"""Text that arrives while speech is made of it."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.engine.engine_helpers import (
+    PATIENCE_S,
+    VOICE,
+    arriving,
+    assert_clean,
+    given,
+    running,
+    same,
+    segment,
+    stream,
+)
+from vivavoce.engine.request import Arrival, SamplingParams, SynthesisRequest
+from vivavoce.errors import InvalidRequest, RequestCancelled
+from vivavoce.service.feeding import feed
+
+IDS = tuple(range(65, 85))
+ROOM = "vivavoce.engine.workshop.MAX_FRAMES"
+
+
+def first(size=2, seed=1):
+    return segment(None, text=IDS[:size], seed=seed)
+
+
+@pytest.fixture(scope="module")
+def engine(models):
+    with running(models) as engine:
+        yield engine
+
+
+class Source:
+    """Parts of a text; knows how many were taken."""
+
+    def __init__(self, *parts):
+        self.parts, self.taken = list(parts), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.taken == len(self.parts):
+            raise StopIteration
+        self.taken += 1
+        part = self.parts[self.taken - 1]
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+
+def test_tokens_arrive(engine):
+    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    source = Source(IDS[2:5], IDS[5:9], IDS[9:])
+    feed(handle.text, source)
+    spoken = handle.result()
+    whole = engine.submit(arriving(first(20), Arrival.TOKENS))
+    whole.text.close()
+    assert spoken.tokens == whole.result().tokens
+    assert source.taken == 3
+
+
+def test_segments_arrive(engine):
+    requests = [segment(20, seed=1), given(6), segment(5, seed=2)]
+    handle = engine.submit(arriving(requests[0], Arrival.SEGMENTS))
+    feed(handle.text, Source(*requests[1:]))
+    spoken = handle.result()
+    together = engine.submit(stream(*requests)).result()
+    assert spoken.tokens == together.tokens
+    same(spoken.samples, together.samples)
+
+
+def test_there_may_be_no_segment_yet(engine):
+    handle = engine.submit(arriving(None, Arrival.SEGMENTS))
+    assert handle.text.wait_until_wanted()
+    handle.text.push(segment(4))
+    handle.text.close()
+    assert len(handle.result().samples) == 4 * 960
+
+
+def test_no_text_at_all_is_an_end(engine):
+    handle = engine.submit(arriving(None, Arrival.SEGMENTS))
+    handle.text.close()
+    spoken = handle.result()
+    assert (spoken.tokens, len(spoken.samples)) == ((), 0)
+
+
+@pytest.mark.parametrize("arrival", [Arrival.TOKENS, Arrival.SEGMENTS])
+def test_closing_at_once_speaks_what_there_is(engine, arrival):
+    handle = engine.submit(arriving(segment(None, text=IDS[:6]), arrival))
+    handle.text.close()
+    assert len(handle.result().tokens[0]) > 0
+
+
+def test_text_is_read_when_it_is_wanted(engine):
+    """A source that never ends is read as speech goes on, not before."""
+    source = Source(*([IDS[:5]] * 1_000))
+    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    feed(handle.text, source)
+    chunks = iter(handle)
+    for _ in range(2):
+        next(chunks)
+    chunks.close()
+    # Two chunks are some fifty tokens of speech, to which a block of five words brings fifteen.
+    assert source.taken < 20
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("arrival", [Arrival.TOKENS, Arrival.SEGMENTS])
+def test_a_failing_source_is_told_after_what_it_brought(engine, arrival):
+    part = segment(3) if arrival is Arrival.SEGMENTS else IDS[2:6]
+    handle = engine.submit(arriving(first(6), arrival))
+    feed(handle.text, Source(part, ConnectionError("the model behind hung up")))
+    chunks, samples = iter(handle), []
+
+    def listen():
+        samples.extend(chunk.samples for chunk in chunks)
+
+    with pytest.raises(ConnectionError, match="hung up"):
+        listen()
+    assert len(np.concatenate(samples)) > 3 * 960
+    assert_clean(engine)
+
+
+def test_a_starved_request_can_be_cancelled(engine):
+    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    assert handle.text.wait_until_wanted()
+    handle.cancel()
+    with pytest.raises(RequestCancelled):
+        handle.result()
+    assert not handle.text.wait_until_wanted()
+    handle.text.push(IDS)
+    handle.text.close()
+    assert_clean(engine)
+
+
+def test_a_dropped_listener_lets_its_source_go(engine):
+    begun = threading.Event()
+
+    class Blocking(Source):
+        def __next__(self):
+            begun.set()
+            return super().__next__()
+
+    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    feed(handle.text, Blocking(IDS, IDS, IDS))
+    assert begun.wait(PATIENCE_S)
+    del handle
+    assert_clean(engine)
+    for thread in threading.enumerate():
+        if thread.name == "vivavoce-text":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def test_too_much_text_is_refused_after_what_there_is_room_for(models, monkeypatch):
+    """The voice's 30 tokens and 40 more."""
+    monkeypatch.setattr(ROOM, 2 * 70)
+    with running(models) as engine:
+        handle = engine.submit(arriving(first(), Arrival.TOKENS))
+        feed(handle.text, Source(*([IDS] * 100)))
+        heard = []
+
+        def listen():
+            heard.extend(len(chunk.samples) for chunk in handle)
+
+        with pytest.raises(InvalidRequest, match="40 speech tokens"):
+            listen()
+        assert sum(heard) == 40 * 960
+        assert_clean(engine)
+
+
+def test_a_segment_that_does_not_fit_spares_those_before(models, monkeypatch):
+    monkeypatch.setattr(ROOM, 2 * 70)
+    with running(models) as engine:
+        handle = engine.submit(arriving(segment(5), Arrival.SEGMENTS))
+        with pytest.raises(InvalidRequest, match="room for 40"):
+            handle.text.push(given(41))
+        assert handle.text.wait_until_wanted()
+        handle.text.push(given(7))
+        handle.text.close()
+        assert len(handle.result().samples) == 12 * 960
+
+
+def test_text_of_the_wrong_form_is_refused(engine):
+    handle = engine.submit(arriving(segment(5), Arrival.SEGMENTS))
+    with pytest.raises(InvalidRequest, match="arrival segments"):
+        handle.text.push(IDS)
+    handle.text.push(segment(5, seed=3))
+    handle.text.close()
+    assert len(handle.result().samples) == 10 * 960
+
+
+def test_text_after_the_end_changes_nothing(engine):
+    handle = engine.submit(arriving(segment(None), Arrival.TOKENS))
+    handle.text.close()
+    handle.text.close()
+    handle.text.push(IDS)
+    assert len(handle.result().samples) > 0
+    handle.text.push(IDS)
+    assert_clean(engine)
+    assert engine.healthy
+
+
+def test_tokens_cannot_arrive_for_given_ones():
+    with pytest.raises(InvalidRequest, match="speech tokens"):
+        arriving(given(4), Arrival.TOKENS)
+
+
+def test_a_text_of_many_blocks_in_company(engine):
+    """Text comes to each while the others speak."""
+    handles = [engine.submit(arriving(first(seed=seed), Arrival.TOKENS)) for seed in (1, 2, 3)]
+    for handle in handles:
+        feed(handle.text, Source(*((one,) for one in IDS[2:14])))
+    alone = engine.submit(arriving(first(14, seed=2), Arrival.TOKENS))
+    alone.text.close()
+    spoken = [handle.result() for handle in handles]
+    assert spoken[1].tokens == alone.result().tokens
+
+
+def test_an_end_without_tokens_is_silence(models):
+    """The official rule may end a segment before it has begun; what comes after it is heard."""
+
+    def choose(scores, state):
+        stop = scores[:, 6561:].argmax(-1) + 6561
+        return stop.where(state.seeds == 1, scores[:, :6561].argmax(-1))
+
+    silent = SynthesisRequest(VOICE, text=(65,), sampling=SamplingParams(min_ratio=0.0), seed=1)
+    loud = segment(4, seed=2)
+    requests = [silent, loud, silent]
+    with running(models, official=True, chooser=choose) as engine:
+        for policy in (None, stream(loud).policy):
+            handle = engine.submit(stream(*requests, policy=policy))
+            spoken = handle.result()
+            assert [len(tokens) for tokens in spoken.tokens] == [0, 4, 0]
+            assert len(spoken.samples) == 4 * 960
+        assert_clean(engine)

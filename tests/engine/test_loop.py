@@ -1,0 +1,183 @@
+"""The loop's messages, with stages that never have anything to do."""
+
+import threading
+from collections import deque
+
+import pytest
+
+from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, segment, stream
+from vivavoce.engine.books import Books
+from vivavoce.engine.handle import Outbox
+from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
+from vivavoce.engine.scheduler import Limits, Scheduler
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.statistics import Statistics
+from vivavoce.engine.stream import Phase, Segment, Stream
+from vivavoce.engine.ticket import Arrived, Ticket, Track
+from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
+from vivavoce.rates import Rates
+
+RATES = Rates(24_000, 480, 25)
+
+
+class IdleLane:
+    """A lane that is never open."""
+
+    open = busy = batches_open = False
+    slots_free = slots_total = 1
+
+    def __init__(self):
+        self.released = []
+
+    def collect(self):
+        return []
+
+    def running(self):
+        return ()
+
+    def release(self, track):
+        self.released.append(track)
+
+
+class Bench:
+    """A loop, and requests for it."""
+
+    def __init__(self, slots=1, open_track=None):
+        costs = FixedCosts()
+        self.statistics, self.lanes = Statistics(), (IdleLane(), IdleLane())
+        self.books = Books(EngineSettings(), costs, RATES, slots, exclusive=True)
+        scheduler = Scheduler(costs, Limits(), exclusive=True)
+        opener = open_track or self.open_track
+        self.loop = Loop(*self.lanes, scheduler, self.statistics, 24_000, self.books, opener)
+
+    def open_track(self, ticket, arrived):
+        part = Segment(ticket.stream, len(ticket.stream.segments), 1, 0, Phase.WAITING)
+        return Track(ticket, part, arrived.request, flow=None, wave=None, work=None, run=None)
+
+    def submit(self, number, arrived=1):
+        one = segment()
+        entry = Ticket(
+            Stream(number, stream(one).policy, 0.0, RATES), stream(one), Outbox(), deque([Arrived(one, None)] * arrived)
+        )
+        self.books.admit(entry)
+        self.loop.post(Submitted(entry))
+        return entry
+
+    def run_until(self, *messages):
+        """The whole course of the loop's thread."""
+        for message in messages:
+            self.loop.post(message)
+        self.loop.run()
+
+
+def error_of(entry):
+    assert entry.outbox.outcome is not None
+    return type(entry.outbox.outcome.error)
+
+
+def test_a_cancelled_request_is_released_and_counted():
+    bench = Bench()
+    entry = bench.submit(1)
+    bench.loop.run_once()
+    (track,) = entry.tracks
+    bench.loop.post(Cancelled(1))
+    bench.loop.post(Cancelled(1))
+    bench.loop.run_once()
+    assert error_of(entry) is RequestCancelled
+    assert [lane.released for lane in bench.lanes] == [[track], [track]]
+    assert entry.tracks == []
+    assert bench.statistics.snapshot().requests.cancelled == 1
+    assert bench.books.load().streams == 0
+
+
+def test_messages_about_nobody_change_nothing():
+    bench = Bench()
+    for message in (Cancelled(9), TextArrived(9, (1, 2)), TextArrived(9, None)):
+        bench.loop.post(message)
+    assert bench.loop.run_once()
+    assert not bench.loop.run_once()
+
+
+def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
+    bench = Bench(slots=1)
+    first, second = bench.submit(1), bench.submit(2, arrived=0)
+    second.stream.complete = False
+    bench.loop.post(TextArrived(2, Arrived(segment(), None)))
+    bench.loop.post(TextArrived(2, None))
+    bench.loop.run_once()
+    assert first.tracks
+    assert not second.tracks
+    assert second.stream.complete
+    bench.loop.post(Cancelled(1))
+    bench.loop.run_once()
+    assert len(second.tracks) == 1
+    bench.loop.post(Cancelled(2))
+    bench.loop.run_once()
+    assert error_of(second) is RequestCancelled
+
+
+def test_stopping_tells_all_who_listen():
+    bench = Bench()
+    entries = [bench.submit(number) for number in range(3)]
+    bench.run_until(Stop(drain=False))
+    assert [error_of(entry) for entry in entries] == [EngineStopped] * 3
+    errors = {id(entry.outbox.outcome.error) for entry in entries}
+    assert len(errors) == 3, "an error that several listeners raise collects all their frames"
+    assert bench.loop.ended
+
+
+def test_draining_waits_for_the_last_request():
+    bench = Bench()
+    entry = bench.submit(1)
+    thread = threading.Thread(target=bench.run_until, args=(Stop(drain=True),))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    bench.loop.post(Cancelled(1))
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert error_of(entry) is RequestCancelled
+
+
+def test_who_wants_to_stop_at_once_is_not_overruled():
+    bench = Bench()
+    entry = bench.submit(1)
+    bench.run_until(Stop(drain=True), Stop(drain=False), Stop(drain=True))
+    assert error_of(entry) is EngineStopped
+
+
+def test_who_comes_after_the_end_is_told():
+    bench = Bench()
+    bench.run_until(Stop(drain=True))
+    late = bench.submit(1)
+    assert error_of(late) is EngineStopped
+    bench.loop.post(Cancelled(1))
+    assert bench.books.load().waiting == 0
+
+
+def test_a_segment_that_cannot_be_opened_fails_its_request_alone(caplog):
+    def open_track(ticket, arrived):
+        if ticket.stream.id == 1:
+            raise TypeError("a voice of strings")
+        return Bench.open_track(bench, ticket, arrived)
+
+    bench = Bench(slots=4, open_track=open_track)
+    entries = [bench.submit(number) for number in range(3)]
+    bench.loop.run_once()
+    assert [entry.outbox.outcome is None for entry in entries] == [True, False, True]
+    assert error_of(entries[1]) is StageFailed
+    assert "a voice of strings" in caplog.text
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_failing_plan_ends_the_loop(monkeypatch, caplog, stop):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    bench = Bench()
+    entry = bench.submit(1)
+    monkeypatch.setattr(bench.loop._scheduler, "plan", fail)
+    bench.run_until(*([Stop(drain=True)] if stop else []))
+    assert bench.loop.ended
+    assert error_of(entry) is EngineStopped
+    assert "the engine's loop has failed" in caplog.text

@@ -1,0 +1,87 @@
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+
+from vivavoce.models.flow.layout import convolve, joined, lay_together
+from vivavoce.models.flow.mish import mish
+from vivavoce.models.flow.model import FlowItem
+from vivavoce.models.layers.relative_attention import Sight
+
+ITEM = FlowItem(torch.arange(40), torch.zeros(10, 80), torch.ones(192))
+
+
+@torch.no_grad()
+def test_weights_placed_for_inference_stay_what_they_are(models):
+    flow = copy.deepcopy(models.flow)
+    before = {name: value.clone() for name, value in models.flow.state_dict().items()}
+    mel = models.flow([ITEM], True)[0]
+    flow.lay_out()
+    after = flow.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    torch.testing.assert_close(flow([ITEM], True)[0], mel, atol=1e-4, rtol=0)
+
+
+def test_weights_placed_for_inference_can_be_trained(models):
+    flow = copy.deepcopy(models.flow)
+    with torch.inference_mode():
+        flow.lay_out()
+    plain, placed = copy.deepcopy(models.flow).requires_grad_(True), flow.requires_grad_(True)
+    gradients = []
+    for one in (plain, placed):
+        x = torch.randn(1, 20, 80, generator=torch.Generator().manual_seed(0))
+        mu, frames = one.encode(torch.arange(10)[None], torch.tensor([10]), torch.tensor([True]), True)
+        one.estimator(x, mu, one.speaker(torch.ones(1, 192)), x, torch.tensor([0.3]), frames, True).sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in one.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_joined_weights_follow_their_parameters():
+    weights = [torch.nn.Parameter(torch.randn(4, 3)) for _ in range(3)]
+    expected = torch.cat(weights)
+    assert torch.equal(joined(weights), expected)
+    lay_together(weights)
+    whole = joined(weights)
+    assert torch.equal(whole, expected)
+    weights[1].mul_(2)
+    assert torch.equal(whole, torch.cat(weights))
+    assert whole.data_ptr() == weights[0].data_ptr()
+    weights[1].data = weights[1].clone()
+    assert torch.equal(joined(weights), torch.cat(weights))
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_convolution_as_a_product(kernel):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 9, 4, generator=generator), torch.randn(6, 4, kernel, generator=generator)
+    expected = functional.conv1d(x.transpose(1, 2), weight, torch.ones(6)).transpose(1, 2)
+    torch.testing.assert_close(convolve(x, weight, torch.ones(6)), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(convolve(x, weight, torch.ones(6)), expected)
+        torch.testing.assert_close(convolve(x[:, 1:], weight, torch.ones(6)), expected[:, 1:])
+
+
+@torch.no_grad()
+def test_mish():
+    x = torch.tensor([-1e4, -90.0, -20.0, -3.0, -0.5, 0.0, 1e-6, 0.5, 3.0, 20.0, 50.0, 90.0, 1e4])
+    torch.testing.assert_close(mish(x), functional.mish(x.double()).float(), atol=1e-5, rtol=1e-6)
+
+
+@torch.inference_mode()
+def test_sight_over_pasts_of_their_own():
+    generator = torch.Generator().manual_seed(0)
+    x, keys, heads = torch.zeros(2, 3, 8), 7, 2
+    shared, own = Sight.of(x, keys, None), Sight.of(x, keys, None, torch.tensor([4, 2]))
+    scores = torch.randn(2, heads, 3, keys + 3 - 1, generator=generator)
+    for past, row in ((4, 0), (2, 1)):
+        for query in range(3):
+            for key in range(past + query + 1):
+                # Column 0 stands for the distance keys − 1.
+                expected = scores[row, :, query, keys - 1 - (past + query - key)]
+                assert torch.equal(own.by_key(scores)[row, :, query, key], expected)
+                if past == keys - 3:
+                    assert torch.equal(shared.by_key(scores)[row, :, query, key], expected)

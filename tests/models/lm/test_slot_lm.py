@@ -1,0 +1,127 @@
+"""The serving form of the language model is the model, and a sequence's bits do not depend on its company."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vivavoce.models.lm import products
+from vivavoce.models.lm.products import fewest_rows, joined
+from vivavoce.models.lm.slot_cache import SlotCache
+from vivavoce.models.lm.slot_lm import PackedRows, SlotLM
+
+CPU = torch.device("cpu")
+CAPACITY = 640
+
+
+def packed(slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]], total: int) -> PackedRows:
+    """Speech rows of some sequences, padded to `total` rows."""
+    longest = -(-max(len(one) for one in ids) // 8) * 8
+    rows = [
+        (2, one, slot, start + place, number * longest + place)
+        for number, (slot, start, own) in enumerate(zip(slots, starts, ids, strict=True))
+        for place, one in enumerate(own)
+    ]
+    rows += [(0, 0, 0, CAPACITY - 1, 0)] * (total - len(rows))
+    kinds, numbers, places, positions, unpadded = torch.tensor(rows).T
+    firsts = [sum(len(one) for one in ids[:number]) for number in range(len(ids))]
+    padded = [
+        [first + min(place, len(own) - 1) for place in range(longest)] for first, own in zip(firsts, ids, strict=True)
+    ]
+    last = [first + len(own) - 1 for first, own in zip(firsts, ids, strict=True)]
+    arrays = (kinds, numbers, places, positions, slots, starts, padded, unpadded, last)
+    return PackedRows(*(torch.as_tensor(one) for one in arrays))
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def cache_of(lm: SlotLM, slots: int) -> SlotCache:
+    return SlotCache.allocate(lm.config, slots, CAPACITY, CPU, torch.float32)
+
+
+@torch.inference_mode()
+def test_packed_prefills_and_steps_are_one_pass(models):
+    lm, plain = SlotLM(models.lm, CAPACITY), models.lm
+    cache = cache_of(lm, 3)
+    first, second = some_ids(21, 0), some_ids(5, 1)
+    scores = lm.prefill(packed((2, 0), (0, 0), (first[:13], second), 24), cache, 128)
+    scores = torch.stack((lm.prefill(packed((2,), (13,), (first[13:20],), 8), cache, 128)[0], scores[1]))
+    stepped = lm.step(torch.tensor([7, 0, first[20]]), torch.tensor([5, 0, 20]), cache, 128)
+
+    def whole(ids: list[int]) -> Tensor:
+        return plain.log_probabilities(plain(plain.speech_embedding(torch.tensor(ids))[None])[0, -1])
+
+    for got, ids in (
+        (scores[0], first[:20]),
+        (scores[1], second),
+        (stepped[0], [*second, 7]),
+        (stepped[2], first),
+    ):
+        torch.testing.assert_close(got, whole(ids), atol=2e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_rows_come_from_their_tables(models):
+    lm = SlotLM(models.lm, CAPACITY)
+    rows = lm._embed(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 200, 6000, 0]))
+    tables = (models.lm.control_embedding, models.lm.text_embedding, models.lm.speech_embedding)
+    wanted = [tables[kind].weight[place] for kind, place in ((0, 1), (1, 200), (2, 6000), (0, 0))]
+    assert torch.equal(rows, torch.stack(wanted))
+
+
+@pytest.mark.parametrize("company", [1, 2, 4, 7, 12, 31])
+@torch.inference_mode()
+def test_the_bits_of_a_sequence_do_not_depend_on_its_company(models, company):
+    lm, own = SlotLM(models.lm, CAPACITY), some_ids(37, 0)
+    results = []
+    for others in (0, company):
+        cache = cache_of(lm, others + 1)
+        ids = [own, *(some_ids(11 + 9 * place, place) for place in range(others))]
+        total = -(-sum(map(len, ids)) // 8) * 8
+        reach = 128 if not others else 512
+        scores = [lm.prefill(packed(range(others + 1), [0] * (others + 1), ids, total), cache, reach)[0]]
+        for step in range(3):
+            positions = torch.tensor([len(one) + step for one in ids])
+            scores.append(lm.step(positions * 3, positions, cache, reach)[0])
+        results.append(torch.stack(scores))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+@torch.inference_mode()
+def test_joined_layers_compute_what_they_did(monkeypatch, packs):
+    monkeypatch.setattr(products, "_packing_works", lambda: packs and torch.backends.mkldnn.is_available())
+    layers = [nn.Linear(48, out).requires_grad_(False) for out in (32, 16, 8)]
+    before = copy.deepcopy([layer.state_dict() for layer in layers])
+    x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
+    wanted = torch.cat([layer(x) for layer in layers], dim=-1)
+    for product in (joined(layers), joined(layers)):
+        torch.testing.assert_close(product(x), wanted, atol=1e-5, rtol=0)
+    for layer, state in zip(layers, before, strict=True):
+        assert all(torch.equal(layer.state_dict()[name], value) for name, value in state.items())
+    torch.testing.assert_close(torch.cat([layer(x) for layer in layers], dim=-1), wanted, atol=1e-5, rtol=0)
+
+
+def test_joined_weights_are_not_held_twice(monkeypatch):
+    monkeypatch.setattr(products, "_packing_works", lambda: False)
+    layers = [nn.Linear(8, 4, bias=False) for _ in range(2)]
+    product = joined(layers)
+    layers[1].weight.data.zero_()
+    again = joined(layers)
+    x = torch.ones(1, 8)
+    assert torch.equal(product(x), again(x))
+    assert torch.equal(product(x)[:, 4:], torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(("bad", "step"), [({1, 2, 3}, 4), (set(), 1), ({1}, 2), ({1, 2, 3, 5, 6, 7, 4}, 8)])
+def test_rows_are_padded_as_far_as_the_library_wants_it(bad, step):
+    def product(x: Tensor) -> Tensor:
+        return x + 1e-6 if len(x) in bad else x * 1
+
+    assert fewest_rows([product], [16], CPU, torch.float32) == step
