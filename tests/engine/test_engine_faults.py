@@ -85,8 +85,14 @@ def test_a_failing_batch_hurts_its_own(engine, monkeypatch, alone, fault):
     assert_clean(engine)
 
 
-@pytest.mark.parametrize("fault", ["step", "commit", "vocoder"])
-@pytest.mark.parametrize("error", [MemoryError(), CUDA_OOM, RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("step", CUDA_OOM),
+        ("commit", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+        ("vocoder", MemoryError()),
+    ],
+)
 def test_what_does_not_fit_alone_is_out_of_memory(models, monkeypatch, alone, fault, error):
     with running(models) as engine:
         inject(monkeypatch, *_placed(FLOW_FAULTS[fault](engine), error))

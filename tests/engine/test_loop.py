@@ -9,7 +9,7 @@ from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, segment, stream
 from vivavoce.engine.books import Books
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
-from vivavoce.engine.scheduler import Limits, Scheduler
+from vivavoce.engine.scheduler import FlowItem, Limits, Plan, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.stream import Phase, Segment, Stream
@@ -167,6 +167,23 @@ def test_a_segment_that_cannot_be_opened_fails_its_request_alone(caplog):
     assert [entry.outbox.outcome is None for entry in entries] == [True, False, True]
     assert error_of(entries[1]) is StageFailed
     assert "a voice of strings" in caplog.text
+
+
+def test_what_fails_in_one_lane_is_not_begun_in_the_other(monkeypatch):
+    """Both lanes were planned for the same request; the language model failed it first."""
+    bench = Bench()
+    entry = bench.submit(1)
+    bench.loop.run_once()
+    (track,) = entry.tracks
+    begun = []
+    language, synthesis = bench.lanes
+    language.prefill = lambda tracks: bench.loop.fail(tracks, RuntimeError("no"))
+    synthesis.begin = begun.extend
+    plan = Plan(prefill=(track.segment,), start=(FlowItem(track.segment, None),))
+    monkeypatch.setattr(bench.loop._scheduler, "plan", lambda *_: plan)
+    bench.loop.run_once()
+    assert error_of(entry) is StageFailed
+    assert begun == []
 
 
 @pytest.mark.parametrize("stop", [True, False])

@@ -14,9 +14,7 @@ from vivavoce.rates import Rates
 
 RATES = Rates(sample_rate=24_000, samples_per_frame=480, tokens_per_second=25)
 NOW = 100.0
-AT = Situation(
-    now=NOW, lm_open=True, synthesis_open=True, slots_free=8, slots_total=8, running=(), batches_open=True
-)
+AT = Situation(now=NOW, lm_open=True, synthesis_open=True, slots_free=8, slots_total=8, running=(), batches_open=True)
 
 
 class Costs:
@@ -118,26 +116,26 @@ def test_a_busy_segment_is_not_cut_again():
 
 
 def test_the_stream_that_runs_dry_first_is_made_first():
-    late, later = (sounding(ahead, produced=80, chunks=1, phase=Phase.DECODED) for ahead in (0.05, 3.0))
+    late, later = (sounding(ahead, produced=80, chunks=2, phase=Phase.DECODED) for ahead in (0.05, 3.0))
     plan = scheduler(batch_frames=1, urgent_batch_frames=1).plan([later, late], AT)
     assert [item.segment for item in plan.start] == [segment_of(late)]
 
 
 def test_first_chunks_go_before_streams_that_are_ahead():
-    first, ahead = a_stream(produced=18), sounding(3.0, produced=80, chunks=1)
+    first, ahead = a_stream(produced=18), sounding(3.0, produced=80, chunks=2)
     plan = scheduler().plan([ahead, first], AT)
     assert plan.start[0].segment is segment_of(first)
 
 
 def test_what_can_wait_shares_a_batch():
-    streams = [sounding(ahead, produced=28, chunks=1, phase=Phase.DECODED) for ahead in (3.0, 4.0, 5.0)]
+    streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (3.0, 4.0, 5.0)]
     assert {item.segment for item in scheduler().plan(streams, AT).start} == {segment_of(one) for one in streams}
     assert len(scheduler(batch_frames=100).plan(streams, AT).start) == 2
 
 
 def test_who_is_late_waits_for_nobody():
     """Where a batch costs what its rows cost, company would only make the most urgent chunk later."""
-    streams = [sounding(ahead, produced=28, chunks=1, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
+    streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
     assert [item.segment for item in scheduler().plan(streams, AT).start] == [segment_of(streams[0])]
 
 
@@ -146,20 +144,20 @@ def test_where_company_is_free_even_the_late_take_it():
         def predict(self, stage, work):
             return 0.05 if stage is Stage.FLOW else super().predict(stage, work)
 
-    streams = [sounding(ahead, produced=28, chunks=1, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
+    streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
     assert len(Scheduler(FlatCosts(), Limits(), exclusive=True).plan(streams, AT).start) == 2
 
 
 @pytest.mark.parametrize("policy", [None, ChunkPolicy.official()])
 def test_kinds_do_not_mix(policy):
     other = a_stream(policy=policy, produced=80, phase=Phase.DECODED, accepted_at=NOW - 9)
-    stream = sounding(5.0, produced=80, chunks=1, phase=Phase.DECODED)
+    stream = sounding(5.0, produced=80, chunks=2, phase=Phase.DECODED)
     (item,) = scheduler().plan([stream, other], AT).start
     assert item.kind in (Kind.CHUNK, Kind.GRID)
 
 
 def test_a_batch_that_runs_is_finished_first():
-    one, other = (sounding(3.0, produced=80, chunks=1, phase=Phase.DECODED) for _ in range(2))
+    one, other = (sounding(3.0, produced=80, chunks=2, phase=Phase.DECODED) for _ in range(2))
     segment_of(one).busy = True
     batch = RunningBatch(0, (FlowItem(segment_of(one), Cut(25, False, Kind.CHUNK)),), 0.1)
     plan = scheduler().plan([one, other], replace(AT, running=(batch,)))
@@ -176,7 +174,7 @@ def test_a_first_chunk_overtakes_offline_work_that_runs():
 
 
 def test_offline_work_fills_what_is_left_and_is_not_forgotten():
-    stream = sounding(3.0, produced=80, chunks=1, phase=Phase.DECODED)
+    stream = sounding(3.0, produced=80, chunks=2, phase=Phase.DECODED)
     young, old = (offline(produced=50, phase=Phase.DECODED, accepted_at=NOW - age) for age in (1, 90))
     assert scheduler().plan([young, stream], AT).start[0].segment is segment_of(stream)
     assert scheduler(patience_s=60).plan([old, stream], AT).start[0].segment is segment_of(old)

@@ -1,28 +1,40 @@
-"""On a CUDA device: the same numbers in float32, and close to them in 16 bit."""
+"""On a CUDA device: the same tokens in float32 as on a CPU and in any company, near in 16 bit, and no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.pipeline import Pipeline
-from vivavoce.engine.request import SamplingParams, StreamRequest, SynthesisRequest
-from vivavoce.models.build import build_models
+from benchmarks.plain.flow import stream_mel, stream_units
+from benchmarks.plain.vocoder import whole
+from tests.parity.stages import stage_mel
+from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork
+from vivavoce.engine.lm_stage import LMStage, plain_run
+from vivavoce.engine.request import Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.models.build import Models, build_models
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+CUDA = torch.device("cuda")
+SETTINGS = EngineSettings(slots=32, state_bytes=256 << 20)
+POLICY = ChunkPolicy.low_latency()
 TEXTS = [tuple(range(65, 65 + size)) for size in (3, 12, 5, 1, 9, 20, 7, 4)]
-
-
-def requests(conditioning):
-    params = SamplingParams(max_ratio=4.0)
-    return [SynthesisRequest(conditioning, text=text, seed=s, sampling=params) for s, text in enumerate(TEXTS)]
+HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
-def exact_products():
+def exact_products() -> Iterator[None]:
     """float32 products in float32: TF32 keeps ten bits of the mantissa."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
@@ -30,29 +42,136 @@ def exact_products():
     torch.backends.cudnn.allow_tf32 = before
 
 
-def test_float32_equals_the_cpu(babble, models, conditioning):
-    cuda = build_models(babble, torch.device("cuda"))
-    ours = Pipeline(cuda, source_noise=False).run(requests(conditioning)).utterances
-    theirs = Pipeline(models, source_noise=False).run(requests(conditioning)).utterances
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.tokens == other.tokens
-        torch.testing.assert_close(one.mel, other.mel, atol=2e-3, rtol=0)
+@pytest.fixture(scope="module")
+def cuda(babble) -> Models:
+    return build_models(babble, CUDA)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_is_near(babble, models, conditioning, dtype):
-    cuda = build_models(babble, torch.device("cuda"), dtype)
-    given = tuple(torch.randint(0, 6561, (120,), generator=torch.Generator().manual_seed(1)).tolist())
-    request = SynthesisRequest(conditioning, speech_tokens=given)
-    (one,), (other,) = (Pipeline(m).run([request]).utterances for m in (cuda, models))
-    error = (one.mel - other.mel).square().mean().sqrt() / other.mel.square().mean().sqrt()
-    assert error < 0.05
-    assert np.isfinite(one.samples).all()
+def texts(conditioning: Conditioning) -> list[SynthesisRequest]:
+    sampling = SamplingParams(max_ratio=4.0)
+    return [SynthesisRequest(conditioning, text=text, seed=s, sampling=sampling) for s, text in enumerate(TEXTS)]
 
 
-def test_streams_run(babble, conditioning):
-    cuda = build_models(babble, torch.device("cuda"), torch.bfloat16)
-    request = SynthesisRequest(conditioning, text=TEXTS[5])
-    chunks = list(Pipeline(cuda).stream(StreamRequest(request, ChunkPolicy.seamless())))
+def given(conditioning: Conditioning, count: int) -> SynthesisRequest:
+    tokens = torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(1)).tolist()
+    return SynthesisRequest(conditioning, speech_tokens=tuple(tokens))
+
+
+def spoken(models: Models, requests: Sequence[SynthesisRequest]) -> list[tuple[int, ...]]:
+    """Tokens of streams that run together."""
+    with Engine(models, SETTINGS) as engine:
+        handles = [engine.submit(SpeechRequest((request,), POLICY)) for request in requests]
+        return [handle.result().tokens[0] for handle in handles]
+
+
+def test_float32_says_what_the_cpu_says(cuda, models, conditioning):
+    assert spoken(cuda, texts(conditioning)) == spoken(models, texts(conditioning))
+
+
+def test_company_changes_no_token(cuda, conditioning):
+    first, *others = texts(conditioning)
+    neighbours = [
+        SynthesisRequest(conditioning, text=other.text, seed=100 + number, sampling=other.sampling)
+        for number, other in enumerate((others * 5)[:31])
+    ]
+    (alone,) = spoken(cuda, [first])
+    assert spoken(cuda, [*neighbours, first])[-1] == alone
+
+
+@pytest.mark.parametrize("attention", [Attention.FULL, Attention.GRID])
+@torch.inference_mode()
+def test_float32_mel_equals_the_cpu(cuda, models, conditioning, attention):
+    tokens, chunked = given(conditioning, 120).speech_tokens, attention is Attention.GRID
+    ours, theirs = (stage_mel(one, conditioning, tokens, True, chunked) for one in (cuda, models))
+    torch.testing.assert_close(ours.cpu(), theirs, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@torch.inference_mode()
+def test_sixteen_bit_mel_is_near(babble, models, conditioning, dtype):
+    tokens = given(conditioning, 120).speech_tokens
+    halved = build_models(babble, CUDA, dtype)
+    ours, theirs = (stage_mel(one, conditioning, tokens, True, False).cpu() for one in (halved, models))
+    assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("policy", [None, POLICY, ChunkPolicy.official()])
+def test_sixteen_bit_speaks(babble, conditioning, dtype, policy):
+    request = given(conditioning, 75)
+    with Engine(build_models(babble, CUDA, dtype), SETTINGS) as engine:
+        chunks = list(engine.submit(SpeechRequest((request,), policy)))
+    samples = np.concatenate([chunk.samples for chunk in chunks])
     assert chunks[-1].final
-    assert all(np.isfinite(chunk.samples).all() for chunk in chunks)
+    assert len(samples) == 75 * 960
+    assert np.isfinite(samples).all()
+    assert samples.std() > 1e-3
+
+
+@torch.inference_mode()
+def test_a_stream_equals_its_whole(cuda, conditioning):
+    """Chunks that continue a state, against all mel computed and vocoded at once."""
+    request = given(conditioning, 75)
+    with Engine(cuda, SETTINGS) as engine:
+        chunks = list(engine.submit(SpeechRequest((request,), POLICY)))
+    hops = [15, 25, 35]
+    reach = cuda.config.flow.encoder.lookahead
+    units = stream_units(len(conditioning.flow_tokens), hops, 75, POLICY.lookahead, reach)
+    mel = stream_mel(cuda, conditioning, request.speech_tokens, units)
+    one_piece = whole(cuda.vocoder, mel, request.seed)
+    streamed = np.concatenate([chunk.samples for chunk in chunks])
+    assert len(chunks) == len(hops)
+    assert streamed.shape == one_piece.shape
+    assert np.sqrt(np.square(streamed - one_piece).mean() / np.square(one_piece).mean()) < 0.1
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@torch.inference_mode()
+def test_decode_steps_do_not_wait(cuda, conditioning):
+    stage = LMStage(cuda, slots=8, capacity=512)
+    slots = []
+    for request in texts(conditioning)[:3]:
+        slots.append(stage.open(request.sampling, request.seed))
+        stage.feed(slots[-1], plain_run(cuda.config.lm, request, official=False, room=None))
+    stage.prefill(slots)
+    stage.decode()  # what is made once is made
+    with no_waiting():
+        for _ in range(4):
+            stage.decode()
+            stage.collect(wait=False)
+    while stage.in_flight:
+        stage.collect(wait=True)
+
+
+@torch.inference_mode()
+def test_flow_and_vocoder_do_not_wait(cuda, conditioning):
+    flow, vocoder, tokens = FlowStage(cuda, state_bytes=256 << 20), VocoderStage(cuda), given(conditioning, 60)
+    stream, voice = flow.open(conditioning), vocoder.open(1, 1.0, Joins.SEAMLESS)
+
+    def chunk(first: int, hop: int) -> list[Tensor]:
+        (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, Attention.BLOCKS))
+        return vocoder.run([Piece(voice, mel, final=False)])
+
+    run(flow, PromptWork(stream))
+    chunk(0, 15)
+    with no_waiting():
+        samples = chunk(15, 25)
+    assert len(samples[0]) == 25 * 960
+
+
+def run(flow: FlowStage, work: FlowChunk | PromptWork) -> list[Tensor | None]:
+    """One batch from its start to its mel."""
+    job = flow.start([work])
+    while job.steps_left:
+        job.step()
+    return job.result()

@@ -218,7 +218,7 @@ def test_another_text_is_not_heard(spoken: Spoken) -> None:
 def test_wrong_weights_fail_the_same_limits(
     tts: vivavoce.Vivavoce, voices: Mapping[str, vivavoce.Voice], listen: Listen
 ) -> None:
-    with disturbed(tts._synthesizer.pipeline.models.flow.estimator):
+    with disturbed(tts._synthesizer.engine.models.flow.estimator):
         clips = list(speak_all(tts, in_turn(SENTENCES[4:6], tts.voices()), voices, Manner(seed=SEED)))
     found = faults(clips, listen(clips))
     assert {"wer_closed", "wer_free", "per"} <= set(found), found

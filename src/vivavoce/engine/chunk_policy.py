@@ -16,7 +16,7 @@ LOOKAHEAD = 3
 LEAST_HOP, GREATEST_HOP = 4, 1000
 """A hop of 4 tokens is 160 ms, one of 1000 is 40 s."""
 
-_SECOND_HOP = 25
+_LATER_HOP = 25
 _LAST_STEP = 10
 """Steps of growth that lead from any hop past any `max_hop`, if a step at least doubles."""
 
@@ -36,7 +36,7 @@ class Schedule(str, Enum):
     OFFICIAL = "official"
     """The official code's: 25 and what makes prompt and hop whole hops, then 50, then 100."""
     LOW_LATENCY = "low_latency"
-    """15, 25, then 50: sound comes early, and what follows never waits for a long chunk."""
+    """15, 15, 25, then 50: sound comes early, and no chunk takes much longer than the one before it is heard."""
     EQUAL = "equal"
     """25 each."""
     EXPONENTIAL = "exponential"
@@ -162,7 +162,10 @@ class ChunkPolicy:
             return self._grown(self.first_hop, progress.index) + alignment
         if progress.index == 0 or self.schedule is Schedule.EQUAL:
             return self.first_hop
-        return self._grown(max(self.first_hop, _SECOND_HOP), progress.index - 1)
+        if self.schedule is Schedule.LOW_LATENCY and progress.index == 1:
+            return self.first_hop  # a longer one would not be there before the first was heard
+        steps = progress.index - (2 if self.schedule is Schedule.LOW_LATENCY else 1)
+        return self._grown(max(self.first_hop, _LATER_HOP), steps)
 
     def _grown(self, hop: int, steps: int) -> int:
         return min(self.max_hop, hop * self.growth ** min(steps, _LAST_STEP))

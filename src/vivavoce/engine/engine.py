@@ -16,6 +16,7 @@ from vivavoce.engine.books import Books
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, CostModel
 from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
+from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.language_lane import LanguageLane
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
@@ -100,10 +101,9 @@ class Engine:
 
     def warm_up(self, seconds: float = 3.0) -> None:
         """Speak nonsense until the costs are known: one stream, then 2, 4, 8 … at once, for about that long."""
-        until = time.perf_counter() + seconds
         self._start()
-        streams = 1
-        while time.perf_counter() < until and streams <= self.memory.slots:
+        streams, until = 1, time.perf_counter() + seconds
+        while streams == 1 or (time.perf_counter() < until and streams <= self.memory.slots):
             requests = [self._nonsense(seed) for seed in range(streams)]
             for handle in [self._enqueue(one, asked=False) for one in requests]:
                 handle.result()
@@ -145,6 +145,8 @@ class Engine:
         self._books.admit(ticket)
         if asked:
             self._statistics.request(RequestEvent.ACCEPTED)
+        if self._exclusive:
+            release_idle_team()
         self._loop.post(Submitted(ticket))
         # A handle may be kept for long: it knows the number, not the stream and what hangs on it.
         number, arrival = stream.id, request.arrival
