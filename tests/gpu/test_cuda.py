@@ -114,7 +114,7 @@ def test_a_stream_equals_its_whole(cuda, conditioning):
     request = given(conditioning, 75)
     with Engine(cuda, SETTINGS) as engine:
         chunks = list(engine.submit(SpeechRequest((request,), POLICY)))
-    hops = [15, 25, 35]
+    hops = [15, 15, 25, 20]
     reach = cuda.config.flow.encoder.lookahead
     units = stream_units(len(conditioning.flow_tokens), hops, 75, POLICY.lookahead, reach)
     mel = stream_mel(cuda, conditioning, request.speech_tokens, units)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import random
@@ -9,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,9 @@ def _measure(engine: Engine) -> Measure:
 
 
 def _rss_mb() -> float:
+    # What was freed and is kept for the next allocation is not lost.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
