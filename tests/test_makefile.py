@@ -84,7 +84,9 @@ def test_parity_gets_its_folder(echo: Path) -> None:
 def test_help_is_the_default_and_lists_every_command() -> None:
     result = make()
     commands = [line.split()[:2] for line in result.stdout.splitlines()]
-    assert commands == [["make", name] for name in ("help", "setup", "speak", "test", "check", "parity", "clean")]
+    assert commands == [
+        ["make", name] for name in ("help", "setup", "speak", "test", "check", "parity", "soak", "clean")
+    ]
 
 
 def test_setup_names_what_is_missing(tmp_path: Path) -> None:

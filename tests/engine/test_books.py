@@ -19,7 +19,7 @@ REFUSE, QUEUE = AdmissionMode.REFUSE, AdmissionMode.QUEUE
 
 
 def books(mode=QUEUE, slots=2, seconds=1e-6, **more):
-    return Books(EngineSettings(admission=mode, **more), FixedCosts(seconds), RATES, slots, exclusive=True)
+    return Books(EngineSettings(admission=mode, **more), FixedCosts(seconds), RATES, slots)
 
 
 def ticket(request=stream(segment()), asked=True):

@@ -154,7 +154,7 @@ def test_the_first_chunk_comes_before_the_last_token(models):
         chunks = iter(engine.submit(stream(segment(40))))
         next(chunks)
         heard.set()
-        assert sum(1 for _ in chunks) == 1
+        assert sum(1 for _ in chunks) == 2  # of the other 25 tokens
 
 
 @pytest.mark.parametrize("kind", [offline, stream])

@@ -45,8 +45,8 @@ class Bench:
     def __init__(self, slots=1, open_track=None):
         costs = FixedCosts()
         self.statistics, self.lanes = Statistics(), (IdleLane(), IdleLane())
-        self.books = Books(EngineSettings(), costs, RATES, slots, exclusive=True)
-        scheduler = Scheduler(costs, Limits(), exclusive=True)
+        self.books = Books(EngineSettings(), costs, RATES, slots)
+        scheduler = Scheduler(costs, Limits())
         opener = open_track or self.open_track
         self.loop = Loop(*self.lanes, scheduler, self.statistics, 24_000, self.books, opener)
 

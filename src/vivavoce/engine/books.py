@@ -29,7 +29,7 @@ FIRST_HOP, HOP, LOOKAHEAD = 15, 50, 3
 class Books:
     """Counts of accepted requests, and the decision about the next one."""
 
-    def __init__(self, settings: EngineSettings, costs: CostModel, rates: Rates, slots: int, exclusive: bool) -> None:
+    def __init__(self, settings: EngineSettings, costs: CostModel, rates: Rates, slots: int) -> None:
         self._costs, self._slots = costs, slots
         self._limits = Limits(settings.admission, settings.max_waiting, settings.first_chunk_s, settings.headroom)
         self._shape = StreamShape(
@@ -39,7 +39,8 @@ class Books:
             hop=HOP,
             past_frames=int((PROMPT_S + SPEECH_S / 2) * rates.frames_per_second),
             prompt_rows=TEXT_ROWS + int(PROMPT_S * rates.tokens_per_second),
-            exclusive=exclusive,
+            # One thread launches the work of both lanes, and on a device its time is what both are short of.
+            exclusive=True,
             duration_s=SPEECH_S,
         )
         self._lock = threading.Lock()
@@ -63,6 +64,9 @@ class Books:
         """Whether a waiting request may begin; if so, it is counted among those that run."""
         with self._lock:
             if not ticket.stream.streaming:
+                # More of it than slots would only make every plan longer.
+                if self._load().offline >= self._slots:
+                    return False
                 self._move(ticket, self._offline)
                 return True
             if ticket.asked and not may_start(self._costs, self._load(), self._shape, self._limits):

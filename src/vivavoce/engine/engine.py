@@ -63,7 +63,7 @@ class Engine:
             )
         self._costs = CostModel(CPU_PRIORS if self._exclusive else GPU_PRIORS)
         self._statistics = Statistics()
-        self._books = Books(settings, self._costs, models.config.rates, self.memory.slots, self._exclusive)
+        self._books = Books(settings, self._costs, models.config.rates, self.memory.slots)
         self._loop = self._make_loop()
         self._ids = itertools.count()
         self._starting = threading.Lock()
@@ -153,6 +153,8 @@ class Engine:
 
         def push(more: More) -> None:
             check_arrival(more, arrival)
+            if isinstance(more, tuple):
+                self._workshop.check_text(more)
             checked = self._workshop.check_in(more, Arrival.WHOLE) if isinstance(more, SynthesisRequest) else more
             self._loop.post(TextArrived(number, checked))
 

@@ -84,8 +84,10 @@ class Loop:
         self._statistics, self._sample_rate = statistics, sample_rate
         self._books, self._open_track = books, open_track
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._waiting: deque[Ticket] = deque()
+        self._waiting_streams: deque[Ticket] = deque()
         """Accepted, and not begun: with them the streams that run would run dry."""
+        self._waiting_offline: deque[Ticket] = deque()
+        """Accepted, and not begun: there is offline work enough."""
         self._tickets: dict[int, Ticket] = {}
         self._tracks: dict[Segment, Track] = {}
         self._stop: Stop | None = None
@@ -154,7 +156,7 @@ class Loop:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Submitted):
-            self._waiting.append(message.ticket)
+            self._queue_of(message.ticket).append(message.ticket)
         elif isinstance(message, Stop):
             # Who wants no more work done is not overruled by who would wait for it.
             if self._stop is None or self._stop.drain:
@@ -176,10 +178,18 @@ class Loop:
 
     def _let_in(self) -> None:
         """Begin what may begin, in the order in which it came."""
-        while self._waiting and self._books.may_start(self._waiting[0]):
-            ticket = self._waiting.popleft()
-            self._tickets[ticket.stream.id] = ticket
-            self._go_on(ticket)
+        for queue in (self._waiting_streams, self._waiting_offline):
+            while queue and self._books.may_start(queue[0]):
+                ticket = queue.popleft()
+                self._tickets[ticket.stream.id] = ticket
+                self._go_on(ticket)
+
+    @property
+    def _waiting(self) -> list[Ticket]:
+        return [*self._waiting_streams, *self._waiting_offline]
+
+    def _queue_of(self, ticket: Ticket) -> deque[Ticket]:
+        return self._waiting_streams if ticket.stream.streaming else self._waiting_offline
 
     def _go_on(self, ticket: Ticket) -> None:
         """Open the segments that have arrived, and read the text that has."""
@@ -298,7 +308,7 @@ class Loop:
             self._synthesis.release(track)
             del self._tracks[track.segment]
         if self._tickets.pop(stream.id, None) is None:
-            self._waiting.remove(ticket)
+            self._queue_of(ticket).remove(ticket)
         self._tell(ticket, error)
         # Tracks hold tensors, and know their ticket: without this they would wait for the garbage collector.
         ticket.tracks.clear()

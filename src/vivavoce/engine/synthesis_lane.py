@@ -268,7 +268,7 @@ class SynthesisLane:
         self._give_up(parts, error)
 
     def _make_room(self) -> None:
-        self._flow.evict()
+        """Give back what torch's allocator keeps in pieces that are too small."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

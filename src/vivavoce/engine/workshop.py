@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.lm_stage import Chooser, LMStage, Run, TextIn, plain_run
@@ -37,6 +39,7 @@ class Workshop:
         Raises:
             InvalidRequest: it does not fit a slot, or more speech tokens than the flow takes.
         """
+        self._check_ids(request)
         room = self._room(request)
         if request.speech_tokens is not None:
             if len(request.speech_tokens) > room:
@@ -86,9 +89,30 @@ class Workshop:
         segment.lacks_prompt = policy is not None and joins is Joins.SEAMLESS and self.flow.lacks_prompt(track.flow)
         return track
 
+    def check_text(self, ids: Sequence[int]) -> None:
+        """Refuse text ids that the model does not have.
+
+        Raises:
+            InvalidRequest: the message has the first one.
+        """
+        _check_range("text", ids, self.models.config.lm.text_vocab_size)
+
+    def _check_ids(self, request: SynthesisRequest) -> None:
+        """Refuse ids that the tables lack: on a device they would end the engine for everyone."""
+        voice, config = request.conditioning, self.models.config
+        self.check_text((*voice.lm_prompt_text, *request.text))
+        tokens = (*voice.lm_prompt_tokens, *(request.speech_tokens or ()))
+        _check_range("speech tokens", tokens, config.lm.vocabulary.num_speech_tokens)
+
     def _room(self, request: SynthesisRequest) -> int:
         """Speech tokens that the flow has noise for beside the prompt's."""
         return MAX_FRAMES // self.models.config.rates.frames_per_token - len(request.conditioning.flow_tokens)
+
+
+def _check_range(field: str, ids: Sequence[int], end: int) -> None:
+    wrong = next((one for one in ids if not 0 <= one < end), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it is of another model")
 
 
 def _phase(work: Work) -> Phase:

@@ -17,6 +17,7 @@ from vivavoce.service.text.checks import MAX_TEXT_CHARS
 COMMANDS = (
     "speak",
     "convert",
+    "bench",
     "voice",
     *(f"voice {name}" for name in ("add", "list", "show", "remove", "import", "export")),
     "download",

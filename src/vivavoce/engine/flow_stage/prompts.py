@@ -52,13 +52,6 @@ class PromptCache:
             self._drop(next(voice for voice, state in self._states.items() if self._unused(state)))
         return True
 
-    def drop_unused(self) -> int:
-        """Drop all prompts that nobody uses; how many there were."""
-        unused = [voice for voice, state in self._states.items() if self._unused(state)]
-        for voice in unused:
-            self._drop(voice)
-        return len(unused)
-
     def _drop(self, voice: bytes) -> None:
         self._pool.release(self._states.pop(voice).pages)
 

@@ -104,12 +104,6 @@ class FlowStage:
             raise
         return job
 
-    def evict(self) -> None:
-        """Drop the prompts that nobody uses; if there are none, the state of all streams, which will recompute."""
-        if not self._prompts.drop_unused():
-            for stream in self._streams:
-                self._drop(stream)
-
     def statistics(self) -> FlowStatistics:
         """A snapshot."""
         pool, planner = self._pool, self._planner
