@@ -46,7 +46,7 @@ class Bench:
         costs = FixedCosts()
         self.statistics, self.lanes = Statistics(), (IdleLane(), IdleLane())
         self.books = Books(EngineSettings(), costs, RATES, slots)
-        scheduler = Scheduler(costs, Limits())
+        scheduler = Scheduler(costs, Limits(), exclusive=True)
         opener = open_track or self.open_track
         self.loop = Loop(*self.lanes, scheduler, self.statistics, 24_000, self.books, opener)
 
