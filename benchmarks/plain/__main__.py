@@ -37,7 +37,7 @@ def _load(request: CheckedRequest) -> PlainTalker:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    auto = torch.bfloat16 if device.type == "cuda" else torch.float32
+    auto = torch.float16 if device.type == "cuda" else torch.float32
     dtype = auto if choice.dtype == "auto" else getattr(torch, choice.dtype)
     return PlainTalker(model_folder(choice.model), device, dtype, choice.variant, choice.voices)
 

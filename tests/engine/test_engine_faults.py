@@ -179,6 +179,7 @@ def each_alone(models):
 @pytest.mark.parametrize("fault", LARGE)
 def test_a_batch_that_does_not_fit_is_tried_in_halves(models, monkeypatch, each_alone, fault):
     with running(models) as engine:
+        monkeypatch.setattr(engine._loop._synthesis, "_one_by_one", False)  # as on a CUDA device
         where = inject(monkeypatch, *_placed(LARGE[fault](engine), CUDA_OOM))
         handles = [engine.submit(one) for one in COMPANY]
         for handle, before in zip(handles, each_alone, strict=True):

@@ -3,17 +3,18 @@
 import threading
 from collections import deque
 
+import numpy as np
 import pytest
 
-from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, segment, stream
+from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, offline, segment, stream
 from vivavoce.engine.books import Books
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
 from vivavoce.engine.scheduler import FlowItem, Limits, Plan, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.stream import Phase, Segment, Stream
-from vivavoce.engine.ticket import Arrived, Ticket, Track
+from vivavoce.engine.stream import Cut, Kind, Phase, Segment, Stream
+from vivavoce.engine.ticket import Arrived, Made, Ticket, Track
 from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
@@ -198,3 +199,27 @@ def test_a_failing_plan_ends_the_loop(monkeypatch, caplog, stop):
     assert bench.loop.ended
     assert error_of(entry) is EngineStopped
     assert "the engine's loop has failed" in caplog.text
+
+
+def test_what_waits_behind_an_empty_segment_is_sent():
+    """Offline segments end in any order; that the first one has nothing in it is known last."""
+    bench, request = Bench(slots=4), offline(segment(), segment())
+    entry = Ticket(
+        Stream(1, None, 0.0, RATES), request, Outbox(), deque(Arrived(one, None) for one in request.segments)
+    )
+    bench.books.admit(entry)
+    bench.loop.post(Submitted(entry))
+    bench.loop.run_once()
+    empty, spoken = entry.tracks
+    language, synthesis = bench.lanes
+    spoken.segment.phase, spoken.segment.produced = Phase.DECODED, 5
+    made = Made(spoken, Cut(5, True, Kind.WHOLE), np.ones(240, np.float32))
+    synthesis.collect = lambda: [made]
+    bench.loop.run_once()
+    synthesis.collect = list
+    assert entry.outbox.outcome is None
+    empty.segment.phase = Phase.DECODED
+    language.collect = lambda: [empty]
+    bench.loop.run_once()
+    assert entry.outbox.outcome is not None
+    assert len(entry.outbox.get().samples) == 240

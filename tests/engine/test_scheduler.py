@@ -24,6 +24,13 @@ class Costs:
         return {Stage.PREFILL: 0.02, Stage.DECODE: 0.01, Stage.FLOW: work.frames / 1000}.get(stage, work.frames / 5000)
 
 
+class FlatCosts(Costs):
+    """A machine on which a batch takes as long as one row."""
+
+    def predict(self, stage, work):
+        return 0.05 if stage is Stage.FLOW else super().predict(stage, work)
+
+
 def scheduler(exclusive=True, **limits):
     return Scheduler(Costs(), Limits(**limits), exclusive=exclusive)
 
@@ -129,21 +136,20 @@ def test_first_chunks_go_before_streams_that_are_ahead():
 
 def test_what_can_wait_shares_a_batch():
     streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (3.0, 4.0, 5.0)]
-    assert {item.segment for item in scheduler().plan(streams, AT).start} == {segment_of(one) for one in streams}
-    assert len(scheduler(batch_frames=100).plan(streams, AT).start) == 2
+
+    def batch(**limits):
+        return Scheduler(FlatCosts(), Limits(**limits), exclusive=True).plan(streams, AT).start
+
+    assert {item.segment for item in batch()} == {segment_of(one) for one in streams}
+    assert len(batch(batch_frames=100)) == 2
 
 
-def test_who_is_late_waits_for_nobody():
-    """Where a batch costs what its rows cost, company would only make the most urgent chunk later."""
+def test_where_company_saves_nothing_nobody_waits_for_it():
     streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
     assert [item.segment for item in scheduler().plan(streams, AT).start] == [segment_of(streams[0])]
 
 
 def test_where_company_is_free_even_the_late_take_it():
-    class FlatCosts(Costs):
-        def predict(self, stage, work):
-            return 0.05 if stage is Stage.FLOW else super().predict(stage, work)
-
     streams = [sounding(ahead, produced=28, chunks=2, phase=Phase.DECODED) for ahead in (0.05, 4.0)]
     assert len(Scheduler(FlatCosts(), Limits(), exclusive=True).plan(streams, AT).start) == 2
 

@@ -36,8 +36,9 @@ class LanguageLane:
 
     @property
     def busy(self) -> bool:
-        """Ids are still to come."""
-        return self._stage.in_flight > 0
+        """Ids, or ends of steps, are still to come."""
+        # A step's end may be seen later than its ids: until then it takes a place in the lane.
+        return self._stage.in_flight > 0 or self._lane.busy
 
     @property
     def slots_free(self) -> int:
@@ -58,7 +59,8 @@ class LanguageLane:
                 track.slot = self._stage.open(track.request.sampling, track.request.seed)
                 self._tracks[track.slot] = track
                 track.ticket.started_at = track.ticket.started_at or now
-                queued.append(now - track.ticket.stream.accepted_at)
+                if track.segment.place == 0 or not track.ticket.stream.streaming:
+                    queued.append(now - track.ticket.stream.accepted_at)
             assert track.run is not None
             try:
                 self._stage.feed(track.slot, track.run)
@@ -73,11 +75,14 @@ class LanguageLane:
             self._launch(Stage.PREFILL, Work(len(fed), rows), fed, partial(self._stage.prefill, slots), queued)
         self._count_slots()
 
-    def decode(self) -> None:
-        """One step of all slots that decode."""
+    def decode(self) -> bool:
+        """One step of all slots that decode; False: all ids of their runs were asked for and are on their way."""
+        if not self._stage.decoding:
+            return False
         tracks = [track for track in self._tracks.values() if track.segment.phase is Phase.DECODING]
         past = sum(track.segment.positions for track in tracks)
         self._launch(Stage.DECODE, Work(len(tracks), past=past), tracks, self._stage.decode)
+        return True
 
     def wait(self) -> None:
         """Block until the oldest step is done."""

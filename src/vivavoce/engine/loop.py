@@ -131,8 +131,8 @@ class Loop:
             batches_open=self._synthesis.batches_open,
         )
         plan = self._scheduler.plan([ticket.stream for ticket in self._tickets.values()], at)
-        self._execute(plan, now)
-        return took or moved or plan != Plan()
+        began = self._execute(plan, now)
+        return took or moved or began
 
     def fail(self, tracks: Sequence[Track], error: Exception) -> None:
         """End the requests of these tracks; their neighbours go on."""
@@ -170,7 +170,8 @@ class Loop:
             if isinstance(message, Cancelled):
                 self._end(ticket, RequestCancelled("request: was cancelled"))
             else:
-                ticket.stream.excuse(time.perf_counter())
+                if ticket.stream.starved:
+                    ticket.stream.excuse(time.perf_counter())
                 ticket.take(message.more)
                 if ticket.stream.id in self._tickets:
                     self._go_on(ticket)
@@ -203,8 +204,8 @@ class Loop:
             ticket.tracks.append(track)
             ticket.stream.segments.append(track.segment)
             self._tracks[track.segment] = track
-            if ticket.stream.streaming and track.segment.prompt_tokens:
-                self._statistics.prompt_cache(hit=not track.segment.lacks_prompt)
+            if ticket.asked and track.shares_prompt:
+                self._statistics.prompt_cache(hit=track.flow.known is not None)
         for track in ticket.tracks:
             if track.segment.phase is Phase.STARVED:
                 self._language.ask_for_text(track)
@@ -220,16 +221,19 @@ class Loop:
                 track.segment.ready_at = now
             if track.segment.phase in (Phase.DECODED, Phase.STARVED):
                 self._settle(track.ticket)
+                self._send_held(track.ticket)
         made = self._synthesis.collect()
         for one in made:
             self._deliver(one)
         return bool(changed or made)
 
-    def _execute(self, plan: Plan, now: float) -> None:
+    def _execute(self, plan: Plan, now: float) -> bool:
+        """Have the lanes do it; False: there was nothing to begin."""
+        began = bool(plan.prefill or plan.advance or plan.start)
         if plan.prefill:
             self._language.prefill([self._tracks[segment] for segment in plan.prefill])
         if plan.decode:
-            self._language.decode()
+            began = self._language.decode() or began
         if plan.advance is not None:
             self._synthesis.advance(plan.advance)
         if plan.start:
@@ -241,6 +245,7 @@ class Loop:
                 parts.append(Part(track, item, item.segment.ready_at or now))
                 item.segment.ready_at = None
             self._synthesis.begin(parts)
+        return began
 
     def _deliver(self, made: Made) -> None:
         ticket, segment = made.track.ticket, made.track.segment
@@ -249,10 +254,14 @@ class Loop:
             return
         if not stream.streaming:
             ticket.held[segment.place] = made
-            while stream.current in ticket.held and not stream.closed:
-                self._send(ticket, ticket.held.pop(stream.current))
+            self._send_held(ticket)
         else:
             self._send(ticket, made)
+
+    def _send_held(self, ticket: Ticket) -> None:
+        """Send what waited for segments in front of it, which are sent, or turned out to be empty."""
+        while ticket.stream.current in ticket.held and not ticket.stream.closed:
+            self._send(ticket, ticket.held.pop(ticket.stream.current))
 
     def _send(self, ticket: Ticket, made: Made) -> None:
         stream, now = ticket.stream, time.perf_counter()
@@ -276,12 +285,15 @@ class Loop:
     def _record(self, ticket: Ticket, duration_s: float, late_s: float, now: float) -> None:
         """Write down a chunk that is about to be sent."""
         stream = ticket.stream
+        if stream.streaming and ticket.num_chunks == 0:
+            self._books.sounds(ticket)
+        if not ticket.asked:
+            return
         self._statistics.audio(duration_s)
         if not stream.streaming:
             return
         if ticket.num_chunks == 0:
             self._statistics.first_chunk(now - stream.accepted_at)
-            self._books.sounds(ticket)
         else:
             self._statistics.chunk(late_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
+from numbers import Integral, Real
 
 import numpy as np
 import torch
@@ -36,12 +36,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check("top_p", self.top_p, 0.001, 1.0)
-        _check("top_k", self.top_k, 1, 10_000)
-        _check("win_size", self.win_size, 1, 200)
+        _check_whole("top_k", self.top_k, 1, 10_000)
+        _check_whole("win_size", self.win_size, 1, 200)
         _check("tau_r", self.tau_r, 0.0, 1.0)
         _check("max_ratio", self.max_ratio, 1.0, 50.0)
         _check("min_ratio", self.min_ratio, 0.0, self.max_ratio)
-        _check("exact_tokens", self.exact_tokens, 1, 7_500)
+        _check_whole("exact_tokens", self.exact_tokens, 1, 7_500)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +72,8 @@ class SynthesisRequest:
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
+        # One table holds the numbers of all that are read together: what is no int64 would spoil the neighbours' too.
+        _check_whole("seed", self.seed, -(2**63), 2**63 - 1)
         if not self.text and not self.speech_tokens:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
@@ -135,3 +137,8 @@ def check_speed(speed: float) -> None:
 def _check(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not (isinstance(value, Real) and low <= value <= high):
         raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a number inside")
+
+
+def _check_whole(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not (isinstance(value, Integral) and low <= value <= high):
+        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a whole number inside")

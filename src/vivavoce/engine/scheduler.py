@@ -47,7 +47,7 @@ class Limits:
     batch_frames: int = 10_000
     urgent_batch_frames: int = 4_000
     spare_slots: float = 0.25
-    guard_s: float = 0.1
+    guard_s: float = 0.4
     patience_s: float = 60.0
 
 
@@ -155,9 +155,11 @@ class Scheduler:
                 decoding.append(urgency if lacking else Urgency(max(AHEAD, urgency.rank), urgency.slack_s + 1.0))
         waiting.sort(key=lambda pair: pair[0])
         prefill = self._prefill([segment for _, segment in waiting], at)
+        # The most urgent one may have found no slot.
+        reading = next((urgency for urgency, segment in waiting if prefill and segment is prefill[0]), None)
         # Whoever is read now shares all the steps to come: only a more urgent rank decodes on first.
-        if prefill and (not decoding or waiting[0][0].rank <= min(decoding).rank):
-            return waiting[0][0], Plan(prefill=prefill)
+        if reading is not None and (not decoding or reading.rank <= min(decoding).rank):
+            return reading, Plan(prefill=prefill)
         if decoding:
             return min(decoding), Plan(decode=True)
         return None
@@ -214,8 +216,8 @@ class Scheduler:
                 continue
             with_item = self._batch_s(wider)
             extra = with_item - seconds
-            # Worth it if it costs less than it would alone, or if the most urgent one can afford to wait.
-            if extra > 0.8 * self._batch_s([item]) and (urgency.rank in (DRY, FIRST) or urgency.slack_s < with_item):
+            # Worth it only if it costs less than it would alone: otherwise everyone in the batch just ends later.
+            if extra > 0.8 * self._batch_s([item]):
                 continue
             batch, seconds = wider, with_item
         return tuple(batch)

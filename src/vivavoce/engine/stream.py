@@ -64,7 +64,7 @@ class Segment:
     produced: int = 0
     """Speech tokens decoded."""
     spoken: int = 0
-    """Of these, turned into mel (or being so)."""
+    """Of these, turned into mel; those of a chunk that is being made are not counted yet."""
     chunks: int = 0
     """Chunks cut so far."""
     lacks_prompt: bool = False

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -53,6 +54,19 @@ class _Batch:
 
 
 @dataclass(frozen=True, eq=False)
+class _Voiceless:
+    """Mels that the vocoder has still to turn into samples."""
+
+    number: int
+    parts: list[Part]
+    mels: list[Tensor]
+
+    @property
+    def forsaken(self) -> bool:
+        return all(part.track.ticket.stream.closed for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
 class _Leaving:
     """Samples that are being copied to the host."""
 
@@ -76,13 +90,14 @@ class SynthesisLane:
     ) -> None:
         self._flow, self._vocoder, self._device = flow, vocoder, device
         self._costs, self._statistics, self._fail = costs, statistics, fail
-        self._max_batches = max_batches
+        self._max_batches, self._one_by_one = max_batches, device.type != "cuda"
         self._lane = Lane(device)
         self._running: list[_Batch] = []
         self._again: deque[list[Part]] = deque()
         """Parts of batches that did not fit into memory, to be tried in smaller ones."""
+        self._voiceless: list[_Voiceless] = []
         self._leaving: deque[_Leaving] = deque()
-        self._begun = 0
+        self._numbers = count()
 
     @property
     def open(self) -> bool:
@@ -92,7 +107,7 @@ class SynthesisLane:
     @property
     def busy(self) -> bool:
         """Batches are running, or samples on their way."""
-        return bool(self._running or self._leaving or self._again)
+        return bool(self._running or self._voiceless or self._leaving or self._again)
 
     @property
     def batches_open(self) -> bool:
@@ -100,8 +115,8 @@ class SynthesisLane:
         return len(self._running) < self._max_batches
 
     def running(self) -> tuple[RunningBatch, ...]:
-        """The batches with steps left, as the scheduler sees them."""
-        return tuple(
+        """The batches with steps left, as the scheduler sees them; the vocoder's is a step of its own."""
+        flows = (
             RunningBatch(
                 batch.number,
                 tuple(part.item for part in batch.parts),
@@ -109,6 +124,15 @@ class SynthesisLane:
             )
             for batch in self._running
         )
+        voiceless = (
+            RunningBatch(
+                batch.number,
+                tuple(part.item for part in batch.parts),
+                self._costs.predict(Stage.VOCODER, _vocoder_work([len(mel) for mel in batch.mels])),
+            )
+            for batch in self._voiceless
+        )
+        return (*flows, *voiceless)
 
     def retry(self) -> bool:
         """Begin a batch that did not fit before, in a smaller form; False: there is none."""
@@ -133,7 +157,12 @@ class SynthesisLane:
             self._begin(parts, [now - part.ready_at for part in parts])
 
     def advance(self, batch: RunningBatch) -> None:
-        """One Euler step of a running batch; after the last one, its vocoder."""
+        """One step of a running batch: an Euler step of the flow, or the vocoder."""
+        voiceless = next((one for one in self._voiceless if one.number == batch.number), None)
+        if voiceless is not None:
+            self._voiceless.remove(voiceless)
+            self._vocode(voiceless.parts, voiceless.mels)
+            return
         running = next(one for one in self._running if one.number == batch.number)
         try:
             self._step(running)
@@ -155,6 +184,9 @@ class SynthesisLane:
             batch.job.abandon()
             self._running.remove(batch)
             self._settle_parts(batch.parts)
+        for voiceless in [batch for batch in self._voiceless if batch.forsaken]:
+            self._voiceless.remove(voiceless)
+            self._settle_parts(voiceless.parts)
         self._lane.settle()
         made: list[Made] = []
         while self._leaving and self._leaving[0].mark.reached():
@@ -185,9 +217,8 @@ class SynthesisLane:
         except Exception as error:
             self._recover(parts, error)
             return
-        self._begun += 1
         work = Work(len(parts), len(parts) * max(frames), past)
-        self._running.append(_Batch(self._begun, parts, job, work, job.steps_left, tuple(queued)))
+        self._running.append(_Batch(next(self._numbers), parts, job, work, job.steps_left, tuple(queued)))
 
     def _step(self, batch: _Batch) -> None:
         def tell(seconds: float) -> None:
@@ -220,13 +251,15 @@ class SynthesisLane:
                 segment.spoken += cut.hop
         idle = [part for part, mel in zip(batch.parts, mels, strict=True) if mel is None]
         self._settle_parts(idle)
-        if cuts:
-            self._vocode([part for part, _ in cuts], [mel for _, mel in cuts])
+        # A CPU vocodes one after the other, so that nobody waits for what is less urgent; a device all at once.
+        for group in [[pair] for pair in cuts] if self._one_by_one else [cuts]:
+            if group:
+                parts, made = [part for part, _ in group], [mel for _, mel in group]
+                self._voiceless.append(_Voiceless(next(self._numbers), parts, made))
 
     def _vocode(self, parts: list[Part], mels: list[Tensor]) -> None:
         pieces = [_piece(part, mel) for part, mel in zip(parts, mels, strict=True)]
-        frames = [piece.frames for piece in pieces]
-        work = Work(len(parts), len(parts) * max(frames))
+        work = _vocoder_work([piece.frames for piece in pieces])
 
         def tell(seconds: float) -> None:
             self._costs.observe(Stage.VOCODER, work, seconds)
@@ -280,6 +313,10 @@ class SynthesisLane:
         """Their batch has ended: the segments may be cut again."""
         for part in parts:
             part.track.segment.busy = False
+
+
+def _vocoder_work(frames: Sequence[int]) -> Work:
+    return Work(len(frames), len(frames) * max(frames))
 
 
 def _work(part: Part) -> FlowChunk | PromptWork:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.flow_stage import FlowStream
 from vivavoce.engine.handle import Outbox, Outcome, RequestTimings
 from vivavoce.engine.lm_stage import Run, TextIn
@@ -42,6 +43,14 @@ class Track:
     slot: int | None = None
     tokens: list[int] = field(default_factory=list)
     """Speech tokens decoded so far."""
+
+    @property
+    def shares_prompt(self) -> bool:
+        """Its chunks go on from a state of the voice's prompt that other streams may have left."""
+        policy = self.ticket.request.policy
+        if policy is None or policy.joins is not Joins.SEAMLESS or not self.segment.prompt_tokens:
+            return False
+        return self.flow.voice is not None
 
     @property
     def text(self) -> TextIn | None:

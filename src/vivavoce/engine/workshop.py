@@ -103,6 +103,8 @@ class Workshop:
         self.check_text((*voice.lm_prompt_text, *request.text))
         tokens = (*voice.lm_prompt_tokens, *(request.speech_tokens or ()))
         _check_range("speech tokens", tokens, config.lm.vocabulary.num_speech_tokens)
+        # Ids below zero stand for the first one there.
+        _check_range("speech tokens", voice.flow_tokens.clamp(min=0).tolist(), config.flow.num_tokens)
 
     def _room(self, request: SynthesisRequest) -> int:
         """Speech tokens that the flow has noise for beside the prompt's."""

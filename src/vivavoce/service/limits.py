@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from vivavoce.errors import InvalidRequest
 
-MAX_BATCH_SEGMENTS = 16
-"""Segments of one text that are decoded side by side; the memory of the decode's cache is bounded by it."""
-
 MAX_SEED = 2**53
 """Seeds survive a passage through JSON numbers, which are doubles in many clients."""
 
