@@ -305,3 +305,12 @@ def test_the_share_grows_with_the_streams(costs: dict[str, float], shape: Stream
 def test_limits_out_of_range_are_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=field):
         replace(LIMITS, **{field: value})
+
+
+def test_all_takes_what_there_are_slots_for() -> None:
+    limits = replace(LIMITS, mode=AdmissionMode.ALL)
+    slow = machine(100.0)
+    load = Load(streams=20, starting=20, offline=0, waiting=0, slots_free=1, slots_total=21)
+    assert may_start(slow, load, SHAPE, limits)
+    assert not may_start(slow, load, SHAPE, LIMITS)
+    assert not may_start(slow, replace(load, slots_free=0), SHAPE, limits)

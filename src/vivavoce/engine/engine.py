@@ -61,7 +61,7 @@ class Engine:
             self._workshop = Workshop(
                 models, self.memory, official=official, chooser=chooser, source_noise=source_noise
             )
-        if not self._exclusive:
+        if models.device.type == "cuda":
             # Weights and state were laid out on this thread's stream, which the lanes' streams do not wait for.
             torch.cuda.synchronize(models.device)
         self._costs = CostModel(CPU_PRIORS if self._exclusive else GPU_PRIORS)

@@ -82,7 +82,11 @@ def bench(
     seed: Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Of texts, arrivals and speech.")] = 0,
     admission: Annotated[
         str,
-        typer.Option("--admission", metavar="NAME", help="What becomes of streams beyond capacity: queue or refuse."),
+        typer.Option(
+            "--admission",
+            metavar="NAME",
+            help="What becomes of streams beyond capacity: queue, refuse or all (they start anyway).",
+        ),
     ] = "queue",
     quality: Annotated[
         bool,

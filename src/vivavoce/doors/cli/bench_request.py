@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_WARMUP = 4
 DEFAULT_POLICY = "low_latency"
-_ADMISSIONS = ("queue", "refuse")
+_ADMISSIONS = ("queue", "refuse", "all")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _check_combination(asked: BenchRequest) -> None:
     if asked.quality and asked.tokens is not None:
         raise InvalidRequest("quality: speech of a forced length says nothing whole; leave --tokens or --quality out")
     if asked.admission not in _ADMISSIONS:
-        raise InvalidRequest(f"admission: {asked.admission!r} is unknown; use queue or refuse")
+        raise InvalidRequest(f"admission: {asked.admission!r} is unknown; use queue, refuse or all")
 
 
 def _workload(asked: BenchRequest) -> Workload:
