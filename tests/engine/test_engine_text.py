@@ -195,15 +195,24 @@ def test_text_of_the_wrong_form_is_refused(engine):
     assert len(handle.result().samples) == 10 * 960
 
 
-def test_text_after_the_end_changes_nothing(engine):
+def test_text_after_the_end_is_refused(engine):
     handle = engine.submit(arriving(segment(None), Arrival.TOKENS))
     handle.text.close()
     handle.text.close()
-    handle.text.push(IDS)
+    with pytest.raises(InvalidRequest, match="its end was announced"):
+        handle.text.push(IDS)
     assert len(handle.result().samples) > 0
-    handle.text.push(IDS)
     assert_clean(engine)
     assert engine.healthy
+
+
+@pytest.mark.parametrize("arrival", [Arrival.TOKENS, Arrival.SEGMENTS])
+def test_draining_does_not_wait_for_text_that_never_comes(models, arrival):
+    with running(models) as engine:
+        handle = engine.submit(arriving(first(), arrival))
+        assert handle.text.wait_until_wanted()
+        engine.close(drain=True)
+        assert len(handle.result().samples) > 0
 
 
 def test_tokens_cannot_arrive_for_given_ones():

@@ -77,6 +77,12 @@ def test_whoever_runs_dry_goes_before_a_newcomer():
     assert not plan.prefill
 
 
+def test_offline_work_is_read_while_all_streams_are_far_ahead():
+    work = offline(phase=Phase.WAITING)
+    assert scheduler().plan([sounding(1.0), work], AT).decode
+    assert scheduler().plan([sounding(5.0), work], AT).prefill == (segment_of(work),)
+
+
 def test_a_prefill_is_bounded_in_rows_but_never_empty():
     waiting = [a_stream(phase=Phase.WAITING, accepted_at=NOW - place) for place in range(5)]
     assert len(scheduler(prefill_rows=250).plan(waiting, AT).prefill) == 2

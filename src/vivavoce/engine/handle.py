@@ -167,22 +167,27 @@ class ArrivingText:
 
     def __init__(self, outbox: Outbox, push: Callable[[More], None]) -> None:
         self._outbox, self._push = outbox, push
+        self._closed = False
 
     def push(self, more: Sequence[int] | SynthesisRequest) -> None:
         """More text: ids, or a whole segment, as the request's `Arrival` says.
 
         Raises:
             InvalidRequest: the segment does not fit the model, or ids came where segments are awaited, or the other
-                way round; what was pushed before goes on.
+                way round, or after the end; what was pushed before goes on.
         """
+        if self._closed:
+            raise InvalidRequest("text: its end was announced; send more in a new request")
         self._send(more if isinstance(more, SynthesisRequest) else tuple(more))
 
     def close(self) -> None:
         """All of it has arrived."""
+        self._closed = True
         self._send(None)
 
     def fail(self, error: Exception) -> None:
         """No more can come. What has come is spoken, then the listener gets the error."""
+        self._closed = True
         self._send(error)
 
     def wait_until_wanted(self) -> bool:

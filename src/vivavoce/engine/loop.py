@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vivavoce.engine.books import Books
 from vivavoce.engine.faults import explained
 from vivavoce.engine.language_lane import LanguageLane
-from vivavoce.engine.request import AudioChunk
+from vivavoce.engine.request import Arrival, AudioChunk
 from vivavoce.engine.scheduler import Plan, Scheduler, Situation
 from vivavoce.engine.statistics import RequestEvent, Statistics
 from vivavoce.engine.stream import Phase, Segment
@@ -161,6 +161,11 @@ class Loop:
             # Who wants no more work done is not overruled by who would wait for it.
             if self._stop is None or self._stop.drain:
                 self._stop = message
+            # Who drains does not wait for text that may never come: what has come is spoken.
+            for running in list(self._tickets.values()) if message.drain else []:
+                if running.request.arrival is not Arrival.WHOLE:
+                    running.take(None)
+                    self._go_on(running)
         else:
             ticket = self._tickets.get(message.id) or next(
                 (t for t in self._waiting if t.stream.id == message.id), None

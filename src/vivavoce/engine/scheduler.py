@@ -40,7 +40,8 @@ class Limits:
     prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
     batch_frames: padded mel frames of one flow batch; urgent_batch_frames: of one whose first item is urgent;
     spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
-    about to run dry; patience_s: offline work older than this competes with streams that are ahead.
+    about to run dry; calm_s: slack with which all of them can wait for a prefill; patience_s: offline work older than
+    this competes with streams that are ahead.
     """
 
     prefill_rows: int = 1024
@@ -48,6 +49,7 @@ class Limits:
     urgent_batch_frames: int = 4_000
     spare_slots: float = 0.25
     guard_s: float = 0.4
+    calm_s: float = 2.0
     patience_s: float = 60.0
 
 
@@ -157,8 +159,9 @@ class Scheduler:
         prefill = self._prefill([segment for _, segment in waiting], at)
         # The most urgent one may have found no slot.
         reading = next((urgency for urgency, segment in waiting if prefill and segment is prefill[0]), None)
-        # Whoever is read now shares all the steps to come: only a more urgent rank decodes on first.
-        if reading is not None and (not decoding or reading.rank <= min(decoding).rank):
+        # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait decodes on first.
+        calm = not decoding or min(decoding) > Urgency(AHEAD, self._limits.calm_s)
+        if reading is not None and (calm or reading.rank <= min(decoding).rank):
             return reading, Plan(prefill=prefill)
         if decoding:
             return min(decoding), Plan(decode=True)

@@ -193,7 +193,9 @@ class SynthesisLane:
             leaving = self._leaving.popleft()
             for part, copy in zip(leaving.parts, leaving.copies, strict=True):
                 if part.item.cut is not None:
-                    made.append(Made(part.track, part.item.cut, copy.numpy()))
+                    # A copy of its own: listeners keep chunks, and page-locked memory is dear.
+                    samples = copy.numpy().copy() if copy.is_pinned() else copy.numpy()
+                    made.append(Made(part.track, part.item.cut, samples))
             self._settle_parts(leaving.parts)
         return made
 

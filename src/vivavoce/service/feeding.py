@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vivavoce.engine.handle import ArrivingText
 from vivavoce.engine.request import SynthesisRequest
+from vivavoce.errors import InvalidText
 
 Parts = Iterator["tuple[int, ...] | SynthesisRequest"]
 """Text ids, or whole segments."""
@@ -28,5 +29,7 @@ def _feed(text: ArrivingText, parts: Parts) -> None:
                 text.close()
                 return
             text.push(part)
-    except Exception as error:
-        text.fail(error)
+    except BaseException as error:
+        # Whatever ends this thread, the listener must not wait for text that nobody brings.
+        stopped = InvalidText(f"text: its source stopped with {type(error).__name__}; send the text again")
+        text.fail(error if isinstance(error, Exception) else stopped)
