@@ -116,7 +116,7 @@ class Books:
         return Load(
             streams=streams,
             starting=len(self._silent),
-            offline=sum(len(ticket.tracks) for ticket in self._offline),
+            offline=sum(ticket.unfinished for ticket in self._offline),
             waiting=len(self._waiting),
             slots_free=self._slots - streams,  # offline work gives way: it never takes the last slots
             slots_total=self._slots,

@@ -28,7 +28,7 @@ from vivavoce.engine.stream import Stream
 from vivavoce.engine.synthesis_lane import SynthesisLane
 from vivavoce.engine.ticket import Ticket, Track
 from vivavoce.engine.workshop import Workshop
-from vivavoce.errors import EngineStopped, Overloaded
+from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded
 from vivavoce.models.build import Models
 
 NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
@@ -108,8 +108,11 @@ class Engine:
         streams, until = 1, time.perf_counter() + seconds
         while streams == 1 or (time.perf_counter() < until and streams <= self.memory.slots):
             requests = [self._nonsense(seed) for seed in range(streams)]
-            for handle in [self._enqueue(one, asked=False) for one in requests]:
-                handle.result()
+            try:
+                for handle in [self._enqueue(one, asked=False) for one in requests]:
+                    handle.result()
+            except OutOfMemory:
+                return  # what smaller batches have taught is enough
             streams *= 2
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:

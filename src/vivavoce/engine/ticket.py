@@ -94,6 +94,11 @@ class Ticket:
     vocoder_s: float = 0.0
     underruns: int = 0
 
+    @property
+    def unfinished(self) -> int:
+        """Segments that are still to be made."""
+        return sum(not track.segment.finished for track in self.tracks)
+
     def take(self, more: tuple[int, ...] | Arrived | Exception | None) -> None:
         """More of its text has come; None: all of it; an error: all that will come."""
         if isinstance(more, Exception):
