@@ -31,6 +31,16 @@ def counts(of):
     return load.waiting, load.streams, load.starting, load.offline, load.slots_free
 
 
+def test_a_check_counts_nothing_and_says_what_admission_would():
+    ours = books(REFUSE, slots=1)
+    ours.check(streaming=True)
+    assert ours.load().waiting == 0
+    ours.admit(ticket())
+    with pytest.raises(Overloaded):
+        ours.check(streaming=True)
+    ours.check(streaming=False)
+
+
 def test_the_course_of_a_stream():
     one, entry = books(), ticket()
     one.admit(entry)

@@ -8,7 +8,7 @@ import torch
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams, SpeechRequest
-from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText, Overloaded
 from vivavoce.service.front_end import load_front_end
 from vivavoce.service.modes import END_OF_PROMPT
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
@@ -170,3 +170,14 @@ def test_a_voice_of_other_sizes_is_refused(synthesizer, features, word):
     for use in (synthesizer.speak, synthesizer.stream):
         with pytest.raises(InvalidRequest, match=f"'x' does not fit this model .*{word}"):
             use("Hello.", foreign)
+
+
+def test_who_would_be_refused_is_refused_before_anything_is_done(synthesizer, voice, monkeypatch):
+    def refuse(streaming):
+        raise Overloaded("slots: all are taken", 2.0)
+
+    monkeypatch.setattr(synthesizer.engine, "check_load", refuse)
+    monkeypatch.setattr(synthesizer.text, "segments", pytest.fail)
+    for use in (synthesizer.speak, synthesizer.stream):
+        with pytest.raises(Overloaded):
+            use("Hello.", voice)

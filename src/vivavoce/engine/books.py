@@ -57,8 +57,17 @@ class Books:
         """
         with self._lock:
             if ticket.asked:
-                self._verdict(ticket).raise_if_refused()
+                self._verdict(ticket.stream.streaming).raise_if_refused()
             self._waiting.add(ticket)
+
+    def check(self, streaming: bool) -> None:
+        """Refuse a request before anything is done for it, if it would be refused now.
+
+        Raises:
+            Overloaded: as `admit`.
+        """
+        with self._lock:
+            self._verdict(streaming).raise_if_refused()
 
     def may_start(self, ticket: Ticket) -> bool:
         """Whether a waiting request may begin; if so, it is counted among those that run."""
@@ -100,9 +109,9 @@ class Books:
             other.discard(ticket)
         group.add(ticket)
 
-    def _verdict(self, ticket: Ticket) -> Verdict:
+    def _verdict(self, streaming: bool) -> Verdict:
         load = self._load()
-        if not ticket.stream.streaming:
+        if not streaming:
             return admit_offline(load, self._limits)
         if self._limits.mode is AdmissionMode.REFUSE:
             # A stream that was told it may start at once runs already, though the loop has not seen it yet.

@@ -102,6 +102,18 @@ class Engine:
             self._statistics.request(RequestEvent.REFUSED)
             raise
 
+    def check_load(self, streaming: bool) -> None:
+        """Refuse at once what would be refused anyway: text and voices cost time that running streams need.
+
+        Raises:
+            Overloaded: as `submit`.
+        """
+        try:
+            self._books.check(streaming)
+        except Overloaded:
+            self._statistics.request(RequestEvent.REFUSED)
+            raise
+
     def warm_up(self, seconds: float = 3.0) -> None:
         """Speak nonsense until the costs are known: one stream, then 2, 4, 8 … at once, for about that long."""
         self._start()

@@ -120,6 +120,7 @@ class Synthesizer:
     def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
         """The whole text; its segments are spoken side by side and joined in order."""
         started = time.perf_counter()
+        self.engine.check_load(streaming=False)
         return self._finish(self.requests(text, voice, options), started)
 
     def convert(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> Speech:
@@ -149,6 +150,7 @@ class Synthesizer:
         card says so, sentence by sentence and normalised. A stream holds as much speech as the flow has noise for:
         300 s a segment, the voice's reference included.
         """
+        self.engine.check_load(streaming=True)
         policy = policy or ChunkPolicy.low_latency()
         if isinstance(text, str):
             return self.engine.submit(SpeechRequest(tuple(self.requests(text, voice, options)), policy))
