@@ -18,11 +18,18 @@ import torch
 from torch import nn
 
 import vivavoce
+from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import Stage
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.request import SpeechRequest
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
 from vivavoce.evaluate.recogniser import Recogniser
 from vivavoce.evaluate.similarity import embed_with
 from vivavoce.evaluate.speaking import speak_all
 from vivavoce.evaluate.wording import words
+from vivavoce.service.synthesizer import SpeakOptions
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
@@ -178,6 +185,26 @@ def test_streams_are_as_good_as_files(tts: vivavoce.Vivavoce, spoken: Spoken, li
     assert report.summary["join_median_ratio"] < 2
     errors_of_files = sum(one.to_json()["closed_errors"] for one in spoken.report.utterances[:6])
     assert abs(report.summary["wer_closed_errors"] - errors_of_files) <= 1
+
+
+def test_streams_in_company_are_those_alone(tts: vivavoce.Vivavoce, spoken: Spoken, listen: Listen) -> None:
+    """Eight streams at once: the same words are heard, and the audio is that of each alone."""
+    clips = spoken.clips[:8]
+    alone = [streamed(tts, clip) for clip in clips]
+    synthesizer = tts._synthesizer
+    with Engine(synthesizer.engine.models, EngineSettings(slots=8, admission=AdmissionMode.ALL)) as engine:
+        requests = [
+            tuple(synthesizer.requests(clip.case.text, tts.voice(clip.voice), SpeakOptions(seed=clip.seed or 0)))
+            for clip in clips
+        ]
+        handles = [engine.submit(SpeechRequest(parts, ChunkPolicy.low_latency())) for parts in requests]
+        together = [replace(clip, samples=handle.result().samples) for clip, handle in zip(clips, handles, strict=True)]
+        assert engine.statistics.stage(Stage.DECODE).batch_size.maximum == 8
+    for one, other in zip(together, alone, strict=True):
+        assert len(one.samples) == len(other.samples)
+        assert likeness(one.samples, other.samples) > 0.999
+    heard = [listen(those, quick=True).summary["wer_closed"] for those in (together, alone)]
+    assert abs(heard[0] - heard[1]) < 0.02
 
 
 def test_other_tokens_would_show(tts: vivavoce.Vivavoce, spoken: Spoken) -> None:
