@@ -161,11 +161,9 @@ class Loop:
             # Who wants no more work done is not overruled by who would wait for it.
             if self._stop is None or self._stop.drain:
                 self._stop = message
-            # Who drains does not wait for text that may never come: what has come is spoken.
             for running in list(self._tickets.values()) if message.drain else []:
-                if running.request.arrival is not Arrival.WHOLE:
-                    running.take(None)
-                    self._go_on(running)
+                self._end_arrival(running)
+                self._go_on(running)
         else:
             ticket = self._tickets.get(message.id) or next(
                 (t for t in self._waiting if t.stream.id == message.id), None
@@ -188,7 +186,14 @@ class Loop:
             while queue and self._books.may_start(queue[0]):
                 ticket = queue.popleft()
                 self._tickets[ticket.stream.id] = ticket
+                if self._stop is not None:
+                    self._end_arrival(ticket)
                 self._go_on(ticket)
+
+    def _end_arrival(self, ticket: Ticket) -> None:
+        """Who drains does not wait for text that may never come: what has come is spoken."""
+        if ticket.request.arrival is not Arrival.WHOLE:
+            ticket.take(None)
 
     @property
     def _waiting(self) -> list[Ticket]:
