@@ -81,7 +81,8 @@ def test_alone_and_in_company(models, alone):
         for thread in threads:
             thread.start()
         handles = submit_all(engine, WATCHED)
-        dropped = engine.submit(stream(segment(200)))
+        # Its text never ends: it is still there when the others are done.
+        dropped = engine.submit(arriving(segment(20), Arrival.TOKENS))
         heard = {name: handle.result() for name, handle in handles.items()}
         dropped.cancel()
         for thread in threads:
