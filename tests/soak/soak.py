@@ -75,7 +75,8 @@ class Report:
 
 
 def soak(models: Models, plan: Plan) -> Report:
-    """Run a plan to its end."""
+    """Run a plan to its end; what other engines of the process hold is theirs."""
+    others, held = len(_engine_threads()), _alive()
     engine = Engine(models, EngineSettings(slots=plan.slots, state_bytes=64 << 20, max_waiting=4 * plan.users))
     set_costs(engine, FixedCosts())
     crowd = Crowd(engine, plan.users, plan.cancels)
@@ -93,10 +94,10 @@ def soak(models: Models, plan: Plan) -> Report:
                 measures.append(_measure(engine))
             seconds, audio_s = time.perf_counter() - began, engine.statistics.audio_s
             before, settled, after = measures
-            broken = (*_lost(engine), *_grown(settled, after), *_unexpected(crowd, engine, plan))
+            broken = (*_lost(engine, held), *_grown(settled, after), *_unexpected(crowd, engine, plan))
     finally:
         log.setLevel(before_level)
-    broken += () if not _engine_threads() else ("threads: the engine's goes on after its end",)
+    broken += () if len(_engine_threads()) <= others else ("threads: the engine's goes on after its end",)
     raised = sum(fault.raised for fault in faults)
     return Report((before, settled, after), crowd.outcomes, raised, seconds, audio_s, broken)
 
@@ -172,13 +173,19 @@ def _rss_mb() -> float:
     return pages * 4096 / 2**20
 
 
-def _lost(engine: Engine) -> Iterator[str]:
+def _alive() -> Counter[type]:
+    gc.collect()
+    return Counter(type(one) for one in gc.get_objects() if type(one) in GONE)
+
+
+def _lost(engine: Engine, before: Counter[type]) -> Iterator[str]:
     try:
         assert_clean(engine)
     except AssertionError as error:
         yield f"engine: something is left of its requests: {error}"
+    alive = _alive()
     for kind in GONE:
-        count = sum(type(one) is kind for one in gc.get_objects())
+        count = alive[kind] - before[kind]
         if count > MOST_LINGERING:
             yield f"objects: {count} of type {kind.__name__} are left"
 
