@@ -15,7 +15,6 @@ from tests.engine.engine_helpers import (
     LOW_LATENCY,
     PATIENCE_S,
     FixedCosts,
-    arriving,
     assert_clean,
     at_rest,
     catch_up,
@@ -27,7 +26,6 @@ from tests.engine.engine_helpers import (
     stream,
 )
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.request import Arrival
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import EngineStopped, RequestCancelled
 
@@ -150,10 +148,10 @@ def test_closing_without_draining_ends_all(models):
 
 def test_draining_stops_when_its_time_is_over(models):
     with running(models, settings=SMALL) as engine:
-        starved = engine.submit(arriving(None, Arrival.SEGMENTS))
-        engine.close(drain=True, timeout_s=0.01)
+        unfinished = engine.submit(LONG)
+        engine.close(drain=True, timeout_s=0)
         with pytest.raises(EngineStopped):
-            starved.result()
+            unfinished.result()
 
 
 def test_a_stopped_engine_takes_nothing(models):

@@ -211,16 +211,16 @@ class SynthesisLane:
         return part.item.cut is None and not segment.lacks_prompt
 
     def _begin(self, parts: list[Part], queued: Sequence[float] = ()) -> None:
-        frames = [part.item.frames for part in parts]
-        past = sum(part.track.segment.past_frames(part.item.cut) for part in parts)
+        asked = [_work(part) for part in parts]
+        # What the flow will really compute: without its state a chunk's past comes on top.
+        size = Work(len(asked), len(asked) * max(one.frames for one in asked), sum(one.past_frames for one in asked))
         try:
             with self._lane.entered():
-                job = self._flow.start([_work(part) for part in parts])
+                job = self._flow.start(asked)
         except Exception as error:
             self._recover(parts, error)
             return
-        work = Work(len(parts), len(parts) * max(frames), past)
-        self._running.append(_Batch(next(self._numbers), parts, job, work, job.steps_left, tuple(queued)))
+        self._running.append(_Batch(next(self._numbers), parts, job, size, job.steps_left, tuple(queued)))
 
     def _step(self, batch: _Batch) -> None:
         def tell(seconds: float) -> None:

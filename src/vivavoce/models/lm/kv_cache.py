@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from vivavoce.checkpoint.config import LMConfig
 
@@ -44,12 +43,3 @@ class KVCache:
         self.keys[layer].scatter_(2, index, keys)
         self.values[layer].scatter_(2, index, values)
         return self.keys[layer, :, :, :upto], self.values[layer, :, :, :upto]
-
-    def select(self, slots: Tensor) -> KVCache:
-        """A copy that holds the given slots only, in that order; slots: [n] int64."""
-        return KVCache(self.keys.index_select(1, slots), self.values.index_select(1, slots))
-
-    def extended(self, positions: int) -> KVCache:
-        """A copy with room for that many more positions per slot."""
-        room = (0, 0, 0, positions)
-        return KVCache(pad(self.keys, room), pad(self.values, room))

@@ -27,10 +27,6 @@ class SamplingRows:
     max_repeats: Tensor
     most: int | None = None
 
-    def select(self, rows: Tensor) -> SamplingRows:
-        """The given rows only; rows: [n] int64."""
-        return SamplingRows(self.top_p[rows], self.top_k[rows], self.window[rows], self.max_repeats[rows], self.most)
-
 
 def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
     """Candidates by falling probability: as long as the sum *before* one is below top_p, and at most top_k.
