@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ CPU = torch.device("cpu")
 
 # The networks here are tiny: a second thread costs more than it brings, and far more on a busy machine.
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    # Triton looks at this when a kernel is defined, and then runs it in its interpreter, on the CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

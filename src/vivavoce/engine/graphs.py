@@ -1,0 +1,43 @@
+"""Work that is recorded once and then launched as a whole: CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Work = Callable[[], None]
+"""Reads and writes tensors that stay where they are; waits for nothing; makes the same launches each time."""
+
+
+class Graphs:
+    """Recordings of one lane. They share the memory of their intermediate tensors, so they must run one after another.
+
+    On other devices than CUDA nothing is recorded: what is given is what runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: tuple[int, int] | None = None
+        self.captured = 0
+        """Recordings made so far."""
+
+    def capture(self, work: Work) -> Work:
+        """Something that does the same as `work` in one launch.
+
+        The work runs once before it is recorded, so that libraries have chosen and compilers are done; its results
+        must not depend on how often it runs. Call it on the lane's own stream.
+        """
+        self.captured += 1
+        if self._device.type != "cuda":
+            return work
+        stream = torch.cuda.current_stream(self._device)
+        work()
+        # A recording may not begin while the stream still works on what the library set up for it.
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as one that loads a voice, may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            work()
+        self._pool = graph.pool()
+        return graph.replay
