@@ -147,6 +147,11 @@ class ChunkPolicy:
         return makers[schedule]()
 
     @property
+    def watches_clock(self) -> bool:
+        """The next hop depends on how much is left to play, beside what was spoken and how many chunks were cut."""
+        return self.schedule is Schedule.TIME_BASED
+
+    @property
     def joins(self) -> Joins:
         """The official schedule's chunks are joined officially, all others without seams."""
         return Joins.OFFICIAL if self.schedule is Schedule.OFFICIAL else Joins.SEAMLESS
@@ -155,7 +160,7 @@ class ChunkPolicy:
         """Speech tokens of the next chunk: 1 … `max_hop`, and up to `first_hop` − 1 more in an official first chunk,
         which ends where prompt and chunk together are whole hops.
         """
-        if self.schedule is Schedule.TIME_BASED:
+        if self.watches_clock:
             return min(self.max_hop, self._buffered_hop(progress, tokens_per_second))
         if self.schedule is Schedule.OFFICIAL:
             alignment = -progress.prompt_tokens % self.first_hop if progress.index == 0 else 0

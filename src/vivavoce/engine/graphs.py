@@ -18,7 +18,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.captured = 0
         """Recordings made so far."""
 
@@ -39,5 +39,4 @@ class Graphs:
         # Other threads, such as one that loads a voice, may use the device meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             work()
-        self._pool = graph.pool()
         return graph.replay

@@ -227,7 +227,7 @@ class Loop:
         for track in changed:
             if track.ticket.stream.closed:
                 continue
-            if track.segment.ready_at is None and track.segment.next_cut(now) is not None:
+            if track.segment.ready_at is None and track.segment.may_cut(now):
                 track.segment.ready_at = now
             if track.segment.phase in (Phase.DECODED, Phase.STARVED):
                 self._settle(track.ticket)

@@ -32,6 +32,11 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 
+_PAST_STEP = 64
+"""Frames of a chunk's past that are told apart when it is priced."""
+_UNRIVALLED = Urgency(OFFLINE, 0.0)
+"""Of the only work that a lane of its own can do: nobody compares it."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -112,13 +117,16 @@ class Situation:
 
 
 class Scheduler:
-    """Plans the next steps from the streams' progress and the measured costs; keeps no state."""
+    """Plans the next steps from the streams' progress and the measured costs; each plan is made anew."""
 
     def __init__(self, costs: CostModel, limits: Limits, *, exclusive: bool) -> None:
         self._costs, self._limits, self._exclusive = costs, limits, exclusive
+        self._chunks_s: dict[tuple[int, int], float] = {}
+        """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
 
     def plan(self, streams: Iterable[Stream], at: Situation) -> Plan:
         """The most urgent work of each open lane; of the more urgent lane only, where both share a processor."""
+        self._chunks_s.clear()
         alive = [stream for stream in streams if not stream.closed]
         lm = self._language_model(alive, at) if at.lm_open else None
         synthesis = self._synthesis(alive, at) if at.synthesis_open else None
@@ -142,30 +150,42 @@ class Scheduler:
         return Urgency(DRY if slack < self._limits.guard_s else AHEAD, slack)
 
     def _language_model(self, streams: Sequence[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
-        waiting: list[tuple[Urgency, Segment]] = []
-        decoding: list[Urgency] = []
-        active = [segment for stream in streams for segment in stream.decodable()]
-        past = sum(segment.positions for segment in active)
-        step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(active)), past=past))
-        for segment in active:
-            lacking = segment.tokens_lacking(at.now)
-            urgency = self.urgency(segment, at.now, lacking * step_s + self._chunk_s(segment, None))
-            if segment.phase in (Phase.WAITING, Phase.READING):
-                waiting.append((urgency, segment))
-            elif segment.phase is Phase.DECODING:
-                # Whose next chunk can be made already waits for the flow, not for tokens.
-                decoding.append(urgency if lacking else Urgency(max(AHEAD, urgency.rank), urgency.slack_s + 1.0))
-        waiting.sort(key=lambda pair: pair[0])
-        prefill = self._prefill([segment for _, segment in waiting], at)
-        # The most urgent one may have found no slot.
-        reading = next((urgency for urgency, segment in waiting if prefill and segment is prefill[0]), None)
-        # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait decodes on first.
-        calm = not decoding or min(decoding) > Urgency(AHEAD, self._limits.calm_s)
-        if reading is not None and (calm or reading.rank <= min(decoding).rank):
-            return reading, Plan(prefill=prefill)
-        if decoding:
-            return min(decoding), Plan(decode=True)
-        return None
+        waiting: list[Segment] = []
+        decoding: list[Segment] = []
+        for stream in streams:
+            for segment in stream.decodable():
+                if segment.phase is Phase.DECODING:
+                    decoding.append(segment)
+                elif segment.phase is Phase.READING or (segment.phase is Phase.WAITING and at.slots_free):
+                    waiting.append(segment)
+        if not waiting and not self._exclusive:
+            return (_UNRIVALLED, Plan(decode=True)) if decoding else None
+        past = sum(segment.positions for segment in (*waiting, *decoding))
+        step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(waiting) + len(decoding)), past=past))
+        by_urgency = sorted(
+            ((self._token_urgency(one, at.now, step_s), one) for one in waiting), key=lambda pair: pair[0]
+        )
+        prefill = self._prefill([segment for _, segment in by_urgency], at)
+        least = min((self._decode_urgency(segment, at.now, step_s) for segment in decoding), default=None)
+        if prefill:
+            # The most urgent one may have found no slot.
+            reading = next(urgency for urgency, segment in by_urgency if segment is prefill[0])
+            # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
+            if least is None or least > Urgency(AHEAD, self._limits.calm_s) or reading.rank <= least.rank:
+                return reading, Plan(prefill=prefill)
+        return None if least is None else (least, Plan(decode=True))
+
+    def _token_urgency(self, segment: Segment, now: float, step_s: float) -> Urgency:
+        """Of a segment whose next chunk still needs tokens."""
+        work_s = segment.tokens_lacking(now) * step_s + self._chunk_s(segment, None)
+        return self.urgency(segment, now, work_s)
+
+    def _decode_urgency(self, segment: Segment, now: float, step_s: float) -> Urgency:
+        urgency = self._token_urgency(segment, now, step_s)
+        if segment.tokens_lacking(now):
+            return urgency
+        # Whose next chunk can be made already waits for the flow, not for tokens.
+        return Urgency(max(AHEAD, urgency.rank), urgency.slack_s + 1.0)
 
     def _prefill(self, waiting: Sequence[Segment], at: Situation) -> tuple[Segment, ...]:
         chosen: list[Segment] = []
@@ -183,58 +203,76 @@ class Scheduler:
         return tuple(chosen)
 
     def _synthesis(self, streams: Sequence[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
-        ready = sorted(self._ready(streams, at.now), key=lambda pair: pair[0])
-        running = [
-            (min(self.urgency(item.segment, at.now, batch.seconds_left) for item in batch.items), batch)
-            for batch in at.running
+        ready = [
+            segment
+            for stream in streams
+            for segment in stream.audible()
+            if not segment.busy and (segment.lacks_prompt or segment.may_cut(at.now))
         ]
-        first = min(running, key=lambda pair: pair[0]) if running else None
-        if first and not at.batches_open:
+        if not ready and len(at.running) == 1 and not self._exclusive:
+            return _UNRIVALLED, Plan(advance=at.running[0])
+        first = min(
+            ((self._urgency_of(batch, at.now), batch) for batch in at.running), default=None, key=lambda p: p[0]
+        )
+        if first is None:
+            return self._start(ready, at.now)
+        # Offline work waits for any batch; all streams' chunks are looked at.
+        rivals = (segment for segment in ready if segment.stream.streaming)
+        best = min((self._item(segment, at.now)[0] for segment in rivals), default=first[0])
+        if not at.batches_open:
             # Whatever is more urgent waits for its end, and lends it its urgency.
-            return min([first[0], *(urgency for urgency, _ in ready[:1])]), Plan(advance=first[1])
+            return min(first[0], best), Plan(advance=first[1])
         # A batch that has begun is finished first, unless what waits is of a more urgent kind.
-        if first and (not ready or ready[0][0].rank >= first[0].rank):
-            return first[0], Plan(advance=first[1])
-        return (ready[0][0], Plan(start=self._batch(ready))) if ready else None
+        return (first[0], Plan(advance=first[1])) if best.rank >= first[0].rank else self._start(ready, at.now)
 
-    def _ready(self, streams: Iterable[Stream], now: float) -> Iterable[tuple[Urgency, FlowItem]]:
-        for stream in streams:
-            for segment in stream.audible():
-                if segment.busy:
-                    continue
-                cut = None if segment.lacks_prompt else segment.next_cut(now)
-                if cut is not None or segment.lacks_prompt:
-                    yield self.urgency(segment, now, self._chunk_s(segment, cut)), FlowItem(segment, cut)
+    def _start(self, ready: Sequence[Segment], now: float) -> tuple[Urgency, Plan] | None:
+        items = sorted((self._item(segment, now) for segment in ready), key=lambda pair: pair[0])
+        return (items[0][0], Plan(start=self._batch(items))) if items else None
+
+    def _urgency_of(self, batch: RunningBatch, now: float) -> Urgency:
+        """Of its most urgent item."""
+        return min(self.urgency(item.segment, now, batch.seconds_left) for item in batch.items)
+
+    def _item(self, segment: Segment, now: float) -> tuple[Urgency, FlowItem]:
+        cut = None if segment.lacks_prompt else segment.next_cut(now)
+        return self.urgency(segment, now, self._chunk_s(segment, cut)), FlowItem(segment, cut)
 
     def _batch(self, ready: Sequence[tuple[Urgency, FlowItem]]) -> tuple[FlowItem, ...]:
         """The most urgent item, and what may go with it without making it late."""
         urgency, top = ready[0]
-        batch, seconds = [top], self._batch_s([top])
+        batch, size = [top], _size(top)
+        seconds = self._costs.predict(Stage.FLOW, size)
         cap = self._limits.batch_frames if urgency.rank >= AHEAD else self._limits.urgent_batch_frames
         for _, item in ready[1:]:
             if not _mix(top.kind, item.kind):
                 continue
-            wider = [*batch, item]
-            if len(wider) * max(one.frames for one in wider) > cap:
+            alone = _size(item)
+            rows, longest = size.rows + 1, max(size.frames // size.rows, alone.frames)
+            if rows * longest > cap:
                 continue
-            with_item = self._batch_s(wider)
-            extra = with_item - seconds
+            wider = Work(rows, rows * longest, size.past + alone.past)
+            with_item = self._costs.predict(Stage.FLOW, wider)
             # Worth it only if it costs less than it would alone: otherwise everyone in the batch just ends later.
-            if extra > 0.8 * self._batch_s([item]):
+            if with_item - seconds > 0.8 * self._costs.predict(Stage.FLOW, alone):
                 continue
-            batch, seconds = wider, with_item
+            batch.append(item)
+            size, seconds = wider, with_item
         return tuple(batch)
-
-    def _batch_s(self, items: Sequence[FlowItem]) -> float:
-        longest = max(item.frames for item in items)
-        past = sum(item.segment.past_frames(item.cut) for item in items)
-        return self._costs.predict(Stage.FLOW, Work(len(items), longest * len(items), past))
 
     def _chunk_s(self, segment: Segment, cut: Cut | None) -> float:
         """Seconds of flow and vocoder for a segment's next chunk."""
         frames = max(1, segment.frames(cut)) if cut else segment.stream.rates.tokens_per_second
-        flow = self._costs.predict(Stage.FLOW, Work(1, frames, segment.past_frames(cut)))
-        return flow + self._costs.predict(Stage.VOCODER, Work(1, frames))
+        past = segment.past_frames(cut) // _PAST_STEP * _PAST_STEP
+        seconds = self._chunks_s.get((frames, past))
+        if seconds is None:
+            flow = self._costs.predict(Stage.FLOW, Work(1, frames, past))
+            seconds = flow + self._costs.predict(Stage.VOCODER, Work(1, frames))
+            self._chunks_s[frames, past] = seconds
+        return seconds
+
+
+def _size(item: FlowItem) -> Work:
+    return Work(1, item.frames, item.segment.past_frames(item.cut))
 
 
 def _mix(one: Kind, other: Kind) -> bool:

@@ -75,6 +75,8 @@ class Segment:
     """Its last chunk was cut."""
     ready_at: float | None = None
     """Since when its next chunk could have been begun."""
+    _next: tuple[int, int, int, int] | None = None
+    """`spoken` and `chunks`, and for these the next chunk's hop and margin."""
 
     @property
     def positions(self) -> int:
@@ -96,6 +98,15 @@ class Segment:
             if pending >= hop + margin:
                 return Cut(hop, False, self._kind(final=False))
         return Cut(pending, True, self._kind(final=True)) if self.phase is Phase.DECODED else None
+
+    def may_cut(self, now: float) -> bool:
+        """Whether `next_cut` gives something, told in less time."""
+        if self.finished or self.phase is Phase.DECODED:
+            return not (self.finished or self.empty)
+        if self.stream.policy is None:
+            return False
+        hop, margin = self._wanted(now)
+        return self.produced - self.spoken >= hop + margin
 
     def frames(self, cut: Cut | None) -> int:
         """Mel frames that the flow computes for a cut, or for the prompt's state if there is none."""
@@ -129,6 +140,10 @@ class Segment:
         return Kind.GRID if policy is not None and not final else Kind.WHOLE
 
     def _wanted(self, now: float) -> tuple[int, int]:
+        """Hop and margin of the next chunk. They are asked for many times a second and change once a chunk."""
+        known = self._next
+        if known is not None and known[0] == self.spoken and known[1] == self.chunks:
+            return known[2], known[3]
         policy = self.stream.policy
         assert policy is not None
         progress = Progress(
@@ -139,7 +154,10 @@ class Segment:
             elapsed_s=now - self.stream.accepted_at,
         )
         # One token at least stays for the last chunk, which carries the fade-out of the one before it.
-        return policy.next_hop(progress, self.stream.rates.tokens_per_second), max(1, policy.lookahead)
+        hop, margin = policy.next_hop(progress, self.stream.rates.tokens_per_second), max(1, policy.lookahead)
+        if not policy.watches_clock:
+            self._next = (self.spoken, self.chunks, hop, margin)
+        return hop, margin
 
 
 @dataclass(eq=False)
