@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vivavoce.checkpoint.babble import SPEAKERS, make_babble_checkpoint
-from vivavoce.checkpoint.babble_weights import TEXT_VOCABULARY, babble_state
+from vivavoce.checkpoint.babble_weights import TINY, babble_state
 from vivavoce.checkpoint.fingerprint import fingerprint
 from vivavoce.checkpoint.folder import read_card, read_config
 from vivavoce.checkpoint.spk2info import read_spk2info
@@ -44,7 +44,7 @@ def test_names_and_shapes_are_the_official_ones(folder: Path, part: str) -> None
     assert {key: tuple(state[key].shape) for key in expected.keys() - text} == {
         key: expected[key] for key in expected.keys() - text
     }
-    assert {state[key].shape for key in text} <= {(TEXT_VOCABULARY, 64)}
+    assert {state[key].shape for key in text} <= {(TINY.text_vocabulary, 64)}
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
 
 
@@ -79,7 +79,7 @@ def test_only_the_end_can_stop_an_utterance(folder: Path) -> None:
 def test_the_configuration_can_be_read(folder: Path) -> None:
     config = read_config(folder, read_tensors(folder / "flow.pt").keys())
     assert (config.rates.sample_rate, config.rates.samples_per_frame, config.rates.frames_per_token) == (24000, 480, 2)
-    assert (config.lm.num_layers, config.lm.hidden_size, config.lm.text_vocab_size) == (3, 64, TEXT_VOCABULARY)
+    assert (config.lm.num_layers, config.lm.hidden_size, config.lm.text_vocab_size) == (3, 64, TINY.text_vocabulary)
     assert (config.flow.encoder.num_blocks, config.flow.encoder.num_up_blocks) == (2, 4)
     assert (config.flow.estimator.num_mid_blocks, config.flow.estimator.head_dim) == (3, 32)
     assert config.mel.fmax_hz == 8000

@@ -1,15 +1,18 @@
 """What an operator may choose, and what is planned where nothing was chosen."""
 
-import pytest
+from dataclasses import replace
 
-from vivavoce.engine.settings import MAX_POSITIONS, EngineSettings, plan_memory
+import pytest
+import torch
+
+from vivavoce.engine.settings import LEAST_ROOM, MAX_POSITIONS, EngineSettings, plan_memory, uses_kernels
 from vivavoce.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
     ("settings", "field"),
     [({"slots": 0}, "slots"), ({"slots": 5_000}, "slots"), ({"max_waiting": 0}, "max_waiting"),
-     ({"state_bytes": -1}, "state_bytes")],
+     ({"state_bytes": -1}, "state_bytes"), ({"memory_bytes": 0}, "memory_bytes")],
 )  # fmt: skip
 def test_settings_outside_their_limits_are_refused(settings, field):
     with pytest.raises(InvalidRequest, match=field):
@@ -25,3 +28,38 @@ def test_a_host_has_its_own_measures(models, monkeypatch):
     monkeypatch.setattr("vivavoce.engine.settings._host_memory", lambda: 1 << 30)
     plan = plan_memory(models, EngineSettings())
     assert (plan.slots, plan.capacity, plan.state_bytes) == (32, MAX_POSITIONS, 1 << 28)
+
+
+@pytest.fixture
+def on_a_gpu(models, monkeypatch):
+    """Models that say that they are on a device with 100 GiB free and 2 GiB of weights."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 139 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 << 30)
+    return replace(models, device=torch.device("cuda"), dtype=torch.float16)
+
+
+def test_a_device_is_divided(on_a_gpu):
+    plan = plan_memory(on_a_gpu, EngineSettings())
+    assert plan.slots == 512
+    assert plan.state_bytes == int(0.6 * (100 << 30))
+
+
+def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
+    assert plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30)).state_bytes == int(0.6 * (10 << 30))
+    with pytest.raises(InvalidRequest, match="memory_bytes"):
+        plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
+
+
+def test_kernels_run_where_they_are_faster(models, on_a_gpu, monkeypatch):
+    monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: True)
+    assert uses_kernels(on_a_gpu, EngineSettings())
+    assert not uses_kernels(replace(on_a_gpu, dtype=torch.float32), EngineSettings())
+    assert not uses_kernels(models, EngineSettings())
+    assert uses_kernels(models, EngineSettings(kernels=True))
+    assert not uses_kernels(on_a_gpu, EngineSettings(kernels=False))
+
+
+def test_kernels_that_cannot_run_are_refused(models, monkeypatch):
+    monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: False)
+    with pytest.raises(InvalidRequest, match="kernels"):
+        uses_kernels(models, EngineSettings(kernels=True))

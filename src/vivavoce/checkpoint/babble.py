@@ -1,7 +1,7 @@
-"""A complete CosyVoice2 folder of tiny size with random weights: it babbles, it does not speak.
+"""A complete CosyVoice2 folder with random weights: it babbles, it does not speak.
 
-It takes every path through the engine that a trained model takes, so a first command, a demo or a test needs no
-download.
+It takes every path through the engine that a trained model takes, so a demo, a test or a measurement needs no
+download. By default it is tiny.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from vivavoce.checkpoint import babble_weights as tiny
-from vivavoce.checkpoint.babble_weights import NUM_MEL_BINS, SPEAKER_SIZE, WIDTH, babble_state, draw
+from vivavoce.checkpoint import babble_weights as weights
+from vivavoce.checkpoint.babble_weights import NUM_MEL_BINS, SPEAKER_SIZE, TINY, Sizes, babble_state, draw
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, SPEECH_TOKENIZER, YAML_OF
 from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
@@ -49,67 +50,8 @@ _TOKEN_DIGITS, _TOKEN_BASE = 8, 3
 _QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _NUM_BYTES = 256
 
-_YAML = f"""\
-sample_rate: 24000
-llm: !new:cosyvoice.llm.llm.Qwen2LM
-    llm_input_size: {WIDTH}
-    llm_output_size: {WIDTH}
-    speech_token_size: {tiny.NUM_SPEECH_TOKENS}
-    mix_ratio: [5, 15]
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
-    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
-    input_size: {WIDTH}
-    output_size: {NUM_MEL_BINS}
-    spk_embed_dim: {SPEAKER_SIZE}
-    vocab_size: {tiny.NUM_SPEECH_TOKENS}
-    input_frame_rate: 25
-    token_mel_ratio: 2
-    pre_lookahead_len: 3
-    encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
-        input_size: {WIDTH}
-        output_size: {WIDTH}
-        attention_heads: {tiny.NUM_HEADS}
-        linear_units: {tiny.INNER}
-        num_blocks: {tiny.NUM_BLOCKS}
-        static_chunk_size: 25
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
-        estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
-            in_channels: {4 * NUM_MEL_BINS}
-            out_channels: {NUM_MEL_BINS}
-            channels: [{WIDTH}]
-            attention_head_dim: {WIDTH // tiny.UNET_HEADS}
-            num_heads: {tiny.UNET_HEADS}
-            n_blocks: {tiny.UNET_BLOCKS}
-            num_mid_blocks: {tiny.UNET_MID_BLOCKS}
-            static_chunk_size: 50
-hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
-    in_channels: {NUM_MEL_BINS}
-    base_channels: {WIDTH}
-    nb_harmonics: {tiny.NUM_HARMONICS}
-    sampling_rate: 24000
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: {list(tiny.UPSAMPLE_RATES)}
-    upsample_kernel_sizes: {list(tiny.UPSAMPLE_KERNELS)}
-    istft_params: {{n_fft: {tiny.N_FFT}, hop_len: 4}}
-    resblock_kernel_sizes: {list(tiny.RESBLOCK_KERNELS)}
-    resblock_dilation_sizes: {[list(tiny.DILATIONS)] * 3}
-    source_resblock_kernel_sizes: {list(tiny.SOURCE_RESBLOCK_KERNELS)}
-    source_resblock_dilation_sizes: {[list(tiny.DILATIONS)] * 3}
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
-        in_channels: {NUM_MEL_BINS}
-        cond_channels: {tiny.F0_CHANNELS}
-feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    {{n_fft: 1920, num_mels: {NUM_MEL_BINS}, sampling_rate: 24000, hop_size: 480, win_size: 1920, fmin: 0, fmax: 8000}}
-"""
 
-
-def make_babble_checkpoint(folder: Path, *, seed: int = 0) -> Path:
+def make_babble_checkpoint(folder: Path, *, seed: int = 0, sizes: Sizes = TINY) -> Path:
     """Write the checkpoint and return `folder`, which appears complete or not at all.
 
     The same seed gives the same tensors. A folder that holds this very checkpoint is left as it is.
@@ -117,11 +59,12 @@ def make_babble_checkpoint(folder: Path, *, seed: int = 0) -> Path:
     Args:
         folder: where to; it must be absent, empty, or hold the same babble.
         seed: of all weights and of both speakers.
+        sizes: of the networks.
 
     Raises:
         CheckpointError: `folder` holds something else, or the place cannot be written.
     """
-    card = _json(_CARD_CONTENT | {"seed": seed})
+    card = _json(_CARD_CONTENT | {"seed": seed} | ({} if sizes == TINY else {"sizes": asdict(sizes)}))
     if _holds(folder, card):
         return folder
     try:
@@ -129,7 +72,7 @@ def make_babble_checkpoint(folder: Path, *, seed: int = 0) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
             new = Path(workshop) / "model"
             new.mkdir()
-            _write_files(new, seed)
+            _write_files(new, seed, sizes)
             (new / CARD).write_text(card, encoding="utf-8")
             os.replace(new, folder)
     except OSError as error:
@@ -150,18 +93,18 @@ def _holds(folder: Path, card: str) -> bool:
         return False
 
 
-def _write_files(folder: Path, seed: int) -> None:
+def _write_files(folder: Path, seed: int, sizes: Sizes) -> None:
     for part in ("llm", "flow", "hift"):
         with (folder / f"{part}.pt").open("wb") as file:
-            torch.save(babble_state(part, seed), file)
+            torch.save(babble_state(part, seed, sizes), file)
     speakers = {
         name: SpeakerEntry(torch.from_numpy(draw((SPEAKER_SIZE,), seed, f"speaker/{name}"))) for name in SPEAKERS
     }
     write_spk2info(folder / SPEAKERS_FILE, speakers)
     (folder / SPEAKER_ENCODER).write_bytes(_speaker_encoder(seed))
     (folder / SPEECH_TOKENIZER).write_bytes(_speech_tokenizer(seed))
-    (folder / YAML_OF[Generation.V2]).write_text(_YAML, encoding="utf-8")
-    _write_backbone(folder / BACKBONE)
+    (folder / YAML_OF[Generation.V2]).write_text(_settings(sizes), encoding="utf-8")
+    _write_backbone(folder / BACKBONE, sizes)
 
 
 def _speaker_encoder(seed: int) -> bytes:
@@ -219,7 +162,7 @@ def _speech_tokenizer(seed: int) -> bytes:
     )
 
 
-def _write_backbone(folder: Path) -> None:
+def _write_backbone(folder: Path, sizes: Sizes) -> None:
     """The language model's settings and a byte-level Qwen2 tokenizer without merges: one token per UTF-8 byte."""
     folder.mkdir()
     end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))
@@ -227,12 +170,12 @@ def _write_backbone(folder: Path) -> None:
     files = {
         "config.json": {
             "model_type": "qwen2",
-            "hidden_size": WIDTH,
-            "intermediate_size": tiny.INNER,
-            "num_hidden_layers": tiny.NUM_LAYERS,
-            "num_attention_heads": tiny.NUM_HEADS,
-            "num_key_value_heads": tiny.NUM_KV_HEADS,
-            "vocab_size": tiny.TEXT_VOCABULARY,
+            "hidden_size": sizes.lm_width,
+            "intermediate_size": sizes.lm_inner,
+            "num_hidden_layers": sizes.lm_layers,
+            "num_attention_heads": sizes.lm_heads,
+            "num_key_value_heads": sizes.lm_kv_heads,
+            "vocab_size": sizes.text_vocabulary,
             "max_position_embeddings": 32768,
             "rms_norm_eps": 1e-06,
             "rope_theta": 1e6,
@@ -256,6 +199,68 @@ def _write_backbone(folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(_json(content), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+
+
+def _settings(sizes: Sizes) -> str:
+    """cosyvoice2.yaml."""
+    return f"""\
+sample_rate: 24000
+llm: !new:cosyvoice.llm.llm.Qwen2LM
+    llm_input_size: {sizes.lm_width}
+    llm_output_size: {sizes.lm_width}
+    speech_token_size: {weights.NUM_SPEECH_TOKENS}
+    mix_ratio: [5, 15]
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
+    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
+    input_size: {sizes.encoder_width}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {SPEAKER_SIZE}
+    vocab_size: {weights.NUM_SPEECH_TOKENS}
+    input_frame_rate: 25
+    token_mel_ratio: 2
+    pre_lookahead_len: 3
+    encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
+        input_size: {sizes.encoder_width}
+        output_size: {sizes.encoder_width}
+        attention_heads: {sizes.encoder_heads}
+        linear_units: {sizes.encoder_inner}
+        num_blocks: {sizes.encoder_blocks}
+        static_chunk_size: 25
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
+            in_channels: {4 * NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            channels: [{sizes.unet_width}]
+            attention_head_dim: {sizes.unet_head_dim}
+            num_heads: {sizes.unet_heads}
+            n_blocks: {sizes.unet_blocks}
+            num_mid_blocks: {sizes.unet_mid_blocks}
+            static_chunk_size: 50
+hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
+    in_channels: {NUM_MEL_BINS}
+    base_channels: {sizes.vocoder_width}
+    nb_harmonics: {weights.NUM_HARMONICS}
+    sampling_rate: 24000
+    nsf_alpha: 0.1
+    nsf_sigma: 0.003
+    nsf_voiced_threshold: 10
+    upsample_rates: {list(weights.UPSAMPLE_RATES)}
+    upsample_kernel_sizes: {list(weights.UPSAMPLE_KERNELS)}
+    istft_params: {{n_fft: {weights.N_FFT}, hop_len: 4}}
+    resblock_kernel_sizes: {list(weights.RESBLOCK_KERNELS)}
+    resblock_dilation_sizes: {[list(weights.DILATIONS)] * 3}
+    source_resblock_kernel_sizes: {list(weights.SOURCE_RESBLOCK_KERNELS)}
+    source_resblock_dilation_sizes: {[list(weights.DILATIONS)] * 3}
+    lrelu_slope: 0.1
+    audio_limit: 0.99
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+        in_channels: {NUM_MEL_BINS}
+        cond_channels: {sizes.f0_width}
+feat_extractor: !name:matcha.utils.audio.mel_spectrogram
+    {{n_fft: 1920, num_mels: {NUM_MEL_BINS}, sampling_rate: 24000, hop_size: 480, win_size: 1920, fmin: 0, fmax: 8000}}
+"""
 
 
 def _byte_symbols() -> list[str]:

@@ -1,4 +1,4 @@
-"""Random weights of a tiny CosyVoice2 under the official parameter names.
+"""Random weights of a CosyVoice2 of any size under the official parameter names.
 
 Every parameter is a row (name, shape, mean, standard deviation). Matrices get 1/sqrt(inputs), so that signals keep
 their size from layer to layer and the vocoder's output is noise of a speaker's loudness, neither silent nor clipped.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,22 +17,80 @@ import torch
 from torch import Tensor
 
 NUM_SPEECH_TOKENS = 6561
-TEXT_VOCABULARY = 288
-"""256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up."""
 NUM_MEL_BINS = 80
 SPEAKER_SIZE = 192
-WIDTH = 64
-"""Channels of the language model, of both flow networks and of the vocoder's first layer."""
-INNER = 2 * WIDTH
-NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS = 3, 4, 2
-NUM_BLOCKS, NUM_UP_BLOCKS = 2, 4
-UNET_HEADS, UNET_BLOCKS, UNET_MID_BLOCKS = 2, 2, 3
-F0_CHANNELS = 32
 NUM_HARMONICS = 8
 N_FFT = 16
 UPSAMPLE_RATES, UPSAMPLE_KERNELS = (8, 5, 3), (16, 11, 7)
 RESBLOCK_KERNELS, SOURCE_RESBLOCK_KERNELS = (3, 7, 11), (7, 7, 11)
 DILATIONS = (1, 3, 5)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the networks: `lm_…` the language model, `encoder_…` and `unet_…` the flow, the rest the vocoder."""
+
+    text_vocabulary: int
+    lm_width: int
+    lm_inner: int
+    lm_layers: int
+    lm_heads: int
+    lm_kv_heads: int
+    encoder_width: int
+    encoder_inner: int
+    encoder_heads: int
+    encoder_blocks: int
+    encoder_up_blocks: int
+    unet_width: int
+    unet_heads: int
+    unet_head_dim: int
+    unet_blocks: int
+    unet_mid_blocks: int
+    vocoder_width: int
+    f0_width: int
+
+
+TINY = Sizes(
+    text_vocabulary=288,  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
+    lm_width=64,
+    lm_inner=128,
+    lm_layers=3,
+    lm_heads=4,
+    lm_kv_heads=2,
+    encoder_width=64,
+    encoder_inner=128,
+    encoder_heads=4,
+    encoder_blocks=2,
+    encoder_up_blocks=4,
+    unet_width=64,
+    unet_heads=2,
+    unet_head_dim=32,
+    unet_blocks=2,
+    unet_mid_blocks=3,
+    vocoder_width=64,
+    f0_width=32,
+)
+RELEASE = Sizes(
+    text_vocabulary=151_936,
+    lm_width=896,
+    lm_inner=4_864,
+    lm_layers=24,
+    lm_heads=14,
+    lm_kv_heads=2,
+    encoder_width=512,
+    encoder_inner=2_048,
+    encoder_heads=8,
+    encoder_blocks=6,
+    encoder_up_blocks=4,
+    unet_width=256,
+    unet_heads=8,
+    unet_head_dim=64,
+    unet_blocks=4,
+    unet_mid_blocks=12,
+    vocoder_width=512,
+    f0_width=512,
+)
+"""As CosyVoice2-0.5B was published."""
 
 _NUM_CONTROL = 3
 _END_LOGIT = 7.0
@@ -50,12 +109,12 @@ class Row(NamedTuple):
     std: float
 
 
-def babble_state(part: str, seed: int) -> dict[str, Tensor]:
+def babble_state(part: str, seed: int, sizes: Sizes = TINY) -> dict[str, Tensor]:
     """The state dict of "llm", "flow" or "hift": float32 tensors by official name.
 
     A tensor depends on seed, part and name alone, not on the order or number of the others.
     """
-    rows = {"llm": _language_model, "flow": _flow, "hift": _vocoder}[part]()
+    rows = {"llm": _language_model, "flow": _flow, "hift": _vocoder}[part](sizes)
     state = {row.key: _draw(row, part, seed) for row in rows}
     if part == "llm":
         # The official file repeats the text embedding as an (unused) text head.
@@ -77,65 +136,69 @@ def _draw(row: Row, part: str, seed: int) -> Tensor:
     return torch.from_numpy(values * np.float32(row.std) + np.float32(row.mean))
 
 
-def _language_model() -> Iterator[Row]:
-    kv_width, num_outputs = WIDTH // NUM_HEADS * NUM_KV_HEADS, NUM_SPEECH_TOKENS + _NUM_CONTROL
-    yield _embedding("llm_embedding", 2, WIDTH)
-    yield _embedding("llm.model.model.embed_tokens", TEXT_VOCABULARY, WIDTH)
-    for layer in range(NUM_LAYERS):
+def _language_model(sizes: Sizes) -> Iterator[Row]:
+    width, num_outputs = sizes.lm_width, NUM_SPEECH_TOKENS + _NUM_CONTROL
+    kv_width = width // sizes.lm_heads * sizes.lm_kv_heads
+    yield _embedding("llm_embedding", 2, width)
+    yield _embedding("llm.model.model.embed_tokens", sizes.text_vocabulary, width)
+    for layer in range(sizes.lm_layers):
         key = f"llm.model.model.layers.{layer}"
-        for name, outputs in (("q", WIDTH), ("k", kv_width), ("v", kv_width)):
-            yield from _dense(f"{key}.self_attn.{name}_proj", outputs, WIDTH)
-        yield from _dense(f"{key}.self_attn.o_proj", WIDTH, WIDTH, bias=False)
+        for name, outputs in (("q", width), ("k", kv_width), ("v", kv_width)):
+            yield from _dense(f"{key}.self_attn.{name}_proj", outputs, width)
+        yield from _dense(f"{key}.self_attn.o_proj", width, width, bias=False)
         for name in ("gate", "up"):
-            yield from _dense(f"{key}.mlp.{name}_proj", INNER, WIDTH, bias=False)
-        yield from _dense(f"{key}.mlp.down_proj", WIDTH, INNER, bias=False)
+            yield from _dense(f"{key}.mlp.{name}_proj", sizes.lm_inner, width, bias=False)
+        yield from _dense(f"{key}.mlp.down_proj", width, sizes.lm_inner, bias=False)
         for name in ("input", "post_attention"):
-            yield Row(f"{key}.{name}_layernorm.weight", (WIDTH,), 1.0, _NORM_STD)
-    yield Row("llm.model.model.norm.weight", (WIDTH,), 1.0, _NORM_STD)
-    yield from _dense("llm_decoder", num_outputs, WIDTH, gain=2.0)
-    yield _embedding("speech_embedding", num_outputs, WIDTH)
+            yield Row(f"{key}.{name}_layernorm.weight", (width,), 1.0, _NORM_STD)
+    yield Row("llm.model.model.norm.weight", (width,), 1.0, _NORM_STD)
+    yield from _dense("llm_decoder", num_outputs, width, gain=2.0)
+    yield _embedding("speech_embedding", num_outputs, width)
 
 
-def _flow() -> Iterator[Row]:
-    yield _embedding("input_embedding", NUM_SPEECH_TOKENS, WIDTH)
+def _flow(sizes: Sizes) -> Iterator[Row]:
+    width = sizes.encoder_width
+    yield _embedding("input_embedding", NUM_SPEECH_TOKENS, width)
     yield from _dense("spk_embed_affine_layer", NUM_MEL_BINS, SPEAKER_SIZE)
     for name in ("embed", "up_embed"):
-        yield from _dense(f"encoder.{name}.out.0", WIDTH, WIDTH)
-        yield from _norm(f"encoder.{name}.out.1", WIDTH)
-    yield from _norm("encoder.after_norm", WIDTH)
-    yield from _dense("encoder.pre_lookahead_layer.conv1", WIDTH, WIDTH, 4)
-    yield from _dense("encoder.pre_lookahead_layer.conv2", WIDTH, WIDTH, 3)
-    yield from _dense("encoder.up_layer.conv", WIDTH, WIDTH, 5)
-    for block in range(NUM_BLOCKS):
-        yield from _conformer_block(f"encoder.encoders.{block}")
-    for block in range(NUM_UP_BLOCKS):
-        yield from _conformer_block(f"encoder.up_encoders.{block}")
-    yield from _dense("encoder_proj", NUM_MEL_BINS, WIDTH)
-    yield from _unet()
+        yield from _dense(f"encoder.{name}.out.0", width, width)
+        yield from _norm(f"encoder.{name}.out.1", width)
+    yield from _norm("encoder.after_norm", width)
+    yield from _dense("encoder.pre_lookahead_layer.conv1", width, width, 4)
+    yield from _dense("encoder.pre_lookahead_layer.conv2", width, width, 3)
+    yield from _dense("encoder.up_layer.conv", width, width, 5)
+    for block in range(sizes.encoder_blocks):
+        yield from _conformer_block(f"encoder.encoders.{block}", sizes)
+    for block in range(sizes.encoder_up_blocks):
+        yield from _conformer_block(f"encoder.up_encoders.{block}", sizes)
+    yield from _dense("encoder_proj", NUM_MEL_BINS, width)
+    yield from _unet(sizes)
 
 
-def _conformer_block(key: str) -> Iterator[Row]:
+def _conformer_block(key: str, sizes: Sizes) -> Iterator[Row]:
+    width, heads, inner = sizes.encoder_width, sizes.encoder_heads, sizes.encoder_inner
     for name in ("pos_bias_u", "pos_bias_v"):
-        yield Row(f"{key}.self_attn.{name}", (NUM_HEADS, WIDTH // NUM_HEADS), 0.0, 0.3)
+        yield Row(f"{key}.self_attn.{name}", (heads, width // heads), 0.0, 0.3)
     for name in ("q", "k", "v", "out"):
-        yield from _dense(f"{key}.self_attn.linear_{name}", WIDTH, WIDTH)
-    yield from _dense(f"{key}.self_attn.linear_pos", WIDTH, WIDTH, bias=False)
-    yield from _dense(f"{key}.feed_forward.w_1", INNER, WIDTH)
-    yield from _dense(f"{key}.feed_forward.w_2", WIDTH, INNER)
-    yield from _norm(f"{key}.norm_ff", WIDTH)
-    yield from _norm(f"{key}.norm_mha", WIDTH)
+        yield from _dense(f"{key}.self_attn.linear_{name}", width, width)
+    yield from _dense(f"{key}.self_attn.linear_pos", width, width, bias=False)
+    yield from _dense(f"{key}.feed_forward.w_1", inner, width)
+    yield from _dense(f"{key}.feed_forward.w_2", width, inner)
+    yield from _norm(f"{key}.norm_ff", width)
+    yield from _norm(f"{key}.norm_mha", width)
 
 
-def _unet() -> Iterator[Row]:
-    estimator, channels, inputs, time = "decoder.estimator", WIDTH, 4 * NUM_MEL_BINS, 4 * WIDTH
+def _unet(sizes: Sizes) -> Iterator[Row]:
+    estimator, channels, inputs = "decoder.estimator", sizes.unet_width, 4 * NUM_MEL_BINS
+    inner, time = sizes.unet_heads * sizes.unet_head_dim, 4 * channels
     yield from _dense(f"{estimator}.time_mlp.linear_1", time, inputs)
     yield from _dense(f"{estimator}.time_mlp.linear_2", time, time)
     levels = [("down_blocks.0", inputs), ("up_blocks.0", 2 * channels)]
-    levels += [(f"mid_blocks.{block}", channels) for block in range(UNET_MID_BLOCKS)]
+    levels += [(f"mid_blocks.{block}", channels) for block in range(sizes.unet_mid_blocks)]
     for level, level_inputs in levels:
         yield from _resnet(f"{estimator}.{level}.0", channels, level_inputs, time)
-        for block in range(UNET_BLOCKS):
-            yield from _transformer_block(f"{estimator}.{level}.1.{block}", channels)
+        for block in range(sizes.unet_blocks):
+            yield from _transformer_block(f"{estimator}.{level}.1.{block}", channels, inner)
         if not level.startswith("mid"):
             yield from _dense(f"{estimator}.{level}.2", channels, channels, 3)
     yield from _dense(f"{estimator}.final_block.block.0", channels, channels, 3)
@@ -151,23 +214,23 @@ def _resnet(key: str, channels: int, inputs: int, time: int) -> Iterator[Row]:
     yield from _dense(f"{key}.res_conv", channels, inputs, 1)
 
 
-def _transformer_block(key: str, channels: int) -> Iterator[Row]:
+def _transformer_block(key: str, channels: int, inner: int) -> Iterator[Row]:
     yield from _norm(f"{key}.norm1", channels)
     for name in ("to_q", "to_k", "to_v"):
-        yield from _dense(f"{key}.attn1.{name}", channels, channels, bias=False)
-    yield from _dense(f"{key}.attn1.to_out.0", channels, channels)
+        yield from _dense(f"{key}.attn1.{name}", inner, channels, bias=False)
+    yield from _dense(f"{key}.attn1.to_out.0", channels, inner)
     yield from _norm(f"{key}.norm3", channels)
     yield from _dense(f"{key}.ff.net.0.proj", 4 * channels, channels)
     yield from _dense(f"{key}.ff.net.2", channels, 4 * channels)
 
 
-def _vocoder() -> Iterator[Row]:
-    spectrum = N_FFT + 2
+def _vocoder(sizes: Sizes) -> Iterator[Row]:
+    spectrum, width, f0_width = N_FFT + 2, sizes.vocoder_width, sizes.f0_width
     yield Row("m_source.l_linear.weight", (1, NUM_HARMONICS + 1), 0.0, 2.0)
     yield Row("m_source.l_linear.bias", (1,), 0.0, _BIAS_STD)
-    yield from _normed_conv("conv_pre", (WIDTH, NUM_MEL_BINS, 7))
+    yield from _normed_conv("conv_pre", (width, NUM_MEL_BINS, 7))
     for stage, (rate, kernel) in enumerate(zip(UPSAMPLE_RATES, UPSAMPLE_KERNELS, strict=True)):
-        channels = WIDTH >> (stage + 1)
+        channels = width >> (stage + 1)
         # A transposed convolution: weight norm and shape count the input channels first.
         shape = (2 * channels, channels, kernel)
         yield from _normed_conv(f"ups.{stage}", shape, gain=math.sqrt(rate / 2), outputs=channels)
@@ -179,14 +242,14 @@ def _vocoder() -> Iterator[Row]:
         for number, block_kernel in enumerate(RESBLOCK_KERNELS):
             block = stage * len(RESBLOCK_KERNELS) + number
             yield from _resblock(f"resblocks.{block}", channels, block_kernel)
-    last = WIDTH >> len(UPSAMPLE_RATES)
+    last = width >> len(UPSAMPLE_RATES)
     yield from _normed_conv("conv_post", (spectrum, last, 7), gain=0.25, bias=(-1.0, 0.3))
     for number in range(5):
-        shape = (F0_CHANNELS, F0_CHANNELS if number else NUM_MEL_BINS, 3)
+        shape = (f0_width, f0_width if number else NUM_MEL_BINS, 3)
         yield from _normed_conv(f"f0_predictor.condnet.{2 * number}", shape, gain=1.5)
     # The pitch in hertz: a random contour of some hundred hertz.
-    f0_std = 150 / math.sqrt(F0_CHANNELS)
-    yield Row("f0_predictor.classifier.weight", (1, F0_CHANNELS), 0.0, f0_std)
+    f0_std = 150 / math.sqrt(f0_width)
+    yield Row("f0_predictor.classifier.weight", (1, f0_width), 0.0, f0_std)
     yield Row("f0_predictor.classifier.bias", (1,), 60.0, 1.0)
 
 

@@ -11,14 +11,17 @@ from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
+from vivavoce.models.kernels import usable
 
 MAX_POSITIONS = 5_120
 """Positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
 CPU_SLOTS = 32
-CUDA_SLOTS = 256
+CUDA_SLOTS = 512
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, STATE_SHARE = 0.25, 0.6
-"""Of a CUDA device's free memory; the rest is room for a batch's own tensors."""
+"""Of the memory that a CUDA device has beside the weights; the rest is room for a batch's own tensors."""
+LEAST_ROOM = 1 << 30
+"""Bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class EngineSettings:
     """What an operator may choose; None: as the device's memory allows.
 
     slots: sequences that the language model decodes at once; state_bytes: memory for the flow's state of the past;
+    memory_bytes: all that may be taken of a CUDA device's memory, the weights included; kernels: whether our own
+    kernels and recorded launches are used, None: where they are faster, on CUDA devices in 16 bit; deterministic: the
+    same request gives the same bits whoever shares its batches, which costs speed;
     admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
     first_chunk_s: the time to a first chunk that admission plans for; headroom: the share of real time that streams may
     use before more of them wait or are refused.
@@ -33,6 +39,9 @@ class EngineSettings:
 
     slots: int | None = None
     state_bytes: int | None = None
+    memory_bytes: int | None = None
+    kernels: bool | None = None
+    deterministic: bool = False
     admission: AdmissionMode = AdmissionMode.QUEUE
     max_waiting: int = 1_000
     first_chunk_s: float = 1.0
@@ -44,6 +53,8 @@ class EngineSettings:
             raise InvalidRequest(f"slots: {self.slots} is outside of 1 … 4096; choose a number inside")
         if self.state_bytes is not None and self.state_bytes < 0:
             raise InvalidRequest(f"state_bytes: {self.state_bytes} is below 0; choose 0 or more")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise InvalidRequest(f"memory_bytes: {self.memory_bytes} is less than 1; choose some gigabytes")
         if self.max_waiting < 1:
             raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
 
@@ -58,15 +69,19 @@ class MemoryPlan:
 
 
 def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
-    """Divide what the device has free; call it once the weights are there."""
+    """Divide what the device has free; call it once the weights are there.
+
+    Raises:
+        InvalidRequest: `memory_bytes` leaves too little beside the weights.
+    """
     lm = models.config.lm
     capacity = min(lm.max_positions, MAX_POSITIONS)
     width = torch.finfo(models.dtype).bits // 8
     slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * width
     if models.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(models.device)
-        slots = max(8, min(CUDA_SLOTS, int(free * SLOTS_SHARE) // slot_bytes))
-        state_bytes = int(free * STATE_SHARE)
+        room = _cuda_room(models.device, settings.memory_bytes)
+        slots = max(8, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
+        state_bytes = int(room * STATE_SHARE)
     else:
         slots, state_bytes = CPU_SLOTS, min(CPU_STATE_BYTES, _host_memory() // 4)
     if settings.slots is not None:
@@ -74,6 +89,35 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
     return MemoryPlan(slots, capacity, state_bytes)
+
+
+def uses_kernels(models: Models, settings: EngineSettings) -> bool:
+    """Whether the stages run on our own kernels.
+
+    Raises:
+        InvalidRequest: they were asked for, and cannot run here.
+    """
+    can = usable(models.device)
+    if settings.kernels is None:
+        return can and models.device.type == "cuda" and models.dtype != torch.float32
+    if settings.kernels and not can:
+        raise InvalidRequest(
+            f"kernels: device {models.device} cannot run them; use a CUDA device with triton installed, or leave it out"
+        )
+    return settings.kernels
+
+
+def _cuda_room(device: torch.device, memory_bytes: int | None) -> int:
+    """Bytes that may be taken beside the weights."""
+    free, _ = torch.cuda.mem_get_info(device)
+    if memory_bytes is None:
+        return free
+    taken = torch.cuda.memory_reserved(device)
+    if memory_bytes < taken + LEAST_ROOM:
+        raise InvalidRequest(
+            f"memory_bytes: {memory_bytes} is too little, the weights take {taken}; choose {taken + LEAST_ROOM} or more"
+        )
+    return min(free, memory_bytes - taken)
 
 
 def _host_memory() -> int:
