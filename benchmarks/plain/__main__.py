@@ -14,7 +14,7 @@ from benchmarks.plain.talker import PlainTalker
 from vivavoce.doors.cli.bench_request import BenchRequest, CheckedRequest, check
 from vivavoce.doors.cli.bench_run import measure
 from vivavoce.doors.cli.console import Reporter, print_error
-from vivavoce.doors.cli.model import ModelChoice
+from vivavoce.doors.cli.model import EngineChoice, ModelChoice
 from vivavoce.errors import VivavoceError
 from vivavoce.service.default_model import model_folder
 
@@ -86,7 +86,7 @@ def _request(options: argparse.Namespace, command: str) -> BenchRequest:
         first_hop=options.first_hop,
         lookahead=options.lookahead,
         seed=options.seed,
-        admission="queue",
+        engine=EngineChoice(),
         quality=options.quality,
         json_file=options.json,
         plot=options.plot,

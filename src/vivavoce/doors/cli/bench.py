@@ -12,7 +12,7 @@ import typer
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.bench_request import BenchRequest, check
 from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.model import ModelChoice
+from vivavoce.doors.cli.model import EngineChoice, ModelChoice
 
 EXAMPLES = options.examples(
     "vivavoce bench --concurrency 8 --requests 64",
@@ -88,6 +88,9 @@ def bench(
             help="What becomes of streams beyond capacity: queue, refuse or all (they start anyway).",
         ),
     ] = "queue",
+    memory: options.MemoryOption = None,
+    kernels: options.KernelsOption = None,
+    deterministic: options.DeterministicOption = False,
     quality: Annotated[
         bool,
         typer.Option("--quality", help="Measure errors and similarity of the same audio; needs vivavoce[eval]."),
@@ -112,6 +115,7 @@ def bench(
     reporter = Reporter(quiet)
     request = BenchRequest(
         choice=ModelChoice(model, device, dtype, variant, voices),
+        engine=EngineChoice(admission, memory, kernels, deterministic),
         concurrency=concurrency,
         rate=rate,
         requests=requests,
@@ -126,7 +130,6 @@ def bench(
         first_hop=first_hop,
         lookahead=lookahead,
         seed=seed,
-        admission=admission,
         quality=quality,
         json_file=json_file,
         plot=plot,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivavoce.doors.cli.model import ModelChoice
+from vivavoce.doors.cli.model import EngineChoice, ModelChoice
 from vivavoce.doors.cli.output import STDOUT, check_writable
 from vivavoce.errors import InvalidRequest
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from vivavoce.bench.workload import Workload
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
+    from vivavoce.engine.settings import EngineSettings
 
 _DEFAULT_WARMUP = 4
 DEFAULT_POLICY = "low_latency"
-_ADMISSIONS = ("queue", "refuse", "all")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class BenchRequest:
     """The options as they were typed."""
 
     choice: ModelChoice
+    engine: EngineChoice
     concurrency: int | None
     rate: float | None
     requests: int
@@ -42,7 +43,6 @@ class BenchRequest:
     first_hop: int | None
     lookahead: int | None
     seed: int
-    admission: str
     quality: bool
     json_file: str | None
     plot: Path | None
@@ -61,6 +61,7 @@ class CheckedRequest:
     warmup: int
     policy: ChunkPolicy | None
     sampling: SamplingParams
+    settings: EngineSettings
 
 
 def check(asked: BenchRequest) -> CheckedRequest:
@@ -76,6 +77,7 @@ def check(asked: BenchRequest) -> CheckedRequest:
 
     check_seed(asked.seed)
     _check_combination(asked)
+    settings = asked.engine.settings()
     load: Load
     if asked.rate is None:
         load = ClosedLoop(1 if asked.concurrency is None else asked.concurrency)
@@ -89,6 +91,7 @@ def check(asked: BenchRequest) -> CheckedRequest:
         warmup if asked.warmup is None else asked.warmup,
         _policy(asked),
         SamplingParams(exact_tokens=asked.tokens),
+        settings,
     )
     _check_places(asked)
     return checked
@@ -104,8 +107,6 @@ def _check_combination(asked: BenchRequest) -> None:
                 raise InvalidRequest(f"offline: whole utterances are not cut into chunks; leave {option} out")
     if asked.quality and asked.tokens is not None:
         raise InvalidRequest("quality: speech of a forced length says nothing whole; leave --tokens or --quality out")
-    if asked.admission not in _ADMISSIONS:
-        raise InvalidRequest(f"admission: {asked.admission!r} is unknown; use queue, refuse or all")
 
 
 def _workload(asked: BenchRequest) -> Workload:

@@ -38,8 +38,6 @@ _REQUESTS_PER_JOB = 8
 def load_engine(request: CheckedRequest) -> Talker:
     """The model in an engine of this process."""
     from vivavoce.doors.python import load
-    from vivavoce.engine.admission import AdmissionMode
-    from vivavoce.engine.settings import EngineSettings
     from vivavoce.service.default_model import model_folder
 
     choice = request.asked.choice
@@ -49,7 +47,7 @@ def load_engine(request: CheckedRequest) -> Talker:
         dtype=choice.dtype,
         variant=choice.variant,
         voices=choice.voices,
-        settings=EngineSettings(admission=AdmissionMode(request.asked.admission)),
+        settings=request.settings,
     )
 
 
@@ -61,7 +59,7 @@ def measure(
     with reporter.working(f"loading {name} …"):
         tts = load(request)
     try:
-        report = _measured(request, tts, reporter)
+        report = measured(request, tts, reporter)
     finally:
         tts.close()
     _deliver(report, request, reporter)
@@ -69,7 +67,8 @@ def measure(
     return any(outcome.ending is Ending.FAILED for outcome in report.outcomes)
 
 
-def _measured(request: CheckedRequest, tts: Talker, reporter: Reporter) -> Report:
+def measured(request: CheckedRequest, tts: Talker, reporter: Reporter) -> Report:
+    """Put the load on a model that is loaded; it stays open."""
     asked = request.asked
     with reporter.working("preparing …"):
         voices = _voices(request, tts)
@@ -150,7 +149,10 @@ def _settings(request: CheckedRequest, tts: Talker) -> dict[str, Any]:
         "first_hop": None if policy is None else policy.first_hop,
         "max_hop": None if policy is None else policy.max_hop,
         "lookahead": None if policy is None else policy.lookahead,
-        "admission": asked.admission,
+        "admission": asked.engine.admission,
+        "memory_gb": asked.engine.memory_gb,
+        "kernels": asked.engine.kernels,
+        "deterministic": asked.engine.deterministic,
     }
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivavoce.doors.cli.console import Reporter
+from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.checkpoint.folder import ModelCard
     from vivavoce.doors.python import Vivavoce
+    from vivavoce.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,37 @@ class ModelChoice:
     dtype: str = "auto"
     variant: str | None = None
     voices: Path | None = None
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine's options as they were typed."""
+
+    admission: str = "queue"
+    memory_gb: float | None = None
+    kernels: bool | None = None
+    deterministic: bool = False
+
+    def settings(self) -> EngineSettings:
+        """As the engine takes them.
+
+        Raises:
+            InvalidRequest: one is out of its limits.
+        """
+        from vivavoce.engine.admission import AdmissionMode
+        from vivavoce.engine.settings import EngineSettings
+
+        if self.admission not in set(AdmissionMode):
+            known = ", ".join(mode.value for mode in AdmissionMode)
+            raise InvalidRequest(f"admission: {self.admission!r} is unknown; use one of {known}")
+        if self.memory_gb is not None and not 0 < self.memory_gb < 100_000:
+            raise InvalidRequest(f"memory: {self.memory_gb:g} GB cannot be; choose some gigabytes, such as 16")
+        return EngineSettings(
+            admission=AdmissionMode(self.admission),
+            memory_bytes=None if self.memory_gb is None else int(self.memory_gb * 1e9),
+            kernels=self.kernels,
+            deterministic=self.deterministic,
+        )
 
 
 @dataclass(frozen=True, eq=False)

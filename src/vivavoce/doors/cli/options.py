@@ -68,6 +68,20 @@ VariantOption = Annotated[
     str | None,
     typer.Option("--variant", metavar="NAME", help="Take llm.NAME.pt and the like where the model has them."),
 ]
+MemoryOption = Annotated[
+    float | None,
+    typer.Option("--memory", metavar="GB", help="Most GPU memory that is taken, the weights included.  [default: all]"),
+]
+KernelsOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--kernels/--no-kernels", help="Our own GPU kernels and recorded launches.  [default: where they are faster]"
+    ),
+]
+DeterministicOption = Annotated[
+    bool,
+    typer.Option("--deterministic", help="The same bits whoever else is served: slower, for audits and tests."),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -1,0 +1,136 @@
+"""Measure every row of docs/performance.md's table on the GPU at hand, within ten minutes.
+
+    python -m benchmarks.gpu --out benchmarks/results/gpu            # everything
+    python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
+
+The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
+with --tiny, sizes are tiny: then the figures mean nothing, and the run shows that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import loads, report, stages
+from benchmarks.gpu.model import make_model, reader
+from benchmarks.gpu.startup import startups
+from vivavoce.checkpoint.babble_weights import RELEASE, TINY
+from vivavoce.doors.cli.bench_machine import machine
+from vivavoce.doors.python import Vivavoce, load
+from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.settings import EngineSettings, uses_kernels
+from vivavoce.models.build import build_models
+from vivavoce.version import __version__
+
+PARTS = ("stages", "loads", "bounded", "startup")
+Figures = dict[str, Any]
+
+
+def main() -> None:
+    """Run the parts, print as they come, write JSON, table and picture."""
+    options = _parser().parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    tiny = options.tiny or not torch.cuda.is_available()
+    model = make_model(
+        options.model or Path(f"/tmp/vivavoce-{'tiny' if tiny else 'release'}"), TINY if tiny else RELEASE
+    )
+    figures: Figures = {"command": "python -m benchmarks.gpu", "vivavoce": __version__, "commit": _commit()}
+    begun = time.perf_counter()
+    parts: dict[str, Callable[[], Iterable[Figures]]] = {
+        "stages": lambda: _stages(model, tiny, options.no_kernels),
+        "loads": lambda: _loads(model, tiny, options.no_kernels),
+        "bounded": lambda: _bounded(model, tiny),
+        "startup": lambda: [startups(model)],
+    }
+    for part in options.only or PARTS:
+        for found in parts[part]():
+            figures.update(found)
+            print(f"[{time.perf_counter() - begun:5.0f} s]", _line(found), flush=True)
+            report.save(figures, options.out / f"{options.name}.json")
+    text = report.table(figures)
+    (options.out / f"{options.name}.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+    try:
+        report.draw(figures, options.out / f"{options.name}.png")
+    except ImportError:
+        print("no picture: it needs matplotlib (pip install 'vivavoce[eval]')")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--name", default="gpu", help="of the result files")
+    parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes")
+    parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")
+    return parser
+
+
+def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
+    cuda = torch.cuda.is_available()
+    models = build_models(model, torch.device("cuda" if cuda else "cpu"), torch.float16 if cuda else torch.float32)
+    conditioning = reader()
+    kernels = not plain and uses_kernels(models, EngineSettings())
+    yield machine(models.device)
+    yield from stages.decode(models, conditioning, (1, 4) if tiny else (1, 8, 64, 256), kernels)
+    cases = stages.FLOW_CASES if not tiny else (stages.FlowCase(1, 30, 174), stages.FlowCase(2, 204))
+    yield from stages.flow(models, conditioning, cases, kernels)
+    yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
+
+
+def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
+    tts = _loaded(model, kernels=False if plain else None)
+    try:
+        yield machine(tts.device)
+        which = loads.LOADS
+        if tiny:
+            which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
+        yield from loads.loads(tts, model, which)
+    finally:
+        tts.close()
+
+
+def _bounded(model: Path, tiny: bool) -> Iterable[Figures]:
+    """The loads whose memory is bounded."""
+    cases = ((60, loads.LOADS[-1]), (16, loads.Load.listeners(20)))
+    for gigabytes, one in cases if not tiny else ((4, loads.Load.listeners(2, tokens=25)),):
+        tts = _loaded(model, memory_bytes=int(gigabytes * 1e9))
+        try:
+            for found in loads.loads(tts, model, (one,)):
+                yield {f"bounded_{key}": value for key, value in found.items()}
+        finally:
+            tts.close()
+            del tts
+            torch.cuda.empty_cache()
+
+
+def _loaded(model: Path, **settings: Any) -> Vivavoce:
+    tts = load(model, settings=EngineSettings(admission=AdmissionMode.ALL, **settings))
+    begun = time.perf_counter()
+    tts.warm_up()
+    print(f"warm-up: {time.perf_counter() - begun:.1f} s", flush=True)
+    return tts
+
+
+def _line(found: Figures) -> str:
+    return "  ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items()
+    )
+
+
+def _commit() -> str | None:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

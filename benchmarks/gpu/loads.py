@@ -1,0 +1,91 @@
+"""The engine under load: what `vivavoce bench` measures, in one process over one loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivavoce.doors.cli.bench_engine import Talker
+from vivavoce.doors.cli.bench_request import BenchRequest, check
+from vivavoce.doors.cli.bench_run import measured
+from vivavoce.doors.cli.console import Reporter
+from vivavoce.doors.cli.model import EngineChoice, ModelChoice
+
+TOKENS = 250
+"""Ten seconds of speech."""
+SPEECH_S = TOKENS / 25
+
+
+@dataclass(frozen=True)
+class Load:
+    """One call of `vivavoce bench`."""
+
+    name: str
+    requests: int
+    concurrency: int | None = None
+    rate: float | None = None
+    offline: bool = False
+    tokens: int = TOKENS
+
+    @classmethod
+    def listeners(cls, count: int, tokens: int = TOKENS) -> Load:
+        """So many at once on average: they come at random and listen for as long as the speech lasts."""
+        return cls(f"listeners{count}", round(1.8 * count), rate=count / (tokens / 25), tokens=tokens)
+
+    def options(self) -> str:
+        """As they are typed."""
+        load = f"--rate {self.rate:g}" if self.rate else f"--concurrency {self.concurrency}"
+        return f"{load} --requests {self.requests} --tokens {self.tokens}" + (" --offline" if self.offline else "")
+
+
+LOADS = (
+    Load("stream1", 8, concurrency=1),
+    Load.listeners(64),
+    Load.listeners(300),
+    Load.listeners(450),
+    Load.listeners(600),
+    Load("offline256", 256, concurrency=256, offline=True),
+)
+KEYS = (
+    "ttfb_ms_p50", "ttfb_ms_p99", "rtf", "underruns", "underrun_requests", "margin_ms_min", "throughput_audio_s_per_s",
+    "ok", "failed", "refused", "wall_s", "gpu_memory_reserved_bytes",
+)  # fmt: skip
+
+
+def loads(tts: Talker, model: Path, which: tuple[Load, ...], warmed_up: bool = True) -> Iterator[dict[str, Any]]:
+    """Figures of each load, their keys ending with its name, and the command that gives them."""
+    for load in which:
+        report = measure(tts, model, load, warmed_up)
+        yield {
+            f"{load.name}_command": f"vivavoce bench --model {model} --admission all {load.options()}",
+            **{f"{load.name}_{key}": report[key] for key in KEYS},
+        }
+
+
+def measure(tts: Talker, model: Path, load: Load, warmed_up: bool) -> Mapping[str, Any]:
+    """The report of one load, as `vivavoce bench --json` writes it."""
+    asked = BenchRequest(
+        choice=ModelChoice(str(model)),
+        engine=EngineChoice("all"),
+        concurrency=load.concurrency,
+        rate=load.rate,
+        requests=load.requests,
+        warmup=0 if warmed_up else None,
+        text_file=None,
+        words=None,
+        tokens=load.tokens,
+        voices=[],
+        prompt_texts=[],
+        offline=load.offline,
+        policy=None,
+        first_hop=None,
+        lookahead=None,
+        seed=0,
+        quality=False,
+        json_file=None,
+        plot=None,
+        command=load.options(),
+    )
+    return measured(check(asked), tts, Reporter(quiet=True)).to_json()

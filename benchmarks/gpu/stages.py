@@ -1,0 +1,171 @@
+"""Each stage by itself, as the engine runs it, beside the floor that its counted operations and bytes set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.counting import decode_bytes, estimator_flops, vocoder_flops
+from benchmarks.gpu.timing import device_ms
+from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage
+from vivavoce.engine.lm_stage import LMStage, plain_run
+from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.models.build import Models
+
+BYTES_PER_S, FLOPS = 4.3e12, 788e12
+"""What one H200 reads and multiplies (bf16, random data) at most, as measured with large copies and products."""
+TEXT, STEPS, REPEATS = 40, 40, 3
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FlowCase:
+    """One shape of a flow batch: so many rows, new frames of each, and frames before them that are read as state."""
+
+    rows: int
+    frames: int
+    past: int = 0
+
+    @property
+    def name(self) -> str:
+        """As it is called in the figures."""
+        return f"{self.rows}x{self.frames}" + (f"_past{self.past}" if self.past else "")
+
+
+FLOW_CASES = (
+    FlowCase(1, 30, 174),
+    FlowCase(1, 100, 374),
+    FlowCase(16, 100, 374),
+    FlowCase(64, 100, 374),
+    FlowCase(16, 674),
+    FlowCase(32, 674),
+)
+VOCODER_CASES = ((1, 30), (1, 100), (32, 100), (32, 500), (128, 100))
+
+
+@torch.inference_mode()
+def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool) -> Iterator[Figures]:
+    """Milliseconds of a decode step with so many slots in use, the sampling included."""
+    for count in slots:
+        stage = LMStage(models, slots=count, capacity=1024, kernels=kernels)
+        for seed in range(count):
+            sampling = SamplingParams(exact_tokens=400)
+            slot = stage.open(sampling, seed)
+            request = SynthesisRequest(voice, text=(1,) * TEXT, sampling=sampling, seed=seed)
+            stage.feed(slot, plain_run(models.config.lm, request, official=False, room=None))
+        opened = range(count)
+        prefill_ms = None
+        for first in range(0, count, 8):
+            group = opened[first : first + 8]
+            ms = device_ms(partial(stage.prefill, group), models.device, 1)
+            prefill_ms = ms if len(group) == min(8, count) else prefill_ms
+        stage.decode()
+
+        def steps(stage: LMStage = stage) -> None:
+            for _ in range(STEPS):
+                stage.decode()
+
+        step_ms = device_ms(steps, models.device, REPEATS) / STEPS
+        rows = len(plain_run(models.config.lm, request, official=False, room=None).rows)
+        width = torch.finfo(models.dtype).bits // 8
+        floor_ms = decode_bytes(models.config.lm, count, rows + 2 * STEPS, width) / BYTES_PER_S * 1e3
+        yield {
+            f"decode_step_ms_{count}": step_ms,
+            f"decode_step_floor_ms_{count}": floor_ms,
+            f"prefill_ms_{min(8, count)}": prefill_ms,
+        }
+        while stage.in_flight:
+            stage.collect(wait=True)
+
+
+@torch.inference_mode()
+def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool) -> Iterator[Figures]:
+    """Milliseconds of the Euler steps of one batch, and of all of it with the encoder."""
+    up = models.config.flow.encoder.upsampling
+    prompt = len(voice.flow_tokens)
+    largest = max(case.rows * (case.frames + case.past) for case in cases if case.past)
+    per_frame = 2 * 2 * models.flow.estimator.memory_shape.sites * models.flow.estimator.memory_shape.key_channels
+    state_bytes = int(1.3 * largest * per_frame * models.config.flow.num_steps) + (4 << 30)
+    if models.device.type != "cuda":
+        state_bytes = 64 << 20
+    stage = FlowStage(models, state_bytes=state_bytes, kernels=kernels)
+    for case in cases:
+        timings: list[tuple[float, float]] = []
+        for _ in range(REPEATS + 1):
+            streams = [stage.open(voice) for _ in range(case.rows)]
+            spoken = max(0, case.past // up - prompt)
+            hop = case.frames // up - (0 if case.past else prompt)
+            tokens = tuple(range(spoken + hop + 3))
+            attention = Attention.BLOCKS if case.past else Attention.FULL
+            if spoken:
+                _solve(stage, [FlowChunk(stream, tokens, spoken, attention) for stream in streams], models.device)
+            elif case.past:
+                _solve(stage, [FlowChunk(streams[0], tokens, 1, attention)], models.device)
+                stage.close(streams[0])
+                streams[0] = stage.open(voice)
+            chunks = [
+                FlowChunk(one, tokens if case.past else tokens[: spoken + hop], hop, attention) for one in streams
+            ]
+            timings.append(_solve(stage, chunks, models.device))
+            for stream in streams:
+                stage.close(stream)
+        steps_ms, whole_ms = (sorted(column)[len(column) // 2] for column in zip(*timings[1:], strict=True))
+        operations = models.config.flow.num_steps * estimator_flops(
+            models.flow.estimator, 2 * case.rows, case.frames, case.past
+        )
+        yield {
+            f"flow_ms_{case.name}": whole_ms,
+            f"flow_steps_ms_{case.name}": steps_ms,
+            f"flow_steps_floor_ms_{case.name}": operations / FLOPS * 1e3,
+            f"flow_tflops_{case.name}": operations / steps_ms / 1e9,
+        }
+
+
+def _solve(stage: FlowStage, chunks: Sequence[FlowChunk], device: torch.device) -> tuple[float, float]:
+    """Milliseconds of the steps, and of the whole batch."""
+    parts: list[float] = []
+    job = None
+
+    def begin() -> None:
+        nonlocal job
+        job = stage.start(chunks)
+
+    def steps() -> None:
+        assert job is not None
+        while job.steps_left:
+            job.step()
+
+    parts = [device_ms(part, device, 1) for part in (begin, steps)]
+    assert job is not None
+    parts.append(device_ms(lambda: job.result() and None, device, 1))  # type: ignore[func-returns-value]
+    return parts[1], sum(parts)
+
+
+@torch.inference_mode()
+def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> Iterator[Figures]:
+    """Milliseconds of whole utterances of so many rows and frames each, and audio seconds per second."""
+    stage = VocoderStage(models, kernels=kernels)
+    config = models.vocoder.config
+    for rows, frames in cases:
+        generator = torch.Generator().manual_seed(rows)
+        mel = (torch.randn(rows, frames, config.num_mel_bins, generator=generator) - 3).to(models.device)
+        streams = [stage.open(seed, 1.0, Joins.SEAMLESS) for seed in range(rows)]
+
+        def speak(streams: Sequence[Any] = streams, mel: torch.Tensor = mel) -> None:
+            stage.run([Piece(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)])
+
+        speak()
+        ms = device_ms(speak, models.device, REPEATS)
+        audio_s = rows * frames * config.samples_per_frame / config.sample_rate
+        yield {
+            f"vocoder_ms_{rows}x{frames}": ms,
+            f"vocoder_audio_s_per_s_{rows}x{frames}": audio_s / ms * 1e3,
+            f"vocoder_floor_ms_{rows}x{frames}": vocoder_flops(models.vocoder, audio_s) / FLOPS * 1e3,
+        }
