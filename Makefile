@@ -33,8 +33,9 @@ speak: $(SETUP) ## say TEXT="..."; optional OUT=out.wav VOICE= PROMPT_TEXT= MODE
 	[ -z "$$MODEL" ] || set -- "$$@" --model "$$MODEL"; \
 	exec $(PYTHON) -m vivavoce speak --out "$$OUT" "$$@" -- "$$TEXT"
 
+# A file's tests stay together: what they share is made once.
 test: $(DEV) ## run the tests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: $(DEV) ## check format, style and types
 	$(PYTHON) -m ruff format --check .
