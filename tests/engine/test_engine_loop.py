@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, offline, segment, stream
 from vivavoce.engine.books import Books
 from vivavoce.engine.handle import Outbox
-from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
+from vivavoce.engine.loop import Loop
+from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
 from vivavoce.engine.scheduler import FlowItem, Limits, Plan, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
@@ -29,6 +31,10 @@ class IdleLane:
 
     def __init__(self):
         self.released = []
+        self.prepared = 0
+
+    def prepare(self):
+        self.prepared += 1
 
     def collect(self):
         return []
@@ -125,6 +131,27 @@ def test_stopping_tells_all_who_listen():
     errors = {id(entry.outbox.outcome.error) for entry in entries}
     assert len(errors) == 3, "an error that several listeners raise collects all their frames"
     assert bench.loop.ended
+
+
+def test_stages_are_prepared_in_the_loop_s_thread_and_whoever_asked_hears_how_it_went():
+    bench = Bench()
+    well, badly = Future(), Future()
+    bench.loop.post(Prepare(well))
+    bench.loop.run_once()
+    assert well.result(PATIENCE_S) is None
+    assert [lane.prepared for lane in bench.lanes] == [1, 1]
+    bench.lanes[1].prepare = lambda: 1 / 0
+    bench.loop.post(Prepare(badly))
+    bench.loop.run_once()
+    assert isinstance(badly.exception(PATIENCE_S), ZeroDivisionError)
+
+
+def test_nobody_waits_for_a_loop_that_has_ended_to_prepare():
+    bench = Bench()
+    bench.run_until(Stop(drain=False))
+    late = Future()
+    bench.loop.post(Prepare(late))
+    assert isinstance(late.exception(PATIENCE_S), EngineStopped)
 
 
 def test_draining_waits_for_the_last_request():

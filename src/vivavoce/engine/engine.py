@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
@@ -19,7 +20,8 @@ from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
 from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.language_lane import LanguageLane
 from vivavoce.engine.lm_stage import Chooser
-from vivavoce.engine.loop import Cancelled, Loop, Stop, Submitted, TextArrived
+from vivavoce.engine.loop import Loop
+from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
 from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import EngineSettings, plan_memory
@@ -115,8 +117,13 @@ class Engine:
             raise
 
     def warm_up(self, seconds: float = 3.0) -> None:
-        """Speak nonsense until the costs are known: one stream, then 2, 4, 8 … at once, for about that long."""
+        """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
+        once, for about that many seconds.
+        """
         self._start()
+        prepared: Future[None] = Future()
+        self._loop.post(Prepare(prepared))
+        prepared.result()
         streams, until = 1, time.perf_counter() + seconds
         while streams == 1 or (time.perf_counter() < until and streams <= self.memory.slots):
             requests = [self._nonsense(seed) for seed in range(streams)]

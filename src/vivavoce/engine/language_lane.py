@@ -50,6 +50,11 @@ class LanguageLane:
         """All slots."""
         return self._stage.slots
 
+    def prepare(self) -> None:
+        """Get ready for steps of any size."""
+        with self._lane.entered():
+            self._stage.prepare()
+
     def prefill(self, tracks: Sequence[Track]) -> None:
         """Read the tracks' rows in one forward; whoever has no slot takes one."""
         now = time.perf_counter()

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from vivavoce.engine.books import Books
 from vivavoce.engine.faults import explained
 from vivavoce.engine.language_lane import LanguageLane
+from vivavoce.engine.messages import Cancelled, Message, Prepare, Stop, Submitted
 from vivavoce.engine.request import Arrival, AudioChunk
 from vivavoce.engine.scheduler import Plan, Scheduler, Situation
 from vivavoce.engine.statistics import RequestEvent, Statistics
@@ -29,38 +29,6 @@ from vivavoce.engine.ticket import Arrived, Made, Ticket, Track
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class Submitted:
-    """A request was accepted."""
-
-    ticket: Ticket
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    """A listener has left."""
-
-    id: int
-
-
-@dataclass(frozen=True, eq=False)
-class TextArrived:
-    """More text of a request: ids, or a whole segment; None: all of it has arrived; an error: it will not."""
-
-    id: int
-    more: tuple[int, ...] | Arrived | Exception | None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Leave once nothing is left to do (`drain`), or at once."""
-
-    drain: bool
-
-
-Message = Submitted | Cancelled | TextArrived | Stop
 
 
 class Loop:
@@ -157,6 +125,8 @@ class Loop:
     def _take(self, message: Message) -> None:
         if isinstance(message, Submitted):
             self._queue_of(message.ticket).append(message.ticket)
+        elif isinstance(message, Prepare):
+            self._prepare(message)
         elif isinstance(message, Stop):
             # Who wants no more work done is not overruled by who would wait for it.
             if self._stop is None or self._stop.drain:
@@ -179,6 +149,15 @@ class Loop:
                 if ticket.stream.id in self._tickets:
                     self._go_on(ticket)
                 ticket.outbox.text_read()
+
+    def _prepare(self, message: Prepare) -> None:
+        try:
+            self._language.prepare()
+            self._synthesis.prepare()
+        except Exception as error:  # too little memory, say: whoever asked decides what to do without
+            message.done.set_exception(error)
+        else:
+            message.done.set_result(None)
 
     def _let_in(self) -> None:
         """Begin what may begin, in the order in which it came."""
@@ -367,6 +346,8 @@ class Loop:
                 return
             if isinstance(message, Submitted):
                 self._tell(message.ticket, _stopped())
+            elif isinstance(message, Prepare):
+                message.done.set_exception(_stopped())
 
 
 def _stopped() -> EngineStopped:

@@ -43,7 +43,7 @@ class Limits:
     """Bounds of single steps and of patience.
 
     prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
-    batch_frames: padded mel frames of one flow batch; urgent_batch_frames: of one whose first item is urgent;
+    batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first item is urgent;
     spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
     about to run dry; calm_s: slack with which all of them can wait for a prefill; patience_s: offline work older than
     this competes with streams that are ahead.
@@ -117,10 +117,13 @@ class Situation:
 
 
 class Scheduler:
-    """Plans the next steps from the streams' progress and the measured costs; each plan is made anew."""
+    """Plans the next steps from the streams' progress and the measured costs; each plan is made anew.
 
-    def __init__(self, costs: CostModel, limits: Limits, *, exclusive: bool) -> None:
-        self._costs, self._limits, self._exclusive = costs, limits, exclusive
+    `exclusive`: both lanes share one processor; `padded`: the rows of a flow batch cost as much as its longest one.
+    """
+
+    def __init__(self, costs: CostModel, limits: Limits, *, exclusive: bool, padded: bool = True) -> None:
+        self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
 
@@ -247,10 +250,9 @@ class Scheduler:
             if not _mix(top.kind, item.kind):
                 continue
             alone = _size(item)
-            rows, longest = size.rows + 1, max(size.frames // size.rows, alone.frames)
-            if rows * longest > cap:
+            wider = self._with(size, alone)
+            if wider.frames > cap:
                 continue
-            wider = Work(rows, rows * longest, size.past + alone.past)
             with_item = self._costs.predict(Stage.FLOW, wider)
             # Worth it only if it costs less than it would alone: otherwise everyone in the batch just ends later.
             if with_item - seconds > 0.8 * self._costs.predict(Stage.FLOW, alone):
@@ -258,6 +260,12 @@ class Scheduler:
             batch.append(item)
             size, seconds = wider, with_item
         return tuple(batch)
+
+    def _with(self, batch: Work, one: Work) -> Work:
+        rows, frames = batch.rows + 1, batch.frames + one.frames
+        if self._padded:
+            frames = rows * max(batch.frames // batch.rows, one.frames)
+        return Work(rows, frames, batch.past + one.past)
 
     def _chunk_s(self, segment: Segment, cut: Cut | None) -> float:
         """Seconds of flow and vocoder for a segment's next chunk."""

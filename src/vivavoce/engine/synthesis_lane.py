@@ -76,7 +76,10 @@ class _Leaving:
 
 
 class SynthesisLane:
-    """Runs flow batches, vocodes what they give, and hands samples out in the order in which batches end."""
+    """Runs flow batches, vocodes what they give, and hands samples out in the order in which batches end.
+
+    `padded`: the rows of a flow batch cost as much as its longest one.
+    """
 
     def __init__(
         self,
@@ -86,10 +89,13 @@ class SynthesisLane:
         costs: CostModel,
         statistics: Statistics,
         fail: Fail,
+        *,
+        padded: bool = True,
         max_batches: int = 2,
     ) -> None:
         self._flow, self._vocoder, self._device = flow, vocoder, device
         self._costs, self._statistics, self._fail = costs, statistics, fail
+        self._padded = padded
         self._max_batches, self._one_by_one = max_batches, device.type != "cuda"
         self._lane = Lane(device)
         self._running: list[_Batch] = []
@@ -133,6 +139,12 @@ class SynthesisLane:
             for batch in self._voiceless
         )
         return (*flows, *voiceless)
+
+    def prepare(self) -> None:
+        """Get ready for batches of any size."""
+        with self._lane.entered():
+            self._flow.prepare()
+            self._vocoder.prepare()
 
     def retry(self) -> bool:
         """Begin a batch that did not fit before, in a smaller form; False: there is none."""
@@ -202,6 +214,7 @@ class SynthesisLane:
     def release(self, track: Track) -> None:
         """Free what a track holds; what is in a running batch when that has ended."""
         self._flow.close(track.flow)
+        self._vocoder.close(track.wave)
 
     def _has_its_prompt(self, part: Part) -> bool:
         """A prompt's state that another stream of the voice has brought meanwhile."""
@@ -213,7 +226,9 @@ class SynthesisLane:
     def _begin(self, parts: list[Part], queued: Sequence[float] = ()) -> None:
         asked = [_work(part) for part in parts]
         # What the flow will really compute: without its state a chunk's past comes on top.
-        size = Work(len(asked), len(asked) * max(one.frames for one in asked), sum(one.past_frames for one in asked))
+        frames = [one.frames for one in asked]
+        total = len(frames) * max(frames) if self._padded else sum(frames)
+        size = Work(len(asked), total, sum(one.past_frames for one in asked))
         try:
             with self._lane.entered():
                 job = self._flow.start(asked)
@@ -273,7 +288,7 @@ class SynthesisLane:
         try:
             with self._lane.work(tell):
                 waves = self._vocoder.run(pieces)
-                copies = [_to_host(samples) for samples in waves]
+                copies = _to_host(waves)
                 mark = self._lane.mark()
         except Exception as error:
             # What was vocoded cannot be once more: its stream remembers it as spoken.
@@ -338,8 +353,11 @@ def _piece(part: Part, mel: Tensor) -> Piece:
     return Piece(part.track.wave, mel, cut.final, whole=part.track.ticket.request.policy is None)
 
 
-def _to_host(samples: Tensor) -> Tensor:
-    if samples.device.type != "cuda":
-        return samples.cpu()
+def _to_host(waves: Sequence[Tensor]) -> list[Tensor]:
+    """All of a batch in one copy, that is on its way when this returns."""
+    if waves[0].device.type != "cuda":
+        return [samples.cpu() for samples in waves]
+    samples = torch.cat(list(waves))
     copy = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
-    return copy.copy_(samples, non_blocking=True)
+    copy.copy_(samples, non_blocking=True)
+    return list(copy.split([len(samples) for samples in waves]))
