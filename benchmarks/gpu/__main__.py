@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +83,12 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
     conditioning = reader()
     kernels = not plain and uses_kernels(models, EngineSettings())
     yield machine(models.device)
-    yield from stages.decode(models, conditioning, (1, 4) if tiny else (1, 8, 64, 256), kernels)
     cases = stages.FLOW_CASES if not tiny else (stages.FlowCase(1, 30, 174), stages.FlowCase(2, 204))
-    yield from stages.flow(models, conditioning, cases, kernels)
-    yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
+    # Launches are recorded on a stream of their own, as the engine's lanes have one.
+    with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
+        yield from stages.decode(models, conditioning, (1, 4) if tiny else (1, 8, 64, 256), kernels)
+        yield from stages.flow(models, conditioning, cases, kernels)
+        yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
 
 
 def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
@@ -95,6 +99,7 @@ def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
         yield from loads.loads(tts, model, which)
+        yield {"costs": asdict(tts.costs)}
     finally:
         tts.close()
 

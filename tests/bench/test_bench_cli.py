@@ -159,10 +159,10 @@ def test_a_load_leaves_a_table_a_report_and_a_picture(tts: FakeVivavoce, bench: 
 def test_the_engine_is_loaded_as_asked(tts: FakeVivavoce, bench: Bench) -> None:
     bench(
         *("-n", 1, "--device", "cpu", "--dtype", "float16", "--admission", "refuse"),
-        *("--memory", 16, "--no-kernels", "--deterministic"),
+        *("--memory", 16, "--kernels", "--deterministic"),
     )
     settings = EngineSettings(
-        admission=AdmissionMode.REFUSE, memory_bytes=16_000_000_000, kernels=False, deterministic=True
+        admission=AdmissionMode.REFUSE, memory_bytes=16_000_000_000, kernels=True, deterministic=True
     )
     wanted = {"device": "cpu", "dtype": "float16", "variant": None, "voices": None, "settings": settings}
     assert tts.loaded_with == wanted
@@ -253,6 +253,7 @@ def test_the_same_audio_is_listened_to(tts: FakeVivavoce, bench: Bench) -> None:
         (("--quality", "--tokens", 5), "quality: "),
         (("--admission", "maybe"), "admission: 'maybe' is unknown"),
         (("--memory", "0"), "memory: 0 GB cannot be"),
+        (("--no-kernels", "--deterministic"), "deterministic: needs kernels"),
         (("--policy", "none"), "chunk policy: 'none' is unknown"),
         (("--json", "missing/bench.json"), "json: folder"),
         (("--plot", "missing/bench.png"), "plot: folder"),

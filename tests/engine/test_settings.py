@@ -12,7 +12,8 @@ from vivavoce.errors import InvalidRequest
 @pytest.mark.parametrize(
     ("settings", "field"),
     [({"slots": 0}, "slots"), ({"slots": 5_000}, "slots"), ({"max_waiting": 0}, "max_waiting"),
-     ({"state_bytes": -1}, "state_bytes"), ({"memory_bytes": 0}, "memory_bytes")],
+     ({"state_bytes": -1}, "state_bytes"), ({"memory_bytes": 0}, "memory_bytes"),
+     ({"deterministic": True, "kernels": False}, "deterministic")],
 )  # fmt: skip
 def test_settings_outside_their_limits_are_refused(settings, field):
     with pytest.raises(InvalidRequest, match=field):
@@ -56,10 +57,12 @@ def test_kernels_run_where_they_are_faster(models, on_a_gpu, monkeypatch):
     assert not uses_kernels(replace(on_a_gpu, dtype=torch.float32), EngineSettings())
     assert not uses_kernels(models, EngineSettings())
     assert uses_kernels(models, EngineSettings(kernels=True))
+    assert uses_kernels(models, EngineSettings(deterministic=True))
     assert not uses_kernels(on_a_gpu, EngineSettings(kernels=False))
 
 
 def test_kernels_that_cannot_run_are_refused(models, monkeypatch):
     monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: False)
-    with pytest.raises(InvalidRequest, match="kernels"):
-        uses_kernels(models, EngineSettings(kernels=True))
+    for settings, field in (({"kernels": True}, "kernels"), ({"deterministic": True}, "deterministic")):
+        with pytest.raises(InvalidRequest, match=field):
+            uses_kernels(models, EngineSettings(**settings))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
@@ -103,6 +104,11 @@ class Vivavoce:
     def statistics(self) -> StatisticsSnapshot:
         """What the engine has done so far: batches, queues, slots, underruns."""
         return self._synthesizer.engine.statistics
+
+    @property
+    def costs(self) -> CostSnapshot:
+        """What each stage's batches have cost so far, by their size: what admission reckons with."""
+        return self._synthesizer.engine.costs
 
     def warm_up(self, seconds: float = 3.0) -> None:
         """Measure the machine before its first user comes: what admission and deadlines are planned with."""

@@ -15,7 +15,7 @@ import torch
 
 from vivavoce.engine.books import Books
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, CostModel
+from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
 from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.language_lane import LanguageLane
@@ -24,7 +24,7 @@ from vivavoce.engine.loop import Loop
 from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
 from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.engine.scheduler import Scheduler
-from vivavoce.engine.settings import EngineSettings, plan_memory
+from vivavoce.engine.settings import EngineSettings, plan_memory, uses_kernels
 from vivavoce.engine.statistics import RequestEvent, Statistics, StatisticsSnapshot
 from vivavoce.engine.stream import Stream
 from vivavoce.engine.synthesis_lane import SynthesisLane
@@ -59,9 +59,16 @@ class Engine:
     ) -> None:
         self.models, self.settings = models, settings
         self.memory = plan_memory(models, settings)
+        self._kernels = uses_kernels(models, settings)
         with torch.inference_mode():
             self._workshop = Workshop(
-                models, self.memory, official=official, chooser=chooser, source_noise=source_noise
+                models,
+                self.memory,
+                kernels=self._kernels,
+                deterministic=settings.deterministic,
+                official=official,
+                chooser=chooser,
+                source_noise=source_noise,
             )
         if models.device.type == "cuda":
             # Weights and state were laid out on this thread's stream, which the lanes' streams do not wait for.
@@ -86,6 +93,11 @@ class Engine:
     def statistics(self) -> StatisticsSnapshot:
         """What it has done so far."""
         return self._statistics.snapshot()
+
+    @property
+    def costs(self) -> CostSnapshot:
+        """What batches of each stage have cost so far, by their size."""
+        return self._costs.snapshot()
 
     def submit(self, request: SpeechRequest) -> Handle:
         """Take a request in; returns at once.
@@ -195,8 +207,10 @@ class Engine:
 
         loop = Loop(
             LanguageLane(workshop.lm, device, self._costs, self._statistics, fail),
-            SynthesisLane(workshop.flow, workshop.vocoder, device, self._costs, self._statistics, fail),
-            Scheduler(self._costs, self.settings.limits, exclusive=self._exclusive),
+            SynthesisLane(
+                workshop.flow, workshop.vocoder, device, self._costs, self._statistics, fail, padded=not self._kernels
+            ),
+            Scheduler(self._costs, self.settings.limits, exclusive=self._exclusive, padded=not self._kernels),
             self._statistics,
             self.models.config.rates.sample_rate,
             self._books,

@@ -55,6 +55,8 @@ class EngineSettings:
             raise InvalidRequest(f"state_bytes: {self.state_bytes} is below 0; choose 0 or more")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise InvalidRequest(f"memory_bytes: {self.memory_bytes} is less than 1; choose some gigabytes")
+        if self.deterministic and self.kernels is False:
+            raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
         if self.max_waiting < 1:
             raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
 
@@ -98,13 +100,17 @@ def uses_kernels(models: Models, settings: EngineSettings) -> bool:
         InvalidRequest: they were asked for, and cannot run here.
     """
     can = usable(models.device)
-    if settings.kernels is None:
+    wanted = settings.kernels
+    if wanted is None and settings.deterministic:
+        wanted = True
+    if wanted is None:
         return can and models.device.type == "cuda" and models.dtype != torch.float32
-    if settings.kernels and not can:
+    if wanted and not can:
+        asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels:"
         raise InvalidRequest(
-            f"kernels: device {models.device} cannot run them; use a CUDA device with triton installed, or leave it out"
+            f"{asked} device {models.device} cannot run; use a CUDA device with triton installed, or leave it out"
         )
-    return settings.kernels
+    return wanted
 
 
 def _cuda_room(device: torch.device, memory_bytes: int | None) -> int:

@@ -78,7 +78,7 @@ class _Leaving:
 class SynthesisLane:
     """Runs flow batches, vocodes what they give, and hands samples out in the order in which batches end.
 
-    `padded`: the rows of a flow batch cost as much as its longest one.
+    `padded`: the rows of a batch cost as much as its longest one.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class SynthesisLane:
             RunningBatch(
                 batch.number,
                 tuple(part.item for part in batch.parts),
-                self._costs.predict(Stage.VOCODER, _vocoder_work([len(mel) for mel in batch.mels])),
+                self._costs.predict(Stage.VOCODER, self._size([len(mel) for mel in batch.mels])),
             )
             for batch in self._voiceless
         )
@@ -226,9 +226,7 @@ class SynthesisLane:
     def _begin(self, parts: list[Part], queued: Sequence[float] = ()) -> None:
         asked = [_work(part) for part in parts]
         # What the flow will really compute: without its state a chunk's past comes on top.
-        frames = [one.frames for one in asked]
-        total = len(frames) * max(frames) if self._padded else sum(frames)
-        size = Work(len(asked), total, sum(one.past_frames for one in asked))
+        size = self._size([one.frames for one in asked], sum(one.past_frames for one in asked))
         try:
             with self._lane.entered():
                 job = self._flow.start(asked)
@@ -236,6 +234,10 @@ class SynthesisLane:
             self._recover(parts, error)
             return
         self._running.append(_Batch(next(self._numbers), parts, job, size, job.steps_left, tuple(queued)))
+
+    def _size(self, frames: Sequence[int], past: int = 0) -> Work:
+        """Of a batch whose rows have so many frames."""
+        return Work(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)
 
     def _step(self, batch: _Batch) -> None:
         def tell(seconds: float) -> None:
@@ -276,7 +278,7 @@ class SynthesisLane:
 
     def _vocode(self, parts: list[Part], mels: list[Tensor]) -> None:
         pieces = [_piece(part, mel) for part, mel in zip(parts, mels, strict=True)]
-        work = _vocoder_work([piece.frames for piece in pieces])
+        work = self._size([piece.frames for piece in pieces])
 
         def tell(seconds: float) -> None:
             self._costs.observe(Stage.VOCODER, work, seconds)
@@ -330,10 +332,6 @@ class SynthesisLane:
         """Their batch has ended: the segments may be cut again."""
         for part in parts:
             part.track.segment.busy = False
-
-
-def _vocoder_work(frames: Sequence[int]) -> Work:
-    return Work(len(frames), len(frames) * max(frames))
 
 
 def _work(part: Part) -> FlowChunk | PromptWork:

@@ -21,17 +21,33 @@ from vivavoce.models.lm.interleave import TextInterleaver
 class Workshop:
     """The stages, and what turns a request into work for them.
 
-    `official`: the official rules of the decode's ends (for parity); `chooser` stands in for repetition-aware
-    sampling; `source_noise`: whether the vocoder's source has its noise.
+    `kernels`: the stages run on our own; `deterministic`: whoever shares a batch changes no bit; `official`: the
+    official rules of the decode's ends (for parity); `chooser` stands in for repetition-aware sampling;
+    `source_noise`: whether the vocoder's source has its noise.
     """
 
     def __init__(
-        self, models: Models, memory: MemoryPlan, *, official: bool, chooser: Chooser | None, source_noise: bool
+        self,
+        models: Models,
+        memory: MemoryPlan,
+        *,
+        kernels: bool,
+        deterministic: bool,
+        official: bool,
+        chooser: Chooser | None,
+        source_noise: bool,
     ) -> None:
         self.models, self._official = models, official
-        self.lm = LMStage(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser)
-        self.flow = FlowStage(models, state_bytes=memory.state_bytes)
-        self.vocoder = VocoderStage(models, source_noise=source_noise)
+        self.lm = LMStage(
+            models,
+            slots=memory.slots,
+            capacity=memory.capacity,
+            chooser=chooser,
+            kernels=kernels,
+            deterministic=deterministic,
+        )
+        self.flow = FlowStage(models, state_bytes=memory.state_bytes, kernels=kernels, deterministic=deterministic)
+        self.vocoder = VocoderStage(models, source_noise=source_noise, kernels=kernels)
 
     def check_in(self, request: SynthesisRequest, arrival: Arrival) -> Arrived:
         """A segment and the language model's work for it; safe to call from any thread.

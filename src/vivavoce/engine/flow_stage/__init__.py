@@ -3,6 +3,10 @@
 Files: `stage.py` is the door, `job.py` one running batch and `lane.py` its tensors; `blocks.py` says what sees what;
 `planning.py` finds each row's state, which lies in `pool.py`'s pages and is read through `paged_memory.py`;
 `prompts.py` shares the state of voices.
+
+With kernels `packed_lane.py` stands in for `lane.py`: rows end to end instead of padded (`packed_tables.py`), steps
+recorded over tensors that stay where they are (`packed_buffers.py`), voices and tokens for all rows at once
+(`voices.py`, `encoding.py`) or, to be deterministic, one by one (`encoding_alone.py`, `row_memory.py`).
 """
 
 from vivavoce.engine.flow_stage.job import FlowJob

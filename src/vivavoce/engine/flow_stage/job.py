@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from torch import Tensor
 
-from vivavoce.engine.flow_stage.lane import Lane
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.work import FlowChunk, PromptWork
+
+
+class Lane(Protocol):
+    """Rows that are computed together, on their way from tokens to mel."""
+
+    rows: Sequence[Row]
+
+    def step(self, number: int) -> None:
+        """Take Euler step `number`."""
+        ...
+
+    def mels(self) -> list[Tensor | None]:
+        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+        ...
+
+    def commit(self) -> None:
+        """Keep what the rows' next chunks will need."""
+        ...
 
 
 class FlowJob:

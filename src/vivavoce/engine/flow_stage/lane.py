@@ -29,7 +29,7 @@ class Workplace:
     noise: Tensor
 
 
-class Lane:
+class PaddedLane:
     """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
 
     All work is enqueued on the device; the host waits for none of it.
@@ -78,7 +78,7 @@ class Lane:
     def mels(self) -> list[Tensor | None]:
         """New frames of each row, [2 · hop, bins] float32; None for prompts."""
         return [
-            mel[self._first_frame(row, row.work) : row.new * self._up] if isinstance(row.work, FlowChunk) else None
+            mel[first_frame(row, row.work, self._up) : row.new * self._up] if isinstance(row.work, FlowChunk) else None
             for row, mel in zip(self.rows, self._path.x, strict=True)
         ]
 
@@ -87,13 +87,6 @@ class Lane:
         for memory in self._memories:
             memory.commit(self._slots[1])
 
-    def _first_frame(self, row: Row, chunk: FlowChunk) -> int:
-        """Where a chunk's new frames begin in its row."""
-        if row.bounds:
-            return (row.new - chunk.hop) * self._up
-        # As in the official code a prompt ends where its mel does, which may be a frame before its tokens' end.
-        return len(row.stream.conditioning.flow_mel) + row.stream.spoken * self._up
-
     def _condition(self, mu: Tensor, voices: Sequence[VoiceFeatures]) -> Tensor:
         condition = torch.zeros_like(mu, dtype=torch.float32)
         for row, voice, given in zip(self.rows, voices, condition, strict=True):
@@ -101,6 +94,14 @@ class Lane:
             if len(mel):
                 given[: len(mel)] = mel
         return condition
+
+
+def first_frame(row: Row, chunk: FlowChunk, upsampling: int) -> int:
+    """Where a chunk's new frames begin in its row."""
+    if row.bounds:
+        return (row.new - chunk.hop) * upsampling
+    # As in the official code a prompt ends where its mel does, which may be a frame before its tokens' end.
+    return len(row.stream.conditioning.flow_mel) + row.stream.spoken * upsampling
 
 
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:

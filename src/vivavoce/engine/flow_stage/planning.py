@@ -165,8 +165,8 @@ class Planner:
                 return None
             fresh = pool.acquire(count)
             pool.hold(kept)
-            if partial is not None:
-                pool.copy(partial, fresh[0])
+            if before and partial is not None:
+                pool.copy(partial, fresh[0], before.tokens % pool.page_tokens)
         finally:
             pool.release(before.pages if before else ())
         own = before.slot if before and before is stream.state else fresh[0]

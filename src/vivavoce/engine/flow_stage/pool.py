@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.models.build import Models
-from vivavoce.models.flow.memory import MemoryShape
+from vivavoce.models.flow.memory import KEY_TILE, MemoryShape
 
 SINK = 0
 """The page that positions of padding are written to and nothing is read from; beside it lie the tails of rows
@@ -36,8 +36,11 @@ class Shelf:
         per_token: int = 1,
         passes: int = 1,
         copies: int = 1,
+        read_whole: bool = True,
     ) -> None:
         self.sites, self.tail, self.copies, self.per_token = shape.sites, shape.tail, copies, per_token
+        self.read_whole = read_whole
+        """Whether positions are read, though masked later, that nothing was written to."""
         self.positions = page_tokens * per_token
         self.slabs = passes * shape.sites * copies
         """Pieces of a page in which the positions of one attention's row lie."""
@@ -59,13 +62,18 @@ class PagePool:
 
     Args:
         state_bytes: what the pages may take in all.
+        kernels: the estimator's pages are read by kernels: one of their key tiles each, and nothing past a row's end.
     """
 
-    def __init__(self, models: Models, state_bytes: int) -> None:
-        page_bytes = sum(shelf.page_bytes for shelf in _shelves(models, 1, torch.device("meta")))
-        self.total = max(0, state_bytes // page_bytes - 1)
-        self.page_tokens = models.config.flow.encoder.chunk
-        self.shelves = _shelves(models, self.total + 1 if self.total else 0, models.device)
+    def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:
+        encoder = models.config.flow.encoder
+        self.page_tokens = KEY_TILE // encoder.upsampling if kernels else encoder.chunk
+
+        def shelves(pages: int, device: torch.device) -> tuple[Shelf, Shelf, Shelf]:
+            return _shelves(models, pages, self.page_tokens, device, kernels)
+
+        self.total = max(0, state_bytes // sum(one.page_bytes for one in shelves(1, torch.device("meta"))) - 1)
+        self.shelves = shelves(self.total + 1 if self.total else 0, models.device)
         """Of the encoder at token rate, of the encoder at mel rate, and of the estimator."""
         self._free = list(range(self.total, SINK, -1))
         self._holders: Counter[int] = Counter()
@@ -88,7 +96,8 @@ class PagePool:
         pages = tuple(self._free.pop() for _ in range(count))
         self._holders.update(pages)
         for shelf in self.shelves if pages else ():
-            shelf.keys[pages[-1]].zero_()
+            if shelf.read_whole:
+                shelf.keys[pages[-1]].zero_()
         return pages
 
     def hold(self, pages: Iterable[int]) -> None:
@@ -107,10 +116,11 @@ class PagePool:
         """How many hold the page."""
         return self._holders[page]
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy the keys and values of a page."""
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the keys and values of a page's first `tokens`."""
         for shelf in self.shelves:
-            shelf.keys[target].copy_(shelf.keys[source])
+            kept = tokens * shelf.per_token
+            shelf.keys[target, ..., :kept, :].copy_(shelf.keys[source, ..., :kept, :])
 
     def balanced(self, held: Iterable[Sequence[int]]) -> bool:
         """Whether the books agree with what the holders say they hold, and every other page is free."""
@@ -118,13 +128,22 @@ class PagePool:
         return counted == self._holders and sorted((*counted, *self._free)) == list(range(1, self.total + 1))
 
 
-def _shelves(models: Models, pages: int, device: torch.device) -> tuple[Shelf, Shelf, Shelf]:
-    config, size = models.config.flow, models.config.flow.encoder.chunk
+def _shelves(models: Models, pages: int, size: int, device: torch.device, kernels: bool) -> tuple[Shelf, Shelf, Shelf]:
+    config = models.config.flow
     like = torch.empty(0, device=device, dtype=models.dtype)
     of_tokens, of_frames = models.flow.encoder.memory_shapes
     up = config.encoder.upsampling
     return (
         Shelf(of_tokens, pages, size, like),
         Shelf(of_frames, pages, size, like, per_token=up),
-        Shelf(models.flow.estimator.memory_shape, pages, size, like, per_token=up, passes=config.num_steps, copies=2),
+        Shelf(
+            models.flow.estimator.memory_shape,
+            pages,
+            size,
+            like,
+            per_token=up,
+            passes=config.num_steps,
+            copies=2,
+            read_whole=not kernels,
+        ),
     )

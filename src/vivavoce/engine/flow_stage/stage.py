@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vivavoce.engine.flow_stage.blocks import near_equal
-from vivavoce.engine.flow_stage.job import FlowJob
-from vivavoce.engine.flow_stage.lane import Lane, Workplace
+from vivavoce.engine.flow_stage.job import FlowJob, Lane
+from vivavoce.engine.flow_stage.lane import PaddedLane, Workplace
 from vivavoce.engine.flow_stage.planning import Planner, Row
 from vivavoce.engine.flow_stage.pool import PagePool
 from vivavoce.engine.flow_stage.prompts import PromptCache
@@ -34,6 +35,27 @@ class FlowStatistics:
     recomputed: int
 
 
+class _Lanes(Protocol):
+    """How batches are computed."""
+
+    def begin(self, rows: Sequence[Row]) -> Lane: ...
+
+    def prepare(self) -> None: ...
+
+
+class _PaddedLanes:
+    """By the network as it is."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+
+    def begin(self, rows: Sequence[Row]) -> Lane:
+        return PaddedLane(self._place, rows)
+
+    def prepare(self) -> None:
+        """Nothing is to be done."""
+
+
 class FlowStage:
     """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
 
@@ -42,17 +64,26 @@ class FlowStage:
     Args:
         models: networks on one device. The flow's weights are moved in memory to where inference reads them best.
         state_bytes: what the state of all sequences and voices may take on the device; 0 is enough to work.
+        kernels: compute the estimator without padding by kernels of our own, where `models.kernels.usable` says so.
+        deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
+            its past was kept, to the bit.
+
+    Raises:
+        ValueError: a network of sizes that the kernels do not take; or deterministic without kernels.
     """
 
-    def __init__(self, models: Models, *, state_bytes: int) -> None:
+    def __init__(self, models: Models, *, state_bytes: int, kernels: bool = False, deterministic: bool = False) -> None:
+        if deterministic and not kernels:
+            raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
         models.flow.lay_out()
         config = models.config.flow
-        self._config, self._pool = config, PagePool(models, state_bytes)
+        self._config, self._pool = config, PagePool(models, state_bytes, kernels=kernels)
         self._prompts = PromptCache(self._pool)
         self._planner = Planner(config, self._pool, self._prompts)
         schedule = Schedule.of(models.flow.estimator, config.num_steps)
         noise = fixed_noise(config.num_mel_bins).to(models.device)
-        self._place = Workplace(models, self._pool, schedule, noise)
+        place = Workplace(models, self._pool, schedule, noise)
+        self._lanes: _Lanes = _packed_lanes(place, deterministic) if kernels else _PaddedLanes(place)
         self._streams: set[FlowStream] = set()
         self._jobs: set[FlowJob] = set()
 
@@ -98,11 +129,15 @@ class FlowStage:
             for kept in (True, False):
                 together = [row for row in rows if (row.after is not None) == kept]
                 if together:
-                    lanes.append(Lane(self._place, together))
+                    lanes.append(self._lanes.begin(together))
         except BaseException:
             job.abandon()
             raise
         return job
+
+    def prepare(self) -> None:
+        """Do ahead what the first batches of each size would wait for; seconds on a CUDA device with kernels."""
+        self._lanes.prepare()
 
     def statistics(self) -> FlowStatistics:
         """A snapshot."""
@@ -170,3 +205,10 @@ class FlowStage:
         if stream.state:
             self._pool.release(stream.state.pages)
             stream.state = None
+
+
+def _packed_lanes(place: Workplace, deterministic: bool) -> _Lanes:
+    # Triton is not installed everywhere.
+    from vivavoce.engine.flow_stage.packed_lane import PackedLanes
+
+    return PackedLanes(place, deterministic=deterministic)

@@ -16,7 +16,8 @@ from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.products import SAFE_ROWS
 from vivavoce.models.lm.slot_lm import PackedRows
 
-_KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: 1, RowKind.SPEECH: 2}
+KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: 1, RowKind.SPEECH: 2}
+"""The numbers of the tables that rows are taken from."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def pack(slots: Sequence[Slot], capacity: int, vocabulary: Vocabulary, device: t
     sequence = np.repeat(np.arange(len(runs)), lengths)
     column = np.arange(longest)
     arrays = (
-        _padded([_KINDS[row.kind] for row in rows], idle, 0),
+        _padded([KINDS[row.kind] for row in rows], idle, 0),
         _padded([row.id for row in rows], idle, 0),
         _padded(places[sequence], idle, 0),
         _padded(starts[sequence] + within, idle, capacity - 1),

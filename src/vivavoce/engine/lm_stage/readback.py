@@ -49,9 +49,9 @@ class Readback:
         return len(self._launches)
 
     def send(self, ids: Tensor, owners: Sequence[Owner]) -> None:
-        """Start to copy a launch's ids, [n] int64 and −1 where a slot was idle."""
+        """Start to copy a launch's ids, [n] int64 and −1 where a slot was idle; the next launch may overwrite them."""
         if ids.device.type != "cuda":
-            self._launches.append((ids.cpu(), None, owners))
+            self._launches.append((ids.clone(), None, owners))
             return
         host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
         host.copy_(ids, non_blocking=True)

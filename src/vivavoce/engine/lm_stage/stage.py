@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vivavoce.engine.lm_stage.choosing import Chooser, filled, repetition_aware
-from vivavoce.engine.lm_stage.packing import pack, to_device
+from vivavoce.engine.lm_stage.packing import to_device
+from vivavoce.engine.lm_stage.plain_steps import PlainSteps
 from vivavoce.engine.lm_stage.readback import Arrived, Owner, Readback, Sampled
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Slot, SlotTable
-from vivavoce.engine.lm_stage.state import Field, SlotStates
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.lm.slot_cache import SlotCache
-from vivavoce.models.lm.slot_lm import SlotLM
 
-REACH_STEP = 128
-"""Attention looks at a multiple of so many positions."""
 LARGEST_WINDOW = 200
 """Ids of a slot's past that are kept: no sampling window is wider."""
-BUCKETS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Numbers of slots that a GPU's steps come in, so that few shapes are ever met; after the last one all slots."""
+
+
+class Steps(Protocol):
+    """How the stage's forwards are made: by the plain network, or by recorded launches of our own kernels."""
+
+    def bucket(self, slots: int) -> int:
+        """Slots that a step for the first `slots` covers."""
+
+    def prefill(self, held: Sequence[Slot], most: int) -> Tensor:
+        """Read the waiting runs of one slot or more; their first ids come first, [≥ n] int64.
+
+        most: no open slot's top_k is larger
+        """
+
+    def decode(self, held: Sequence[Slot], most: int) -> Tensor:
+        """One more id for one slot or more, all that run: by place, [bucket] int64, −1 where none runs."""
+
+    def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
+        """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
+
+    def prepare(self) -> None:
+        """Make ahead what would otherwise be made when it is first needed."""
 
 
 class LMStage:
@@ -38,20 +56,40 @@ class LMStage:
         slots: sequences that can run at the same time.
         capacity: positions of each slot; its keys and values are reserved at once.
         chooser: stands in for repetition-aware sampling.
+        kernels: use kernels of our own where no chooser is given; needs the package `triton`, and CUDA or its
+            interpreter. A launch's ids stay in memory that the next one overwrites.
+        deterministic: a request's ids are the same, bit for bit, alone and in company, in 16 bit too: every decode
+            step is of all slots, and runs are prefilled one by one. (A neighbour whose top_k is past the sampling
+            kernel's has the ids of its steps chosen by torch, whose softmax may round otherwise.)
     """
 
-    def __init__(self, models: Models, *, slots: int, capacity: int, chooser: Chooser | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        *,
+        slots: int,
+        capacity: int,
+        chooser: Chooser | None = None,
+        kernels: bool = False,
+        deterministic: bool = False,
+    ) -> None:
         self.slots, self.capacity = slots, capacity
         config = models.config.lm
         self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, config.sampling
-        self._choose = chooser or repetition_aware
+        self._deterministic = deterministic
         window = max(LARGEST_WINDOW, config.sampling.win_size)
         with torch.inference_mode():
-            self._lm = SlotLM(models.lm, capacity)
-            self._cache = SlotCache.allocate(config, slots, capacity, models.device, models.dtype)
-            self._states = SlotStates(slots, len(config.vocabulary.stop_ids), window, models.device)
+            if kernels and chooser is None:
+                self._steps: Steps = _recorded(models, slots, capacity, window, fixed=deterministic)
+            else:
+                choose = chooser or repetition_aware
+                self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
         self._table = SlotTable(slots)
         self._readback = Readback()
+
+    def prepare(self) -> None:
+        """Record the launches that will be needed; on CUDA call it on the stage's stream, before anything else."""
+        self._steps.prepare()
 
     @property
     def free_slots(self) -> int:
@@ -98,19 +136,13 @@ class LMStage:
         return 0 if waiting is None else len(waiting.rows)
 
     def prefill(self, slots: Sequence[int]) -> None:
-        """Read the queued runs of some slots in one forward, and sample the first id of each."""
+        """Read the queued runs of some slots, in one forward, and sample the first id of each."""
         held = [self._table[number] for number in slots]
-        if not held:
-            return
-        beginning = pack(held, self.capacity, self._vocabulary, self._device)
-        for slot in held:
-            slot.begin()
-        packed = beginning.packed
-        scores = self._lm.prefill(packed, self._cache, self._reach(held))
-        rows = self._states.starting(packed.sequences, beginning.states)
-        ids = rows.advance(scores, self._choose, self._most)
-        self._states.put(packed.sequences, rows)
-        self._readback.send(ids, [Owner(index, slot.number, slot.epoch) for index, slot in enumerate(held)])
+        for batch in [[slot] for slot in held] if self._deterministic else [held] if held else []:
+            ids = self._steps.prefill(batch, self._most)
+            for slot in batch:
+                slot.begin()
+            self._readback.send(ids, [Owner(index, slot.number, slot.epoch) for index, slot in enumerate(batch)])
 
     def decode(self) -> None:
         """One more id for every slot whose run is in progress; nothing if there is none."""
@@ -118,9 +150,7 @@ class LMStage:
         held = [slot for slot in self._table.all if slot.decoding]
         if not held:
             return
-        rows = self._states.first(self._bucket(max(slot.place for slot in held) + 1))
-        scores = self._lm.step(rows.column(Field.LAST), rows.column(Field.POSITION), self._cache, self._reach(held))
-        ids = rows.advance(scores, self._choose, self._most)
+        ids = self._steps.decode(held, self._most)
         for slot in held:
             slot.launched += 1
         self._readback.send(ids, [Owner(slot.place, slot.number, slot.epoch) for slot in held])
@@ -155,24 +185,18 @@ class LMStage:
     def _most(self) -> int:
         return max(slot.settings.top_k for slot in self._table.all)
 
-    def _reach(self, held: Sequence[Slot]) -> int:
-        reach = max(slot.reach for slot in held)
-        return min(self.capacity, -(-reach // REACH_STEP) * REACH_STEP)
-
-    def _bucket(self, slots: int) -> int:
-        """Slots that a step for the first `slots` covers."""
-        if self._device.type == "cpu":
-            return slots
-        fitting = (size for size in BUCKETS if size >= slots)
-        return min(self.slots, next(fitting, self.slots))
-
     def _compact(self) -> None:
         """Once the open slots would fit half of the step, they move together."""
-        if 2 * self._bucket(len(self._table)) > self._bucket(self._table.used):
+        if 2 * self._steps.bucket(len(self._table)) > self._steps.bucket(self._table.used):
             return
         moves = self._table.compact()
         if moves:
             sources, targets = to_device([np.array(part) for part in zip(*moves, strict=True)], self._device)
-            reach = -(-max(slot.reach + 1 for slot in self._table.all) // REACH_STEP) * REACH_STEP
-            self._cache.move(sources, targets, min(self.capacity, reach))
-            self._states.move(sources, targets)
+            self._steps.move(sources, targets, max(slot.reach + 1 for slot in self._table.all))
+
+
+def _recorded(models: Models, slots: int, capacity: int, window: int, *, fixed: bool) -> Steps:
+    # Triton is not everywhere, and whoever asks for kernels has it.
+    from vivavoce.engine.lm_stage.recorded_steps import RecordedSteps
+
+    return RecordedSteps(models, slots, capacity, window, fixed=fixed)

@@ -6,8 +6,9 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -16,34 +17,7 @@ from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.lm_stage.choosing import Chooser, SamplingState, Settings
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.models.lm.sampling import SamplingRows
-
-IDLE = -1
-"""Stands in a launch's result where no id was sampled."""
-
-
-class Field(IntEnum):
-    """Columns of a slot's numbers."""
-
-    RUNNING = 0
-    """1 from prefill to the run's control id."""
-    POSITION = 1
-    """Where the row that this launch feeds stands (a prefill's last row)."""
-    COUNT = 2
-    """Ids sampled in the slot."""
-    RUN_COUNT = 3
-    """Ids sampled in the run."""
-    LAST = 4
-    """The id to be fed next."""
-    FORCED_AT = 5
-    FORCED = 6
-    MIN_TOKENS = 7
-    SEED = 8
-    TOP_K = 9
-    WINDOW = 10
-    MAX_REPEATS = 11
-    TOP_P = 12
-    """As the bits of a float64."""
-
+from vivavoce.models.lm.slot_numbers import IDLE, Field
 
 _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
 
@@ -63,6 +37,11 @@ def state_row(run: Run, settings: Settings, seed: int, position: int, count: int
         *(int(one not in run.allowed) for one in controls),
         *(int(one in run.early_forbidden) for one in controls),
     ]
+
+
+def state_width(num_controls: int) -> int:
+    """Integers of a `state_row`."""
+    return len(Field) + 2 * num_controls
 
 
 @dataclass(frozen=True)
@@ -129,7 +108,7 @@ class SlotStates:
 
     def first(self, slots: int) -> SlotRows:
         """The first slots, as views."""
-        return SlotRows(*(part[:slots] for part in self._parts()))
+        return SlotRows(*(part[:slots] for part in self.parts))
 
     def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
         """What slots begin a run with; places: [n] int64; rows: [n, …] int64, see `state_row`."""
@@ -140,18 +119,29 @@ class SlotStates:
 
     def put(self, places: Tensor, rows: SlotRows) -> None:
         """Write the state of some slots back; places: [n] int64."""
-        for part, new in zip(self._parts(), _parts_of(rows), strict=True):
+        for part, new in zip(self.parts, _parts_of(rows), strict=True):
             part.index_copy_(0, places, new)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """All slots are afterwards as they were, as far as `SlotRows.advance` changes them."""
+        changing = (self._all.numbers, self._all.history)
+        kept = [part.clone() for part in changing]
+        yield
+        for part, old in zip(changing, kept, strict=True):
+            part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy slots onto others; what is left behind runs no more."""
-        for part in self._parts():
+        for part in self.parts:
             part.index_copy_(0, targets, part.index_select(0, sources))
         self._all.column(Field.RUNNING).index_fill_(0, sources, 0)
 
-    def _parts(self) -> tuple[Tensor, ...]:
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All slots' numbers, top_p, forbidden, early and history, see `SlotRows`."""
         return _parts_of(self._all)
 
 
-def _parts_of(rows: SlotRows) -> tuple[Tensor, ...]:
+def _parts_of(rows: SlotRows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return rows.numbers, rows.top_p, rows.forbidden, rows.early, rows.history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from vivavoce.engine.vocoder_stage.stream import Piece, Tails, VocoderStream
 from vivavoce.engine.vocoder_stage.transfer import to_device
 from vivavoce.engine.vocoder_stage.work import Work, plan
 from vivavoce.models.build import Models
+
+if TYPE_CHECKING:
+    from vivavoce.engine.vocoder_stage.packed_stage import PackedStage
 
 FRAME_BUCKET = 8
 """Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
@@ -31,17 +35,32 @@ class VocoderStage:
     Args:
         models: networks on one device.
         source_noise: whether the source has its noise; without it the audio is a function of the mel.
+        kernels: whether our own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of
+            sizes that they do not know stays on the plain path.
     """
 
-    def __init__(self, models: Models, *, source_noise: bool = True) -> None:
+    def __init__(self, models: Models, *, source_noise: bool = True, kernels: bool = False) -> None:
         self._vocoder, self._source_noise = models.vocoder, source_noise
         self._device = models.device
         self._hop = models.vocoder.config.samples_per_frame
         self._nothing = torch.zeros(0, device=models.device)
+        self._packed = _packed_stage(models, source_noise) if kernels else None
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Compile and record what batches of any size need, so that none waits for it."""
+        if self._packed is not None:
+            self._packed.prepare()
 
     def open(self, seed: int, speed: float, joins: Joins) -> VocoderStream:
         """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
         return VocoderStream(seed if self._source_noise else None, speed, join_rule(joins, self._hop, self._device))
+
+    def close(self, stream: VocoderStream) -> None:
+        """Free what the stream's tails take. Pieces of it that still come are vocoded as of a new stream."""
+        if self._packed is not None and not stream.closed:
+            self._packed.close(stream)
+        stream.tails, stream.closed = Tails(), True
 
     @torch.inference_mode()
     def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -61,6 +80,8 @@ class VocoderStage:
         """
         if len({id(piece.stream) for piece in pieces}) < len(pieces):
             raise ValueError("the pieces of one call must be of different streams")
+        if self._packed is not None:
+            return self._packed.run(pieces)
         plans = [plan(piece) for piece in pieces]
         done: dict[int, tuple[Tensor, Tails]] = {}
         for batch in self._batches([one.work for one in plans if one.work is not None]):
@@ -68,7 +89,7 @@ class VocoderStage:
                 done[id(work.piece)] = outcome
         outcomes = [done.get(id(one.piece)) or (self._nothing, one.waiting_tails()) for one in plans]
         for piece, (_, tails) in zip(pieces, outcomes, strict=True):
-            if not piece.whole:
+            if not (piece.whole or piece.stream.closed):
                 piece.stream.tails = tails
         return [samples for samples, _ in outcomes]
 
@@ -126,3 +147,11 @@ class VocoderStage:
             held=wave[overlap : overlap + rule.fade_frames * self._hop].clone(),
             frames=work.start + work.frames,
         )
+
+
+def _packed_stage(models: Models, source_noise: bool) -> PackedStage | None:
+    # Triton is not installed everywhere.
+    from vivavoce.engine.vocoder_stage.packed_stage import PackedStage
+    from vivavoce.models.vocoder.packed import supports
+
+    return PackedStage(models, source_noise=source_noise) if supports(models.vocoder.config) else None

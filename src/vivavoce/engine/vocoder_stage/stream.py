@@ -10,9 +10,23 @@ from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES, JoinRule
 from vivavoce.engine.vocoder_stage.speed import SpeedStream, SpeedTail, resized_frames
 
 
+@dataclass(frozen=True)
+class Place:
+    """Tails that lie in the pool of the packed path."""
+
+    row: int
+    context: int
+    """Frames of mel."""
+    known: int
+    """How many of them have their source."""
+
+
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """What a stream remembers between pieces. A piece gives a new one; none is ever changed."""
+    """What a stream remembers between pieces. A piece gives a new one; none is ever changed.
+
+    On the packed path `place` says where mel, source, phase and held are, and they are None here.
+    """
 
     speed: SpeedTail = field(default_factory=SpeedTail)
     waiting: Tensor | None = None
@@ -27,10 +41,13 @@ class Tails:
     """[samples] float32: the first samples of the overlap, to be faded into the next piece."""
     frames: int = 0
     """Frames vocoded so far."""
+    place: Place | None = None
 
     @property
     def context(self) -> int:
-        """Frames of `mel`."""
+        """Frames seen again by the next piece."""
+        if self.place is not None:
+            return self.place.context
         return 0 if self.mel is None else len(self.mel)
 
 
@@ -43,6 +60,8 @@ class VocoderStream:
         # The official code ignores the speed of a stream.
         self.resampler = SpeedStream(speed if rule.continuous else 1.0)
         self.tails = Tails()
+        self.closed = False
+        """It keeps no tails any more; pieces that were on their way may still come."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,4 +91,4 @@ def must_wait(piece: Piece, fresh: int) -> bool:
     """Whether that many frames are too few to give out a sample, or to hold the fade at either end."""
     if piece.final:
         return False
-    return fresh <= OVERLAP_FRAMES if piece.stream.tails.mel is None else fresh < piece.stream.rule.fade_frames
+    return fresh <= OVERLAP_FRAMES if piece.stream.tails.frames == 0 else fresh < piece.stream.rule.fade_frames

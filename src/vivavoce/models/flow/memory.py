@@ -12,6 +12,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+KEY_TILE = 64
+"""Keys that attention kernels take at a time, counted from the row's start; where memory lies in pages that such
+kernels read, a page holds so many positions."""
+
 
 @dataclass(frozen=True)
 class MemoryShape:

@@ -31,7 +31,7 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
     """
     if _packs(linears[0].weight):
         return _packed(linears)
-    weight, bias = _shared(linears)
+    weight, bias = shared(linears)
 
     def plain(x: Tensor) -> Tensor:
         return linear(x, weight, bias)
@@ -90,7 +90,11 @@ def _packing_works() -> bool:
         return torch.equal(found, x @ weight.T + bias)
 
 
-def _shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the joined product; the layers' own parameters become views of them.
+
+    Returns [outputs, inputs] and [outputs] (None: no layer has a bias); asked again, it gives the same memory.
+    """
     # What the parameters become must be as usable elsewhere as what they were.
     with torch.inference_mode(linears[0].weight.is_inference()), torch.no_grad():
         weight = _as_one([one.weight for one in linears])

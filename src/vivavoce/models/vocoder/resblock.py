@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vivavoce.models.vocoder.layout import convolve
 
-_LEAST = 1e-9
+LEAST_ALPHA = 1e-9
 """Added to α before the division, as in the official code."""
 
 
@@ -22,9 +22,9 @@ class Snake(nn.Module):
         """x: [batch, channels, 1, time]  →  the same shape; 0 stays 0."""
         alpha = self.alpha[:, None, None]
         if torch.is_grad_enabled():
-            return x + torch.sin(alpha * x).square() / (alpha + _LEAST)
+            return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
         # Fresh memory costs more than the arithmetic: one tensor is made and worked on in place.
-        return (alpha * x).sin_().square_().div_(alpha + _LEAST).add_(x)
+        return (alpha * x).sin_().square_().div_(alpha + LEAST_ALPHA).add_(x)
 
 
 class ResBlock(nn.Module):

@@ -1,0 +1,200 @@
+"""Attention of packed rows to keys that lie in pages, or among the batch's own products.
+
+A query sees the keys before an end of its own. Key tiles lie at multiples of the page's size, counted from the row's
+start, and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys
+alone, whether they were computed with it or before it, and whoever is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.models.flow.memory import KEY_TILE
+from vivavoce.models.kernels.dependent_launch import join, launch_options
+
+_HIDDEN = tl.constexpr(-1e30)
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """How the work is cut: queries of one program, 16 or more; warps and pipeline stages of its loop."""
+
+    queries: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _absorb(query, key, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
+    """One tile of keys more in the running softmax (arXiv:1805.02867).
+
+    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
+    """
+    score = tl.dot(query, key, input_precision="ieee")
+    if MASKED:
+        score = tl.where(position[None, :] < end[:, None], score, _HIDDEN)
+    higher = tl.maximum(peak, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - higher[:, None])
+    fade = tl.exp2(peak - higher)
+    total = total * fade + tl.sum(weight, 1)
+    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
+    return higher, total, out
+
+
+@triton.jit
+def _channels(pointer, inside, WHOLE: tl.constexpr):
+    """Load where `inside`; WHOLE: that is everywhere."""
+    if WHOLE:
+        loaded = tl.load(pointer)
+    else:
+        loaded = tl.load(pointer, inside, 0.0)
+    return loaded
+
+
+@triton.jit(do_not_specialize=["site", "frames", "pages_width"])
+def _attend(
+    products,
+    keys,
+    out,
+    tiles,
+    ends,
+    first,
+    pages,
+    step,
+    site,
+    frames,
+    pages_width,
+    scale,
+    PAGED: tl.constexpr,
+    SITES: tl.constexpr,
+    PAGE_SLABS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    tile, head, copy = tl.program_id(0), tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
+    if DEPENDENT:
+        join()
+    row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    if count == 0:
+        return
+    inner: tl.constexpr = HEADS * HEAD
+    stride: tl.constexpr = 2 * inner if PAGED else 3 * inner
+    whole: tl.constexpr = HEAD == BLOCK
+    line, channel, key_line = tl.arange(0, QUERIES), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    inside, real = channel < HEAD, line < count
+    end = tl.load(ends + start + line, real, 0)
+    last = tl.max(end, 0)
+    end = tl.where(real, end, last)
+    seen_by_all = tl.min(end, 0) // KEYS * KEYS
+    at = copy * frames + start + line
+    query = tl.load(
+        products + at[:, None] * (3 * inner) + head * HEAD + channel[None, :], real[:, None] & inside[None, :], 0.0
+    )
+    if PAGED:
+        slab = (tl.load(step).to(tl.int64) * SITES + site) * 2 + copy
+        base = keys + slab * (KEYS * stride) + head * HEAD
+        table = pages + row * pages_width
+    else:
+        base = products + (copy * frames + tl.load(first + row)).to(tl.int64) * stride + inner + head * HEAD
+        table = pages
+    peak, total = tl.full([QUERIES], _HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
+    for place in range(0, seen_by_all, KEYS):
+        if PAGED:
+            source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
+        else:
+            source = base + place * stride
+        key = _channels(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None], whole)
+        value = _channels(source + inner + (key_line * stride)[:, None] + channel[None, :], inside[None, :], whole)
+        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, False)
+    for place in range(seen_by_all, last, KEYS):
+        if PAGED:
+            source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
+        else:
+            source = base + place * stride
+        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        seen = place + key_line < last
+        key = tl.load(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None] & seen[None, :], 0.0)
+        value = tl.load(
+            source + inner + (key_line * stride)[:, None] + channel[None, :], seen[:, None] & inside[None, :], 0.0
+        )
+        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, True)
+    tl.store(
+        out + at[:, None] * inner + head * HEAD + channel[None, :],
+        # What sees nothing, as padding does, is zero.
+        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        real[:, None] & inside[None, :],
+    )
+
+
+def attend(
+    products: Tensor,
+    keys: Tensor | None,
+    tiles: Tensor,
+    ends: Tensor,
+    first: Tensor,
+    pages: Tensor,
+    step: Tensor,
+    site: int,
+    num_heads: int,
+    cut: AttentionTile,
+    *,
+    dependent: bool = False,
+) -> Tensor:
+    """Attention of packed rows, both copies of guidance.
+
+    Args:
+        products: [2 · frames, 3 · inner], queries, keys and values of the packed frames, contiguous.
+        keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new keys and
+            values already; None: each row's keys are those among `products`, from its first position on.
+        tiles: [tiles, 3] int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle).
+        ends: [frames] int32, the position before which a frame sees the keys of its row; 0: it sees none.
+        first: [rows] int32, packed place of a row's first frame; read without `keys`.
+        pages: [rows, width] int32, of each row in order; read with `keys`.
+        step: [1] int32, the pass whose keys are meant; read with `keys`.
+        site: the attention's place among the network's.
+
+    Returns:
+        [2 · frames, inner]; frames in no tile are left as memory was.
+    """
+    frames, inner = len(ends), products.shape[1] // 3
+    head = inner // num_heads
+    out = torch.empty(len(products), inner, dtype=products.dtype, device=products.device)
+    sites, slabs = (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner)) if keys is not None else (1, 1)
+    _attend[(len(tiles), num_heads * 2)](
+        products,
+        products if keys is None else keys,
+        out,
+        tiles,
+        ends,
+        first,
+        pages,
+        step,
+        site,
+        frames,
+        pages.shape[1],
+        _LOG2_E / head**0.5,
+        keys is not None,
+        sites,
+        slabs,
+        num_heads,
+        head,
+        max(16, triton.next_power_of_2(head)),
+        cut.queries,
+        KEY_TILE,
+        **launch_options(dependent),
+        num_warps=cut.warps,
+        # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+        num_stages=cut.stages + (0 if keys is None else 2),
+    )
+    return out

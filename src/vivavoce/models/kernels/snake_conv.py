@@ -1,0 +1,265 @@
+"""Convolutions over packed signals, channels side by side, with all that follows a convolution in a vocoder.
+
+One implicit matrix product: a row per position, a sum over taps and channels. The epilogue adds bias and residuals,
+clears what lies between the rows, and stores the sum, or the activated value that the next convolution reads, or
+both: a value is activated once, not once per tap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from vivavoce.models.kernels.compile_ahead import launched
+
+PRECISION = "ieee"
+"""Of float32 products: pitches are summed up to phases, so that an error of a thousandth is heard."""
+
+
+class Activation(IntEnum):
+    """What is applied to the sum before it is stored for the next convolution."""
+
+    SNAKE = 0
+    """x + sin²(αx) / α with an α per channel."""
+    LEAKY = 1
+    ELU = 2
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is cut: rows, columns (32 or more) and depth of a program's tile, warps, loads in flight."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """Weights as the kernel reads them, and the grid of positions that they are read for.
+
+    An output position m reads positions m · stride + tap · dilation − offset of the input.
+    """
+
+    weight: Tensor
+    """[taps · channels in, columns], in the products' dtype."""
+    bias: Tensor
+    """[columns] float32."""
+    taps: int
+    channels: int
+    """In."""
+    rate: int
+    """Output positions per frame. Columns are one position's channels, or several positions' one after another."""
+    dilation: int = 1
+    offset: int = 0
+    stride: int = 1
+    fan: int = 1
+    """Positions that one row's columns make up: above 1 for what was a transposed convolution."""
+    open_end: bool = False
+    """The output has one position more than whole frames: it stands first in the frame after a row's last."""
+    mirrored: bool = False
+    """The first position of a row takes what its third one gets."""
+
+
+@dataclass(frozen=True, eq=False)
+class Activated:
+    """Which activated values are stored: one for each row of `alpha`."""
+
+    kind: Activation
+    count: int = 1
+    alpha: Tensor | None = None
+    """[count, columns] float32, of SNAKE."""
+    inverse: Tensor | None = None
+    """[count, columns] float32: 1 / α."""
+    slope: float = 0.0
+    """Of LEAKY."""
+
+
+@triton.jit
+def _snake(x, alpha, inverse, FAST: tl.constexpr):
+    # The hardware's sine is within 1e-5 for such arguments: nothing that 16 bit could show, too coarse for float32.
+    wave = libdevice.fast_sinf(alpha * x) if FAST else tl.sin(alpha * x)
+    return x + wave * wave * inverse
+
+
+@triton.jit
+def _finish(
+    accumulator, m, n, tag, inside, reached, bias, added, also_added, alpha, inverse, raw, activated, positions,
+    scale, slope,
+    OUT: tl.constexpr, RATE: tl.constexpr, FAN: tl.constexpr, OPEN_END: tl.constexpr, MIRRORED: tl.constexpr,
+    ADDS: tl.constexpr, RAW: tl.constexpr, ACTIVATED: tl.constexpr, KIND: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    column = n < OUT
+    stored = (m < positions)[:, None] & column[None, :]
+    kept = reached[:, None]
+    if FAN > 1 and OPEN_END:
+        kept = inside[:, None] | (reached[:, None] & (n < OUT // FAN)[None, :])
+    here = m[:, None] * OUT + n[None, :]
+    total = accumulator + tl.load(bias + n, mask=column, other=0.0)[None, :]
+    # What is read where nothing is kept may be anything: it is read nowhere.
+    if ADDS > 0:
+        total += tl.load(added + here, mask=stored & kept, other=0.0).to(tl.float32)
+    if ADDS > 1:
+        total += tl.load(also_added + here, mask=stored & kept, other=0.0).to(tl.float32)
+    total = tl.where(kept, total * scale, 0.0)
+    if RAW:
+        value = total.to(raw.dtype.element_ty)
+        if MIRRORED:
+            part = (m % RATE * FAN)[:, None] + (n // (OUT // FAN))[None, :]
+            first = (tag == 3)[:, None]
+            tl.store(raw + here, value, mask=stored & ~(first & (part == 0)))
+            tl.store(raw + here - 2 * (OUT // FAN), value, mask=stored & first & (part == 2))
+        else:
+            tl.store(raw + here, value, mask=stored)
+    for which in tl.static_range(ACTIVATED):
+        if KIND == 0:
+            slots = which * OUT + n
+            a = tl.load(alpha + slots, mask=column, other=0.0)[None, :]
+            value = _snake(total, a, tl.load(inverse + slots, mask=column, other=0.0)[None, :], FAST)
+        elif KIND == 1:
+            value = tl.where(total >= 0, total, total * slope)
+        else:
+            value = tl.where(total >= 0, total, tl.exp(total) - 1)
+        value = value.to(activated.dtype.element_ty)
+        tl.store(activated + which * (positions * OUT) + here, value, mask=stored)
+
+
+@triton.jit(do_not_specialize=["positions", "in_positions", "taps", "dilation", "offset"])
+def _convolve(
+    x, weight, bias, tags, added, also_added, alpha, inverse, raw, activated,
+    positions, in_positions, taps, dilation, offset,
+    scale, slope,
+    IN: tl.constexpr, OUT: tl.constexpr, RATE: tl.constexpr, STRIDE: tl.constexpr, FAN: tl.constexpr,
+    OPEN_END: tl.constexpr, MIRRORED: tl.constexpr,
+    ADDS: tl.constexpr, RAW: tl.constexpr, ACTIVATED: tl.constexpr, KIND: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    columns: tl.constexpr = (OUT + BN - 1) // BN
+    blocks: tl.constexpr = (IN + BK - 1) // BK
+    # Programs side by side read the same positions: the second one finds them in the cache.
+    m = tl.program_id(0) // columns * BM + tl.arange(0, BM)
+    n = tl.program_id(0) % columns * BN + tl.arange(0, BN)
+    tag = tl.load(tags + m // RATE, mask=m < positions, other=0)
+    inside = (tag == 1) | (tag == 3)
+    reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
+    # Where there is nothing but padding nothing is summed up.
+    steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
+    accumulator = tl.zeros((BM, BN), tl.float32)
+    depth = tl.arange(0, BK)
+    place = m * STRIDE - offset
+    signal = x + place[:, None] * IN + depth[None, :]
+    weights = weight + depth[:, None] * OUT + n[None, :]
+    whole: tl.constexpr = IN % BK == 0 and OUT % BN == 0
+    for step in range(0, steps):
+        tap = step // blocks
+        channel = (step - tap * blocks) * BK
+        shift = tap * dilation
+        there = ((place + shift >= 0) & (place + shift < in_positions))[:, None]
+        if IN % BK != 0:
+            there = there & (channel + depth < IN)[None, :]
+        left = tl.load(signal + (shift * IN + channel), mask=there, other=0.0)
+        if whole:
+            right = tl.load(weights + step * (BK * OUT))
+        else:
+            known = (channel + depth < IN)[:, None] & (n < OUT)[None, :]
+            right = tl.load(weights + (tap * IN + channel) * OUT, mask=known, other=0.0)
+        accumulator = tl.dot(left.to(weight.dtype.element_ty), right, accumulator, input_precision=PRECISION)
+    # Half by half: all columns at once would take the registers of a second program beside this one.
+    low, high = tl.split(tl.permute(tl.reshape(accumulator, (BM, 2, BN // 2)), (0, 2, 1)))
+    n = tl.program_id(0) % columns * BN + tl.arange(0, BN // 2)
+    for half in tl.static_range(2):
+        _finish(
+            low if half == 0 else high, m, n + half * (BN // 2), tag, inside, reached,
+            bias, added, also_added, alpha, inverse, raw, activated, positions, scale, slope,
+            OUT, RATE, FAN, OPEN_END, MIRRORED, ADDS, RAW, ACTIVATED, KIND, FAST,
+        )  # fmt: skip
+
+
+def convolve(
+    x: Tensor,
+    conv: Convolution,
+    tags: Tensor,
+    tile: Tile,
+    *,
+    added: tuple[Tensor, ...] = (),
+    scale: float = 1.0,
+    raw: torch.dtype | None = None,
+    activated: Activated | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(convolution + bias + what is added) · scale, zero outside of the rows.
+
+    Args:
+        x: [positions in, channels in]; converted to the weights' dtype.
+        tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's first frame.
+        added: at most two of [positions · fan, columns / fan].
+        raw: dtype in which the sum is stored; None: it is not.
+        activated: what of it is stored for the next convolution, in the weights' dtype.
+
+    Returns:
+        The sum [positions · fan, columns / fan], and [count, positions · fan, columns / fan]; empty where not asked
+        for.
+    """
+    positions, columns = len(tags) * conv.rate, conv.weight.shape[1]
+    assert max(positions * columns, x.numel()) < 2**31, "offsets are 32 bit"
+    assert len(x) == positions * conv.stride, (len(x), positions, conv.stride)
+    shape = (positions * conv.fan, columns // conv.fan)
+    count = 0 if activated is None else activated.count
+    total = x.new_empty(shape if raw else 0, dtype=raw or x.dtype)
+    made = x.new_empty((count, *shape), dtype=conv.weight.dtype)
+    alpha = conv.bias if activated is None or activated.alpha is None else activated.alpha
+    inverse = conv.bias if activated is None or activated.inverse is None else activated.inverse
+    first, second, *_ = (*added, conv.bias, conv.bias)
+    grid = (triton.cdiv(positions, tile.rows) * triton.cdiv(columns, tile.columns),)
+    launched(_convolve, grid)(
+        x, conv.weight, conv.bias, tags, first, second, alpha, inverse, total, made,
+        positions, len(x), conv.taps, conv.dilation, conv.offset,
+        scale, 0.0 if activated is None else activated.slope,
+        IN=conv.channels, OUT=columns, RATE=conv.rate, STRIDE=conv.stride, FAN=conv.fan,
+        OPEN_END=conv.open_end, MIRRORED=conv.mirrored,
+        ADDS=len(added), RAW=raw is not None, ACTIVATED=count, KIND=0 if activated is None else int(activated.kind),
+        BM=tile.rows, BN=tile.columns, BK=tile.depth, PRECISION=PRECISION,
+        FAST=conv.weight.dtype != torch.float32 and x.is_cuda,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return total, made
+
+
+_MULTIPROCESSORS = 132
+_ENOUGH = 0.75
+"""Programs for each multiprocessor, below which smaller tiles are faster."""
+_CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
+"""Rows, columns, warps and stages of 16-bit tiles, as measured on one H200: the first that makes enough programs."""
+
+
+def tile_for(conv: Convolution, frames: int, device: torch.device) -> Tile:
+    """The tile that serves a convolution over that many frames."""
+    positions, columns = frames * conv.rate, conv.weight.shape[1]
+    if device.type == "cpu":
+        # Triton's interpreter takes a program's time for each tile, whatever its size.
+        rows = min(4096, max(16, triton.next_power_of_2(positions)))
+        return Tile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
+    if conv.weight.dtype == torch.float32:
+        # No tensor core does this: a long sum takes its time, so few positions are cut as small as it goes.
+        few = positions * columns < _MULTIPROCESSORS * 32 * 64
+        side = 32 if few else 64
+        narrow = min(side, max(32, triton.next_power_of_2(columns)))
+        return Tile(side, narrow, 32 if few and conv.channels % 32 == 0 else 16, 4, 3)
+    depth = _depth(conv.channels, 64)
+    for rows, wide, warps, stages in _CUTS:
+        programs = -(-positions // rows) * (columns // wide)
+        if columns % wide == 0 and programs >= _ENOUGH * _MULTIPROCESSORS:
+            return Tile(rows, wide, depth, warps, stages)
+    return Tile(64, 32, depth, 4, 4)
+
+
+def _depth(channels: int, most: int) -> int:
+    """The widest cut of the channels that leaves nothing over, or the narrowest."""
+    return next((depth for depth in (128, 64, 32) if depth <= most and channels % depth == 0), 16)

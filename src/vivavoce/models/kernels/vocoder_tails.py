@@ -1,0 +1,171 @@
+"""Between a pool of streams' tails and the packed frames that the vocoder works on: one launch in, one launch out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.models.kernels.compile_ahead import launched
+from vivavoce.models.kernels.row_table import (
+    AFTER,
+    BEFORE,
+    CARRIED,
+    CONTEXT,
+    END,
+    FADE,
+    FADED,
+    FIRST,
+    FRESH,
+    HELD,
+    KNOWN,
+    OUT,
+    ROW_WIDTH,
+    RULE,
+    START,
+    TAIL,
+    TAIL_KNOWN,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """What streams remember, a row each, float32."""
+
+    mel: Tensor
+    """[rows, frames, bins]."""
+    source: Tensor
+    """[rows, frames, samples per frame]."""
+    held: Tensor
+    """[rows, frames, samples per frame]."""
+    phase: Tensor
+    """[rows, lanes] cycles."""
+
+
+@triton.jit
+def _lay_in(
+    fresh, tags, row_of, rows, pool_mel, pool_source, pool_phase, mel, source, carried,
+    BINS: tl.constexpr, BIN_BLOCK: tl.constexpr, SAMPLES: tl.constexpr, SAMPLE_BLOCK: tl.constexpr,
+    LANES: tl.constexpr, MEL_FRAMES: tl.constexpr, SOURCE_FRAMES: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    bins, tag = tl.arange(0, BIN_BLOCK), tl.load(tags + place)
+    value = tl.zeros((BIN_BLOCK,), tl.float32)
+    if (tag == 1) | (tag == 3):
+        row = tl.load(row_of + place)
+        table = rows + row * ROW_WIDTH
+        frame, context, before = place - tl.load(table + START), tl.load(table + CONTEXT), tl.load(table + BEFORE)
+        own = bins < BINS
+        if frame < context:
+            value = tl.load(pool_mel + (before * MEL_FRAMES + frame) * BINS + bins, mask=own, other=0.0)
+        else:
+            at = tl.load(table + FRESH) + frame - context
+            value = tl.load(fresh + at * BINS + bins, mask=own, other=0.0).to(tl.float32)
+        if frame < tl.load(table + KNOWN):
+            sample = tl.arange(0, SAMPLE_BLOCK)
+            kept = pool_source + (before * SOURCE_FRAMES + frame) * SAMPLES + sample
+            known = tl.load(kept, mask=sample < SAMPLES)
+            tl.store(source + place * SAMPLES + sample, known, mask=sample < SAMPLES)
+        if (tag == 3) & (tl.load(table + CARRIED) > 0):
+            lane = tl.arange(0, LANES)
+            tl.store(carried + row * LANES + lane, tl.load(pool_phase + before * LANES + lane))
+    tl.store(mel + place * BINS + bins, value, mask=bins < BINS)
+
+
+@triton.jit
+def _lay_out(
+    wave, mel, source, phases, tags, row_of, rows, windows, pool_mel, pool_source, pool_held, pool_phase, out,
+    BINS: tl.constexpr, BIN_BLOCK: tl.constexpr, SAMPLES: tl.constexpr, SAMPLE_BLOCK: tl.constexpr,
+    LANES: tl.constexpr, MEL_FRAMES: tl.constexpr, SOURCE_FRAMES: tl.constexpr, HELD_FRAMES: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0)
+    tag = tl.load(tags + place)
+    if (tag == 1) | (tag == 3):
+        row = tl.load(row_of + place)
+        table = rows + row * ROW_WIDTH
+        frame, fade = place - tl.load(table + START), tl.load(table + FADE)
+        sample = tl.arange(0, SAMPLE_BLOCK)
+        own = sample < SAMPLES
+        value = tl.load(wave + place * SAMPLES + sample, mask=own, other=0.0)
+        given = frame - tl.load(table + FIRST)
+        if (given >= 0) & (given < fade * tl.load(table + FADED)):
+            window = windows + (tl.load(table + RULE) * 2 * HELD_FRAMES + given) * SAMPLES + sample
+            held = pool_held + (tl.load(table + BEFORE) * HELD_FRAMES + given) * SAMPLES + sample
+            rising, falling = tl.load(window, mask=own), tl.load(window + HELD_FRAMES * SAMPLES, mask=own)
+            value = value * rising + tl.load(held, mask=own) * falling
+        if (given >= 0) & (frame < tl.load(table + END)):
+            tl.store(out + (tl.load(table + OUT) + given) * SAMPLES + sample, value, mask=own)
+        after, seen = tl.load(table + AFTER), frame - tl.load(table + TAIL)
+        if (after >= 0) & (seen >= 0):
+            bins = tl.arange(0, BIN_BLOCK)
+            there = bins < BINS
+            again = tl.load(mel + place * BINS + bins, mask=there)
+            tl.store(pool_mel + (after * MEL_FRAMES + seen) * BINS + bins, again, mask=there)
+            if seen < tl.load(table + TAIL_KNOWN):
+                kept = tl.load(source + place * SAMPLES + sample, mask=own)
+                tl.store(pool_source + (after * SOURCE_FRAMES + seen) * SAMPLES + sample, kept, mask=own)
+            back = frame - tl.load(table + HELD)
+            if (back >= 0) & (back < fade):
+                tl.store(pool_held + (after * HELD_FRAMES + back) * SAMPLES + sample, value, mask=own)
+            if seen == 0:
+                lane = tl.arange(0, LANES)
+                tl.store(pool_phase + after * LANES + lane, tl.load(phases + row * LANES + lane))
+
+
+def lay_in(
+    fresh: Tensor,
+    tags: Tensor,
+    row_of: Tensor,
+    rows: Tensor,
+    pool: Pool,
+    mel: Tensor,
+    source: Tensor,
+    carried: Tensor,
+) -> None:
+    """Write each row's mel, known source and carried phase to their places.
+
+    Args:
+        fresh: [any, bins], the new frames of all rows, in any dtype.
+        tags, row_of, rows: as in `harmonic_source.make_source`.
+        mel: [frames, bins] float32, written; zero outside of the rows.
+        source: [frames · samples] float32, written where it is known; carried: [rows, lanes] float32, of rows that
+            run on.
+    """
+    bins, samples = mel.shape[1], pool.source.shape[2]
+    launched(_lay_in, (len(tags),))(
+        fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried,
+        BINS=bins, BIN_BLOCK=triton.next_power_of_2(bins), SAMPLES=samples,
+        SAMPLE_BLOCK=triton.next_power_of_2(samples), LANES=pool.phase.shape[1],
+        MEL_FRAMES=pool.mel.shape[1], SOURCE_FRAMES=pool.source.shape[1],
+    )  # fmt: skip
+
+
+def lay_out(
+    wave: Tensor,
+    mel: Tensor,
+    source: Tensor,
+    phases: Tensor,
+    tags: Tensor,
+    row_of: Tensor,
+    rows: Tensor,
+    windows: Tensor,
+    pool: Pool,
+    out: Tensor,
+) -> None:
+    """Fade each row into what was held before it, give out its samples, and keep what its stream will need.
+
+    Args:
+        wave, source: [frames · samples] float32; mel: [frames, bins] float32; phases: [rows, lanes] float32.
+        windows: [rules, 2, held frames · samples] float32, rising and falling.
+        pool: written at the rows' `after`, which no other row may read or write.
+        out: [frames given out · samples] float32, written.
+    """
+    bins, samples = mel.shape[1], pool.source.shape[2]
+    launched(_lay_out, (len(tags),))(
+        wave, mel, source, phases, tags, row_of, rows, windows, pool.mel, pool.source, pool.held, pool.phase, out,
+        BINS=bins, BIN_BLOCK=triton.next_power_of_2(bins), SAMPLES=samples,
+        SAMPLE_BLOCK=triton.next_power_of_2(samples), LANES=pool.phase.shape[1],
+        MEL_FRAMES=pool.mel.shape[1], SOURCE_FRAMES=pool.source.shape[1], HELD_FRAMES=pool.held.shape[1],
+    )  # fmt: skip

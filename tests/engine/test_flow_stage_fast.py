@@ -1,0 +1,266 @@
+"""The flow stage with kernels makes the mel that it makes without, and the same in any company."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
+from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
+from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork, packed_buffers, packed_tables
+from vivavoce.engine.flow_stage.lane import voice_features
+from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
+from vivavoce.engine.flow_stage.voices import load_voices
+from vivavoce.models.build import Models
+from vivavoce.models.flow.model import Flow
+
+BLOCKS = Attention.BLOCKS
+TOKENS = speech(150)
+
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter(), coarse_cuts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(models):
+    """Models whose flow is small enough for an interpreter: two steps, three levels."""
+    torch.manual_seed(0)
+    given = models.config.flow
+    estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
+    encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
+    config = replace(given, num_steps=2, estimator=estimator, encoder=encoder)
+    flow = Flow(config).eval().requires_grad_(False)
+    return Models(replace(models.config, flow=config), models.lm, flow, models.vocoder, models.device, models.dtype)
+
+
+@pytest.fixture
+def ordered():
+    with products_in_order():
+        yield
+
+
+def stage_of(models, pages, **options):
+    with torch.inference_mode():
+        stage = FlowStage(models, state_bytes=0, **options)
+        size = sum(shelf.page_bytes for shelf in stage._pool.shelves)
+        stage = FlowStage(models, state_bytes=(pages + 1) * size, **options)
+    assert stage.statistics().pages_total == pages
+    return stage
+
+
+def check(mel, expected):
+    torch.testing.assert_close(mel, expected, atol=1e-4, rtol=0)
+
+
+@st.composite
+def schedules(draw):
+    """Streams as (prompt tokens, voice, hops), and batches as (streams, what happens before)."""
+    hops = st.lists(st.one_of(st.integers(1, 3), st.integers(4, 20)), min_size=1, max_size=2)
+    prompts = st.sampled_from([(0, 0), (3, 0), (30, 0), (30, 1), (45, 0)])
+    streams = draw(st.lists(st.tuples(prompts, hops), min_size=1, max_size=3))
+    left = [len(hops) for _, hops in streams]
+    batches = []
+    while any(left):
+        able = [place for place, count in enumerate(left) if count]
+        batch = draw(st.lists(st.sampled_from(able), min_size=1, unique=True))
+        for place in batch:
+            left[place] -= 1
+        batches.append((batch, draw(st.sampled_from(["", "prompts", "evict", "abandon"]))))
+    return streams, batches
+
+
+def evict(stage):
+    prompts = stage._prompts
+    for key in [key for key, state in prompts._states.items() if prompts._unused(state)]:
+        prompts._drop(key)
+    for stream in stage._streams:
+        stage._drop(stream)
+
+
+def take_turns(jobs):
+    """All steps of several jobs, one of each at a time."""
+    while jobs[0].steps_left:
+        for job in jobs:
+            job.step()
+    return [mel for job in jobs for mel in job.result()]
+
+
+def perform(stage, schedule, *, apart):
+    """Mels of all streams; apart: each stream in a batch of its own, the batches taking turns."""
+    streams, batches = schedule
+    opened = [stage.open(voice(*one)) for one, _ in streams]
+    mels = [[] for _ in streams]
+    for batch, event in batches:
+        work = []
+        for place in batch:
+            hop, stream = streams[place][1][len(mels[place])], opened[place]
+            work.append(FlowChunk(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS))
+        if event == "prompts":
+            run(
+                stage,
+                [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)] or [PromptWork(opened[0])],
+            )
+        elif event == "evict":
+            evict(stage)
+        elif event == "abandon":
+            job = stage.start(work)
+            job.step()
+            job.abandon()
+        made = take_turns([stage.start([one]) for one in work]) if apart else run(stage, work)
+        for place, mel in zip(batch, made, strict=True):
+            mels[place].append(mel)
+        assert stage.balanced()
+    return [torch.cat(made) for made in mels]
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(schedule=schedules(), pages=st.sampled_from([0, 4, 40]), apart=st.booleans())
+@torch.inference_mode()
+def test_any_schedule_gives_what_the_plain_stage_gives(small, schedule, pages, apart):
+    fast = perform(stage_of(small, pages, kernels=True), schedule, apart=apart)
+    for mel, expected in zip(fast, perform(stage_of(small, 40), schedule, apart=False), strict=True):
+        check(mel, expected)
+
+
+@pytest.mark.parametrize("attention", [Attention.FULL, Attention.GRID])
+@torch.inference_mode()
+def test_whole_rows(small, attention):
+    fast, plain = stage_of(small, 0, kernels=True), stage_of(small, 0)
+    voices = [voice(prompt) for prompt in (30, 0, 2)]
+    hops = [13, 31, 1]
+    for stage in (fast, plain):
+        chunks = [FlowChunk(stage.open(v), TOKENS[: h + 3], h, attention) for v, h in zip(voices, hops, strict=True)]
+        mels = run(stage, chunks)
+        if stage is fast:
+            made = mels
+    for mel, expected in zip(made, mels, strict=True):
+        check(mel, expected)
+
+
+@torch.inference_mode()
+def test_jobs_take_turns_in_the_same_buffers(small):
+    stage, plain = stage_of(small, 20, kernels=True), stage_of(small, 20)
+    given = [(voice(30), 12), (voice(30, 1), 14), (voice(3), 16)]
+    jobs = [stage.start([FlowChunk(stage.open(one), TOKENS[:40], hop, BLOCKS)]) for one, hop in given]
+    for mel, (one, hop) in zip(take_turns(jobs), given, strict=True):
+        check(mel, say(plain, plain.open(one), TOKENS[:40], hop, BLOCKS))
+
+
+@torch.inference_mode()
+def test_what_pages_and_buffers_held_before_does_not_matter(small):
+    stage, plain = stage_of(small, 6, kernels=True), stage_of(small, 6)
+    for shelf in stage._pool.shelves:
+        shelf.keys[1:] = float("nan")
+        shelf.tails[1:] = float("nan")
+    opened = [one.open(voice(30)) for one in (stage, plain)]
+    for hop in (20, 3):
+        fast, expected = (
+            say(one, stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS)
+            for one, stream in zip((stage, plain), opened, strict=True)
+        )
+        check(fast, expected)
+
+
+@torch.inference_mode()
+def test_deterministic_rows_are_equal_to_the_bit(small, ordered):
+    """Alone and in company, with state and without."""
+    hops = [14, 29]
+    conditionings = [voice(30), voice(0)]
+
+    def speak(stage, stream, company):
+        mels = []
+        for hop in hops:
+            others = [FlowChunk(one, TOKENS[5 : one.spoken + hop + 9], hop + 1, BLOCKS) for one in company]
+            work = [*others, FlowChunk(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS)]
+            mels.append(run(stage, work)[-1])
+        return torch.cat(mels)
+
+    alone = stage_of(small, 20, kernels=True, deterministic=True)
+    expected = speak(alone, alone.open(conditionings[0]), [])
+    check(expected, speak(plain := stage_of(small, 20), plain.open(conditionings[0]), []))
+    together = stage_of(small, 20, kernels=True, deterministic=True)
+    company = [together.open(one) for one in conditionings[1:]]
+    assert torch.equal(speak(together, together.open(conditionings[0]), company), expected)
+    forgetful = stage_of(small, 0, kernels=True, deterministic=True)
+    assert torch.equal(speak(forgetful, forgetful.open(conditionings[0]), []), expected)
+
+
+def test_deterministic_needs_kernels(small):
+    with pytest.raises(ValueError, match="set kernels"):
+        FlowStage(small, state_bytes=0, deterministic=True)
+
+
+@torch.inference_mode()
+def test_prepared_sizes_are_recorded_once(small, monkeypatch):
+    monkeypatch.setattr(packed_buffers, "FRAME_BUCKETS", (64,))
+    monkeypatch.setattr(packed_tables, "FRAME_BUCKETS", (64,))
+    stage = stage_of(small, 6, kernels=True)
+    stage.prepare()
+    graphs = stage._lanes._buffers._graphs
+    assert graphs.captured == 2
+    say(stage, stage.open(voice(4)), TOKENS[:20], 10, BLOCKS)
+    say(stage, stage.open(voice(4)), TOKENS[:20], 10, Attention.FULL)
+    assert graphs.captured == 2
+    # Past the largest size a batch is not recorded.
+    say(stage, stage.open(voice(4)), TOKENS[:40], 30, Attention.FULL)
+    assert graphs.captured == 2
+
+
+def test_buckets():
+    assert Bucket.of(64, 3, True) == Bucket(64, 8, True)
+    assert Bucket.of(65, 3, False) == Bucket(128, 8, False)
+    assert Bucket.of(64, 9, True).rows >= 9
+    assert Bucket.of(16384, 256, True).is_common
+    large = Bucket.of(16390, 3, True)
+    assert (large.frames, large.rows, large.is_common) == (16448, 8, False)
+    assert Bucket.of(2000, 300, False).rows >= 300
+    with pytest.raises(ValueError, match="split"):
+        Bucket.of(1 << 20, 1, False)
+
+
+@torch.inference_mode()
+def test_tables_of_a_batch(small):
+    stage = stage_of(small, 20, kernels=True)
+    rows = [
+        stage._planner.chunk(FlowChunk(stage.open(voice(prompt)), TOKENS[:40], hop, BLOCKS))
+        for prompt, hop in ((0, 5), (30, 9))
+    ]
+    shape = TableShape(Bucket.of(2 * (5 + 39), 2, True), 16)
+    tables = shape.views(torch.from_numpy(shape.numbers(rows, 2)))
+    assert all(table.data_ptr() % 16 == 0 for table in (tables.first, tables.length, tables.tiles, tables.pages))
+    assert tables.row.tolist() == [0] * 10 + [1] * 78 + [0] * 40
+    assert tables.local.tolist() == [*range(10), *range(78), *[-1] * 40]
+    assert tables.position[:88].tolist() == [*range(10), *range(78)]
+    assert tables.ends[:88].tolist() == [10] * 10 + rows[1].sight.frames.tolist()
+    assert not tables.ends[88:].any()
+    assert tables.first.tolist()[:2] == [0, 10]
+    assert tables.length.tolist() == [10, 78, *[0] * 6]
+    seen = [frame for _, first, count in tables.tiles.tolist() for frame in range(first, first + count)]
+    assert seen == list(range(128))
+    assert all(set(tables.row[first : first + count].tolist()) <= {row} for row, first, count in tables.tiles.tolist())
+    assert tables.pages[1, :2].tolist() == list(rows[1].after.pages)
+    assert Counter(tables.tiles[:, 0].tolist())[1] == 5
+
+
+@torch.inference_mode()
+def test_streams_of_a_voice_share_its_features(small):
+    stage = stage_of(small, 0, kernels=True)
+    one, other, stranger = stage.open(voice(4)), stage.open(voice(4)), stage.open(voice(0))
+    load_voices([one, other, stranger], small)
+    assert one.features is other.features
+    for stream in (one, stranger):
+        made, stream.features = stream.features, None
+        expected = voice_features(stream, small)
+        check(made.speaker, expected.speaker)
+        assert torch.equal(made.mel, expected.mel)

@@ -1,0 +1,60 @@
+"""What tests of the flow's fast path need to be quick in Triton's interpreter."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import triton.language as tl
+from triton.runtime import interpreter
+
+from vivavoce.models.flow import packed
+from vivavoce.models.flow.packed_cuts import Cuts, ProductTiles
+from vivavoce.models.kernels.flow_attention import AttentionTile
+from vivavoce.models.kernels.flow_conv import ConvTile
+from vivavoce.models.kernels.flow_product import ProductTile
+
+_TILE = ProductTile(64, 64, 64, 4, 3)
+COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 4, 3), ProductTiles(_TILE, _TILE, _TILE, _TILE, _TILE))
+"""Few programs; on a CPU each costs much and all cost one after the other."""
+
+
+def _values(handle):
+    """What a tile of an interpreter's program holds; it keeps bfloat16 as the bits."""
+    if handle.dtype.scalar == tl.bfloat16:
+        return interpreter._convert_float(handle.data, tl.bfloat16, tl.float32, None).view(np.float32)
+    return handle.data.astype(np.float32)
+
+
+def _patched_dot(patch, multiply):
+    def create_dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
+        return interpreter.TensorHandle(multiply(_values(a), _values(b)) + d.data, d.dtype.scalar)
+
+    patch.setattr(type(interpreter.interpreter_builder), "create_dot", create_dot)
+
+
+@contextmanager
+def quick_interpreter():
+    """Without the interpreter's check of every address for overflow, half of its time; with products of bfloat16."""
+    with pytest.MonkeyPatch.context() as patch:
+        builder = interpreter.interpreter_builder
+        patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
+        _patched_dot(patch, np.matmul)
+        yield
+
+
+@contextmanager
+def coarse_cuts():
+    """The fewest programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "cuts_of", lambda frames, *, invariant, dependent: COARSE)
+        yield
+
+
+@contextmanager
+def products_in_order():
+    """Products whose sums are taken in one order for every row, as the GPU's are; a CPU's library's are not."""
+
+    with pytest.MonkeyPatch.context() as patch:
+        _patched_dot(patch, lambda a, b: np.einsum("ik,kj->ij", a, b))
+        yield

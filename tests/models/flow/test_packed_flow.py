@@ -1,0 +1,216 @@
+"""The packed estimator computes, row by row, what the network computes."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.fast_flow import quick_interpreter
+from vivavoce.checkpoint.config import UNetConfig
+from vivavoce.engine.flow_stage.blocks import block_ends, grid_ends, whole_ends
+from vivavoce.models.flow import packed as packed_module
+from vivavoce.models.flow.matching import Schedule
+from vivavoce.models.flow.packed import PackedUNet
+from vivavoce.models.flow.packed_batch import PackedBatch, PackedTables
+from vivavoce.models.flow.packed_cuts import cuts_of
+from vivavoce.models.flow.unet import UNet
+from vivavoce.models.kernels.flow_conv import Tails
+from vivavoce.models.layers.masks import keys_before
+
+STEPS, PAGE = 3, 64
+NAN = float("nan")
+SIZES = {
+    "powers_of_two": UNetConfig(64, 16, 32, 2, 1, 2, 16, 20),
+    "others": UNetConfig(64, 16, 48, 1, 1, 1, 48, 20),
+}
+
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter():
+        yield
+
+
+@dataclass
+class Past:
+    """A row's memory, the plain way: everything that was computed, one after the other."""
+
+    keys: list
+    tails: torch.Tensor
+
+    @classmethod
+    def empty(cls, shape):
+        return cls(
+            [torch.zeros(2, 0, shape.key_channels) for _ in range(shape.sites)], torch.zeros(2, 2, shape.tail_channels)
+        )
+
+    def copy(self):
+        return Past(list(self.keys), self.tails.clone())
+
+    def extend(self, first, x):
+        extended = torch.cat((self.tails[..., first : first + x.shape[2]], x), dim=1)
+        self.tails[..., first : first + x.shape[2]] = extended[:, -2:]
+        return extended
+
+    def recall(self, site, keys):
+        self.keys[site] = torch.cat((self.keys[site], keys), dim=1)
+        return self.keys[site]
+
+
+@dataclass
+class Row:
+    """New frames [2, frames, in] behind a past, and the end of what each sees."""
+
+    features: torch.Tensor
+    ends: torch.Tensor
+    past: Past
+
+    @property
+    def start(self):
+        return self.past.keys[0].shape[1]
+
+
+def network(config, seed=0):
+    torch.manual_seed(seed)
+    unet = UNet(config).requires_grad_(False).eval()
+    for name, parameter in unet.named_parameters():
+        # Biases as large as what they are added to: one that comes twice or never shows.
+        parameter.copy_(torch.randn_like(parameter) * (0.5 if "bias" in name else parameter[0].numel() ** -0.5))
+        if "norm" in name and "weight" in name:
+            parameter.add_(1)
+    unet.lay_out()
+    return unet, Schedule.of(unet, STEPS)
+
+
+def plain(unet, schedule, step, row, memory):
+    """Velocities [2, frames, bins]; the memory goes on."""
+    ends = row.ends[None]
+    mask = keys_before(ends, int(ends.max()))
+    return unet.velocity(row.features, schedule.biases[step], mask, memory)
+
+
+def row_of(unet, schedule, step, past, ends, generator):
+    """A row whose past was computed in one piece, each frame seeing all of it."""
+    shape, size = unet.memory_shape, unet.config.in_channels
+    memory = Past.empty(shape)
+    if past:
+        before = torch.randn(2, past, size, generator=generator)
+        plain(unet, schedule, step, Row(before, torch.tensor(whole_ends(0, past)), memory), memory)
+    return Row(torch.randn(2, len(ends), size, generator=generator), torch.as_tensor(ends), memory)
+
+
+def pack(unet, rows, step, frames, tile, *, paged):
+    """A packed batch, its padding and whatever is not to be read spoilt."""
+    shape, bins = unet.memory_shape, unet.config.out_channels
+    capacity, width, pool = len(rows) + 2, 5, 4 * len(rows) + 2
+    int32 = {"dtype": torch.int32}
+    tables = PackedTables(
+        *(torch.full((frames,), value, **int32) for value in (0, -1, 0, 0)),
+        *(torch.zeros(capacity, **int32) for _ in range(2)),
+        torch.zeros(frames // tile + capacity, 3, **int32),
+        torch.zeros(capacity, width if paged else 0, **int32),
+    )
+    features = torch.full((2, frames, unet.config.in_channels), NAN)
+    keys = torch.full((pool, STEPS, shape.sites, 2, PAGE, shape.key_channels), NAN)
+    before = torch.full((2, capacity, 2, shape.tail_channels), NAN)
+    free = torch.randperm(pool - 1, generator=torch.Generator().manual_seed(1)).add(1).tolist()
+    place, tiles = 0, 0
+    for number, row in enumerate(rows):
+        new, start = len(row.ends), row.start
+        span = slice(place, place + new)
+        tables.row[span], tables.ends[span] = number, row.ends.int()
+        tables.local[span] = torch.arange(new, **int32)
+        tables.position[span] = torch.arange(start, start + new, **int32)
+        tables.first[number], tables.length[number] = place, new
+        for first in range(0, new, tile):
+            tables.tiles[tiles] = torch.tensor([number, place + first, min(tile, new - first)], **int32)
+            tiles += 1
+        features[:, span] = row.features
+        before[:, number] = row.past.tails
+        for page in range(-(-(start + new) // PAGE) if paged else 0):
+            tables.pages[number, page] = free.pop()
+            held = min(PAGE, start - page * PAGE)
+            for site in range(shape.sites if held > 0 else 0):
+                known = row.past.keys[site][:, page * PAGE :][:, :held]
+                keys[tables.pages[number, page], step, site, :, :held] = known
+        place += new
+    for first in range(place, frames, tile):
+        tables.tiles[tiles] = torch.tensor([0, first, min(tile, frames - first)], **int32)
+        tiles += 1
+    return PackedBatch(
+        features[0, :, :bins].clone(),
+        features.flatten(0, 1),
+        torch.tensor([step], **int32),
+        tables,
+        keys if paged else None,
+        Tails(before, torch.full_like(before, NAN)) if paged else None,
+    )
+
+
+def rows_of(unet, schedule, step, seed=0):
+    """Ragged rows with pasts of their own, in blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(0, (2, 20)), (130, (2,)), (64, (5, 66)), (127, (3, 4))]
+    return [
+        row_of(unet, schedule, step, past, block_ends([past + b for b in bounds], past, past + bounds[-1]), generator)
+        for past, bounds in shapes
+    ]
+
+
+def check_row(unet, schedule, step, batch, velocity, row, number):
+    start, new = int(batch.tables.first[number]), len(row.ends)
+    memory = row.past.copy()
+    expected = plain(unet, schedule, step, row, memory)
+    made = velocity.view(2, -1, expected.shape[2])[:, start : start + new]
+    torch.testing.assert_close(made, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    if batch.keys is None:
+        return
+    torch.testing.assert_close(batch.tails.after[:, number], memory.tails, atol=1e-4, rtol=1e-5)
+    table = batch.tables.pages[number].tolist()
+    for site, known in enumerate(memory.keys):
+        pages = [batch.keys[page, step, site] for page in table[: -(-known.shape[1] // PAGE)]]
+        kept = torch.cat(pages, dim=1)
+        torch.testing.assert_close(kept[:, : known.shape[1]], known, atol=1e-4, rtol=1e-5)
+        assert kept[:, known.shape[1] :].isnan().all()
+
+
+@pytest.fixture(params=["library", "few", "invariant"])
+def path(request, monkeypatch):
+    """Every way to cut the work, at sizes of tests."""
+    sizes = {"library": 10_000, "few": 64, "invariant": 64}
+
+    def cuts(frames, *, invariant, dependent):
+        return cuts_of(sizes[request.param], invariant=request.param == "invariant", dependent=False)
+
+    monkeypatch.setattr(packed_module, "cuts_of", cuts)
+    return request.param
+
+
+@pytest.mark.parametrize("size", SIZES)
+@torch.inference_mode()
+def test_rows_with_pasts_in_pages(size, path):
+    unet, schedule = network(SIZES[size])
+    packed = PackedUNet(unet, schedule, 0.7)
+    rows = rows_of(unet, schedule, 1)
+    batch = pack(unet, rows, 1, 128, packed.cuts(128).attention.queries, paged=True)
+    velocity = packed.velocity(batch)
+    for number, row in enumerate(rows):
+        check_row(unet, schedule, 1, batch, velocity, row, number)
+
+
+@torch.inference_mode()
+def test_whole_rows_without_pages(path):
+    unet, schedule = network(SIZES["powers_of_two"])
+    packed = PackedUNet(unet, schedule, 0.7)
+    generator = torch.Generator().manual_seed(2)
+    ends = [whole_ends(0, 66), grid_ends(0, 45, 20), block_ends([4, 9], 0, 9), whole_ends(0, 2)]
+    rows = [row_of(unet, schedule, 0, 0, one, generator) for one in ends]
+    batch = pack(unet, rows, 0, 128, packed.cuts(128).attention.queries, paged=False)
+    velocity = packed.velocity(batch)
+    for number, row in enumerate(rows):
+        check_row(unet, schedule, 0, batch, velocity, row, number)

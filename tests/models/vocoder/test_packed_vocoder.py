@@ -1,0 +1,198 @@
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from tests.fast_flow import quick_interpreter
+from tests.small_vocoder import with_small_vocoder
+from vivavoce.models.counter_noise import Stream, normal
+from vivavoce.models.kernels.row_table import WIDTH, PackedRow
+from vivavoce.models.kernels.short_fourier import forward_table, inverse_table, spectrum, wave
+from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames, supports
+from vivavoce.models.vocoder.stft import istft, stft
+
+SIZES = (7, 1, 12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter():
+        yield
+
+
+def mels(sizes=SIZES):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, 80, generator=generator) for size in sizes]
+
+
+def packed(config, sizes, frames, first=0):
+    """Rows one after another from frame `first` on."""
+    return packed_anyhow(sizes, frames, gap_frames(config), first)
+
+
+def packed_anyhow(sizes, frames, gap, first=0):
+    tags, row_of, table = np.zeros(frames, np.int32), np.zeros(frames, np.int32), np.zeros((9, WIDTH), np.int64)
+    start = first
+    for row, size in enumerate(sizes):
+        tags[start : start + size + 1] = [FIRST, *[INSIDE] * (size - 1), AFTER]
+        row_of[start : start + size + 1] = row
+        table[row] = PackedRow(start, size, seed=5 + row, kept_phase=size - 1)
+        start += size + gap
+    assert start <= frames
+    return PackedFrames(torch.from_numpy(tags), torch.from_numpy(row_of), torch.from_numpy(table))
+
+
+def laid(rows, frames, width=1):
+    """What stands in rows, at their places; elsewhere zeros."""
+    out = torch.zeros(len(frames.tags) * width, *rows[0].shape[1:])
+    for row, (start, size, *_) in zip(rows, frames.rows.tolist(), strict=False):
+        out[start * width : (start + size) * width] = row
+    return out
+
+
+def waves(vocoder, rows, frames, sources):
+    hop = vocoder.config.samples_per_frame
+    made = vocoder.decode(laid(rows, frames), frames, laid(sources, frames, hop))
+    return [made[start * hop : (start + len(row)) * hop] for row, (start, *_) in zip(rows, frames.rows, strict=False)]
+
+
+@pytest.fixture(scope="module")
+def sources(models):
+    hop = models.vocoder.config.samples_per_frame
+    generator = torch.Generator().manual_seed(3)
+    return [0.1 * torch.randn(size * hop, generator=generator) for size in SIZES]
+
+
+@torch.inference_mode()
+def test_a_packed_batch_is_its_rows(models, sources):
+    config = models.vocoder.config
+    assert supports(config)
+    vocoder = PackedVocoder(models.vocoder, torch.float32)
+    frames = packed(config, SIZES, 40)
+    for made, mel, source in zip(waves(vocoder, mels(), frames, sources), mels(), sources, strict=True):
+        plain = models.vocoder.decode(mel.T[None], source[None, None])[0]
+        torch.testing.assert_close(made, plain, atol=1e-4 * float(plain.abs().max()), rtol=0)
+
+
+@pytest.fixture(scope="module")
+def small(models):
+    return with_small_vocoder(models).vocoder
+
+
+def small_sources(small, sizes=SIZES):
+    generator = torch.Generator().manual_seed(3)
+    hop = small.config.samples_per_frame
+    return [0.1 * torch.randn(size * hop, generator=generator) for size in sizes]
+
+
+@pytest.fixture
+def products_by_row(monkeypatch):
+    """The interpreter's products, which are numpy's, differ in their last bit by a row's place; in float64 they
+    round to the same float32.
+    """
+
+    def dot(_, a, b, d, *__):
+        product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+        return TensorHandle((product + d.data).astype(np.float32), d.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
+@torch.inference_mode()
+def test_a_row_is_the_same_anywhere(small, products_by_row):
+    vocoder, sources = PackedVocoder(small, torch.float32), small_sources(small)
+    together = waves(vocoder, mels(), packed(small.config, SIZES, 48), sources)
+    for made, mel, source in zip(together, mels(), sources, strict=True):
+        alone = packed(small.config, [len(mel)], 48, first=9)
+        assert torch.equal(waves(vocoder, [mel], alone, [source])[0], made)
+
+
+@torch.inference_mode()
+def test_sixteen_bits_are_near(small):
+    sources, frames = small_sources(small), packed(small.config, SIZES, 40)
+    exact = torch.cat(waves(PackedVocoder(small, torch.float32), mels(), frames, sources))
+    near = torch.cat(waves(PackedVocoder(small, torch.float16), mels(), frames, sources))
+    assert 0 < (near - exact).square().mean().sqrt() / exact.square().mean().sqrt() < 4e-3
+
+
+@torch.inference_mode()
+def test_what_lies_between_rows_stays_silent(small):
+    vocoder, frames = PackedVocoder(small, torch.float32), packed(small.config, SIZES, 40)
+    hop = small.config.samples_per_frame
+    made = vocoder.decode(laid(mels(), frames), frames, laid(small_sources(small), frames, hop))
+    between = (frames.tags == 0) | (frames.tags == AFTER)
+    assert not made.unflatten(0, (-1, hop))[between].any()
+
+
+def excited(vocoder, small, frames, rows, *, noise):
+    """What `excite` makes of rows without a past: sources and phases."""
+    hop = small.config.samples_per_frame
+    carried = torch.zeros(len(frames.rows), vocoder.lanes)
+    source = torch.full((len(frames.tags) * hop,), 7.0)
+    ends = vocoder.excite(laid(rows, frames), frames, carried, source, noise=noise)
+    starts = frames.rows[:, 0].tolist()
+    return [source[start * hop :][: len(row) * hop] for row, start in zip(rows, starts, strict=False)], ends
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@torch.inference_mode()
+def test_sources_are_the_plain_ones(small, noise):
+    vocoder, frames = PackedVocoder(small, torch.float32), packed(small.config, SIZES, 40)
+    made, ends = excited(vocoder, small, frames, mels(), noise=noise)
+    hop, harmonics = small.config.samples_per_frame, small.config.num_harmonics + 1
+    for row, (source, mel) in enumerate(zip(made, mels(), strict=True)):
+        pitch = small.f0(mel.T[None], None)
+        drawn = normal(torch.tensor([[5 + row]]), Stream.SOURCE, torch.arange(len(mel) * hop)[None])[..., None]
+        plain = small.source(pitch, drawn if noise else None)[0, 0]
+        torch.testing.assert_close(source, plain, atol=2e-5, rtol=0)
+        torch.testing.assert_close(ends[row, :harmonics], small.source.phase_at_end(pitch)[0], atol=1e-5, rtol=0)
+    assert any((small.f0(mel.T[None], None) > small.config.voiced_threshold_hz).any() for mel in mels())
+
+
+@torch.inference_mode()
+def test_phases_run_on_and_known_sources_stay(small):
+    vocoder, frames = PackedVocoder(small, torch.float32), packed(small.config, SIZES, 40)
+    hop, harmonics = small.config.samples_per_frame, small.config.num_harmonics + 1
+    frames.rows[2, [2, 3, 4]] = torch.tensor([5, 5, 1])  # five frames known, phases from there on
+    frames.rows[1, 6] = 4  # in the middle of its stream
+    carried = torch.rand(len(frames.rows), vocoder.lanes, generator=torch.Generator().manual_seed(1))
+    source = torch.full((len(frames.tags) * hop,), 7.0)
+    ends = vocoder.excite(laid(mels(), frames), frames, carried, source, noise=True)
+    start, mel = int(frames.rows[2, 0]) * hop, mels()[2]
+    assert (source[start : start + 5 * hop] == 7).all()
+    pitch, begun = small.f0(mel.T[None], None)[:, 5:], carried[2:3, :harmonics]
+    drawn = normal(torch.tensor([[7]]), Stream.SOURCE, torch.arange(5 * hop, 12 * hop)[None])[..., None]
+    plain = small.source(pitch, drawn, begun)[0, 0]
+    torch.testing.assert_close(source[start + 5 * hop : start + 12 * hop], plain, atol=2e-5, rtol=0)
+    torch.testing.assert_close(ends[2, :harmonics], small.source.phase_at_end(pitch, begun)[0], atol=1e-5, rtol=0)
+    start, pitch = int(frames.rows[1, 0]) * hop, small.f0(mels()[1].T[None], None)
+    drawn = normal(torch.tensor([[6]]), Stream.SOURCE, torch.arange(4 * hop, 5 * hop)[None])[..., None]
+    torch.testing.assert_close(source[start : start + hop], small.source(pitch, drawn)[0, 0], atol=2e-5, rtol=0)
+    assert (source.unflatten(0, (-1, hop))[(frames.tags == 0) | (frames.tags == AFTER)] == 0).all()
+
+
+@pytest.mark.parametrize("n_fft", [8, 16])
+def test_transforms_are_torchs(n_fft):
+    generator = torch.Generator().manual_seed(n_fft)
+    hop, rate, sizes = 4, 6, (5, 1, 3)
+    frames = packed_anyhow(sizes, 20, 2)
+    rows = [torch.randn(size * rate * hop, generator=generator) for size in sizes]
+    forward, inverse = forward_table(n_fft), inverse_table(n_fft)
+    source = laid(rows, frames, rate * hop)
+    out = spectrum(source, frames.tags, frames.row_of, frames.rows, forward, rate, hop, torch.float32)
+    half, width = n_fft // 2 + 1, forward.shape[1] // 2
+    for row, (start, size) in zip(rows, frames.rows[:, :2].tolist(), strict=False):
+        theirs = stft(row[None], None, n_fft, hop)[0].T
+        own = out[start * rate : (start + size) * rate + 1].unflatten(1, (2, width))[:, :, :half].flatten(1)
+        torch.testing.assert_close(own, theirs, atol=1e-5, rtol=0)
+    polar = torch.randn(len(frames.tags) * rate, 2 * width, generator=generator)
+    envelope = torch.hann_window(n_fft).square()
+    made = wave(polar, frames.tags, inverse, envelope, rate, hop, limit=0.9, largest=3.0)
+    for start, size in frames.rows[: len(sizes), :2].tolist():
+        own = polar[start * rate : (start + size) * rate + 1].T[None]
+        magnitude, phase = own[:, :half].exp().clamp(max=3.0), own[:, width : width + half].sin()
+        theirs = istft(magnitude, phase, None, n_fft, hop)[0].clamp(-0.9, 0.9)
+        torch.testing.assert_close(made[start * rate * hop :][: len(theirs)], theirs, atol=1e-5, rtol=0)
