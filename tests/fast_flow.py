@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from vivavoce.models.build import Models
 from vivavoce.models.flow import packed
+from vivavoce.models.flow.model import Flow
 from vivavoce.models.flow.packed_cuts import Cuts, ProductTiles
 from vivavoce.models.kernels.flow_attention import AttentionTile
 from vivavoce.models.kernels.flow_conv import ConvTile
@@ -17,6 +20,17 @@ from vivavoce.models.kernels.flow_product import ProductTile
 _TILE = ProductTile(64, 64, 64, 4, 3)
 COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 4, 3), ProductTiles(_TILE, _TILE, _TILE, _TILE, _TILE))
 """Few programs; on a CPU each costs much and all cost one after the other."""
+
+
+def with_small_flow(models: Models) -> Models:
+    """The models with a flow of two steps, three levels and random weights."""
+    torch.manual_seed(0)
+    given = models.config.flow
+    estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
+    encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
+    config = replace(given, num_steps=2, estimator=estimator, encoder=encoder)
+    flow = Flow(config).eval().requires_grad_(False)
+    return replace(models, config=replace(models.config, flow=config), flow=flow)
 
 
 def _values(handle):

@@ -56,9 +56,9 @@ def official(rows):
 
 FLOW_FAULTS = {
     "begin": lambda engine: (engine._workshop.flow, "start", lambda n, work: is_official(work)),
-    "step": lambda engine: (lane.Lane, "step", lambda n, self, number: number == 3 and official(self.rows)),
-    "commit": lambda engine: (lane.Lane, "commit", lambda n, self: official(self.rows)),
-    "result": lambda engine: (lane.Lane, "mels", lambda n, self: official(self.rows)),
+    "step": lambda engine: (lane.PaddedLane, "step", lambda n, self, number: number == 3 and official(self.rows)),
+    "commit": lambda engine: (lane.PaddedLane, "commit", lambda n, self: official(self.rows)),
+    "result": lambda engine: (lane.PaddedLane, "mels", lambda n, self: official(self.rows)),
     "vocoder": lambda engine: (engine._workshop.vocoder, "run", lambda n, pieces: any_official(pieces)),
     "vocoder within": lambda engine: (engine._workshop.vocoder, "_vocode", lambda n, works: any_official(works)),
 }
@@ -164,9 +164,9 @@ COMPANY = [stream(segment(20, seed=1)), stream(given(25, seed=2)), offline(segme
            stream(given(10, seed=5, voice=voice(9, prompt=8)))]  # fmt: skip
 LARGE = {
     "begin": lambda engine: (engine._workshop.flow, "start", lambda n, work: len(work) > 1),
-    "step": lambda engine: (lane.Lane, "step", lambda n, self, number: number == 4 and len(self.rows) > 1),
+    "step": lambda engine: (lane.PaddedLane, "step", lambda n, self, number: number == 4 and len(self.rows) > 1),
     "vocoder": lambda engine: (engine._workshop.vocoder, "run", lambda n, pieces: len(pieces) > 1),
-    "once": lambda engine: (lane.Lane, "step", lambda n, self, number: n == 5),
+    "once": lambda engine: (lane.PaddedLane, "step", lambda n, self, number: n == 5),
 }
 
 
@@ -201,7 +201,7 @@ def test_those_who_leave_while_it_is_tried_again_are_forgotten(models, monkeypat
                 handles[1].cancel()
             return fails
 
-        inject(monkeypatch, lane.Lane, "step", CUDA_OOM, no_room)
+        inject(monkeypatch, lane.PaddedLane, "step", CUDA_OOM, no_room)
         for place in (0, 2, 3):
             same(handles[place].result().samples, each_alone[place].samples)
         assert_clean(engine)

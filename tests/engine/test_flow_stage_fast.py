@@ -1,7 +1,6 @@
 """The flow stage with kernels makes the mel that it makes without, and the same in any company."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,13 +10,11 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
-from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
+from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
 from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork, packed_buffers, packed_tables
 from vivavoce.engine.flow_stage.lane import voice_features
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.voices import load_voices
-from vivavoce.models.build import Models
-from vivavoce.models.flow.model import Flow
 
 BLOCKS = Attention.BLOCKS
 TOKENS = speech(150)
@@ -34,14 +31,7 @@ def quick():
 
 @pytest.fixture(scope="module")
 def small(models):
-    """Models whose flow is small enough for an interpreter: two steps, three levels."""
-    torch.manual_seed(0)
-    given = models.config.flow
-    estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
-    encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
-    config = replace(given, num_steps=2, estimator=estimator, encoder=encoder)
-    flow = Flow(config).eval().requires_grad_(False)
-    return Models(replace(models.config, flow=config), models.lm, flow, models.vocoder, models.device, models.dtype)
+    return with_small_flow(models)
 
 
 @pytest.fixture

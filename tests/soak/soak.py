@@ -19,7 +19,7 @@ from tests.engine.engine_helpers import Fault, FixedCosts, assert_clean, set_cos
 from tests.soak.crowd import Crowd
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowJob, FlowStream
-from vivavoce.engine.flow_stage.lane import Lane
+from vivavoce.engine.flow_stage.lane import PaddedLane
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import TextIn
 from vivavoce.engine.settings import EngineSettings
@@ -118,8 +118,8 @@ def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
         (workshop.lm, "prefill", 1),
         (workshop.lm, "decode", 1),
         (workshop.flow, "start", 1),
-        (Lane, "step", 4),
-        (Lane, "commit", 1),
+        (PaddedLane, "step", 4),
+        (PaddedLane, "commit", 1),
         (workshop.vocoder, "run", 1),
     )
     faults, undo = [], []

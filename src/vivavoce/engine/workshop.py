@@ -46,7 +46,10 @@ class Workshop:
             kernels=kernels,
             deterministic=deterministic,
         )
-        self.flow = FlowStage(models, state_bytes=memory.state_bytes, kernels=kernels, deterministic=deterministic)
+        try:
+            self.flow = FlowStage(models, state_bytes=memory.state_bytes, kernels=kernels, deterministic=deterministic)
+        except ValueError as error:
+            raise InvalidRequest(f"kernels: {error}") from None
         self.vocoder = VocoderStage(models, source_noise=source_noise, kernels=kernels)
 
     def check_in(self, request: SynthesisRequest, arrival: Arrival) -> Arrived:

@@ -98,6 +98,9 @@ def test_the_command_trains(corpus, tmp_path, monkeypatch):
 def test_what_the_user_can_mend_is_one_line(tmp_path):
     app = typer.Typer()
     app.command()(vocoder)
-    result = CliRunner().invoke(app, [str(tmp_path), str(tmp_path), "--steps", "1", "--device", "cpu"])
+    # Wide enough for the path: a name that is broken in two is not found.
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, [str(tmp_path), str(tmp_path), "--steps", "1", "--device", "cpu"]
+    )
     assert result.exit_code == 2
     assert "wav.npy" in result.output

@@ -1,0 +1,47 @@
+"""The whole engine on kernels of our own speaks as it does without them."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.engine.engine_helpers import assert_clean, offline, running, segment, stream
+from tests.fast_flow import coarse_cuts, quick_interpreter, with_small_flow
+from tests.small_vocoder import with_small_vocoder
+from vivavoce.engine.settings import EngineSettings
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter(), coarse_cuts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(models):
+    return with_small_vocoder(with_small_flow(models))
+
+
+def spoken(models, **settings):
+    asked = [stream(segment(22, seed=1)), offline(segment(6, seed=2)), stream(segment(4, seed=3))]
+    with running(models, settings=EngineSettings(slots=3, state_bytes=4 << 20, **settings)) as engine:
+        handles = [engine.submit(one) for one in asked]
+        results = [handle.result() for handle in handles]
+        assert_clean(engine)
+    return results
+
+
+def test_kernels_speak_the_same(small):
+    for plain, fast in zip(spoken(small, kernels=False), spoken(small, kernels=True), strict=True):
+        assert fast.tokens == plain.tokens
+        assert len(fast.samples) == len(plain.samples)
+        assert np.abs(fast.samples - plain.samples).max() < 5e-3 * np.abs(plain.samples).max()
+
+
+def test_the_deterministic_mode_speaks_too(small):
+    for plain, fast in zip(spoken(small), spoken(small, deterministic=True), strict=True):
+        assert fast.tokens == plain.tokens
+        assert np.abs(fast.samples - plain.samples).max() < 5e-3 * np.abs(plain.samples).max()
