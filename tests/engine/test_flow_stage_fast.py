@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
+from tests.engine.flow_stage.flow_oracle import perform, run, say, speech, voice
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork, packed_buffers, packed_tables
+from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, packed_buffers, packed_tables
 from vivavoce.engine.flow_stage.lane import voice_features
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.voices import load_voices
@@ -86,40 +86,22 @@ def take_turns(jobs):
     return [mel for job in jobs for mel in job.result()]
 
 
-def perform(stage, schedule, *, apart):
+def mels_of(stage, schedule, *, apart):
     """Mels of all streams; apart: each stream in a batch of its own, the batches taking turns."""
-    streams, batches = schedule
-    opened = [stage.open(voice(*one)) for one, _ in streams]
-    mels = [[] for _ in streams]
-    for batch, event in batches:
-        work = []
-        for place in batch:
-            hop, stream = streams[place][1][len(mels[place])], opened[place]
-            work.append(FlowChunk(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS))
-        if event == "prompts":
-            run(
-                stage,
-                [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)] or [PromptWork(opened[0])],
-            )
-        elif event == "evict":
-            evict(stage)
-        elif event == "abandon":
-            job = stage.start(work)
-            job.step()
-            job.abandon()
-        made = take_turns([stage.start([one]) for one in work]) if apart else run(stage, work)
-        for place, mel in zip(batch, made, strict=True):
-            mels[place].append(mel)
-        assert stage.balanced()
-    return [torch.cat(made) for made in mels]
+
+    def compute(stage, work):
+        return take_turns([stage.start([one]) for one in work]) if apart else run(stage, work)
+
+    opened = [stage.open(voice(*one)) for one, _ in schedule[0]]
+    return perform(stage, opened, TOKENS, schedule, evict, compute)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(schedule=schedules(), pages=st.sampled_from([0, 4, 40]), apart=st.booleans())
 @torch.inference_mode()
 def test_any_schedule_gives_what_the_plain_stage_gives(small, schedule, pages, apart):
-    fast = perform(stage_of(small, pages, kernels=True), schedule, apart=apart)
-    for mel, expected in zip(fast, perform(stage_of(small, 40), schedule, apart=False), strict=True):
+    fast = mels_of(stage_of(small, pages, kernels=True), schedule, apart=apart)
+    for mel, expected in zip(fast, mels_of(stage_of(small, 40), schedule, apart=False), strict=True):
         check(mel, expected)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vivavoce.engine.flow_stage import FlowChunk
+from vivavoce.engine.flow_stage import Attention, FlowChunk, PromptWork
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.flow.matching import fixed_noise, time_steps
 
@@ -88,3 +88,30 @@ def page_bytes(models):
 def _velocity(estimator, t, mask, point, mu, speaker, condition):
     features = torch.cat((point, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
     return estimator.velocity(features, estimator.time_biases(torch.tensor([t])), mask)
+
+
+def perform(stage, opened, tokens, schedule, evict, compute=run):
+    """Mels of all streams, whose hops and whose batches, each with what happens before it, the schedule tells.
+
+    evict: takes state away; compute: turns a batch's work into mels.
+    """
+    streams, batches = schedule
+    mels = [[] for _ in streams]
+    for batch, event in batches:
+        work = []
+        for place in batch:
+            hop, stream = streams[place][1][len(mels[place])], opened[place]
+            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + 3], hop, Attention.BLOCKS))
+        if event == "prompts":
+            lacking = [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)]
+            run(stage, lacking or [PromptWork(opened[0])])
+        elif event == "evict":
+            evict(stage)
+        elif event == "abandon":
+            job = stage.start(work)
+            job.step()
+            job.abandon()
+        for place, mel in zip(batch, compute(stage, work), strict=True):
+            mels[place].append(mel)
+        assert stage.balanced()
+    return [torch.cat(made) for made in mels]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.flow_stage.flow_oracle import mel_of, page_bytes, run, say, speech, voice
+from tests.engine.flow_stage.flow_oracle import mel_of, page_bytes, perform, run, say, speech, voice
 from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork
 
 BLOCKS = Attention.BLOCKS
@@ -63,31 +63,12 @@ def schedules(draw):
 @given(schedule=schedules(), pages=st.sampled_from([0, 3, 8, 40]))
 @torch.inference_mode()
 def test_any_schedule_in_any_company_computes_the_same(models, schedule, pages):
-    streams, batches = schedule
+    streams, _ = schedule
     stage = stage_of(models, pages)
     opened = [stage.open(voice(prompt)) for prompt, _ in streams]
-    mels = [[] for _ in streams]
-    for batch, event in batches:
-        work = []
-        for place in batch:
-            hop, stream = streams[place][1][len(mels[place])], opened[place]
-            work.append(FlowChunk(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS))
-        if event == "prompts":
-            run(
-                stage,
-                [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)] or [PromptWork(opened[0])],
-            )
-        elif event == "evict":
-            evict(stage)
-        elif event == "abandon":
-            job = stage.start(work)
-            job.step()
-            job.abandon()
-        for place, mel in zip(batch, run(stage, work), strict=True):
-            mels[place].append(mel)
-        assert stage.balanced()
+    mels = perform(stage, opened, TOKENS, schedule, evict)
     for (prompt, hops), made in zip(streams, mels, strict=True):
-        check(torch.cat(made), mel_of(models, voice(prompt), TOKENS[: sum(hops) + 3], hops))
+        check(made, mel_of(models, voice(prompt), TOKENS[: sum(hops) + 3], hops))
     for stream in opened:
         stage.close(stream)
     evict(stage)

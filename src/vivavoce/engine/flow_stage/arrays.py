@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,13 +60,13 @@ class BatchArrays:
         )
 
 
-def upload(arrays: Iterable[Array], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, in one copy that the host does not wait for."""
+def upload(arrays: Iterable[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
+    """The arrays on the device, integers of this width, in one copy that the host does not wait for."""
     arrays = list(arrays)
     sizes = [array.size for array in arrays]
     # Only from pinned memory is a copy asynchronous.
-    staged = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate([array.ravel() for array in arrays], out=staged.numpy())
+    staged = torch.empty(sum(sizes), dtype=dtype, pin_memory=device.type == "cuda")
+    np.concatenate([array.ravel() for array in arrays], out=staged.numpy(), casting="same_kind")
     whole = staged.to(device, non_blocking=True)
     return [part.view(array.shape) for part, array in zip(torch.split(whole, sizes), arrays, strict=True)]
 

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.engine.flow_stage.arrays import upload
 from vivavoce.engine.flow_stage.encoding import EncodedRows, encode_together
 from vivavoce.engine.flow_stage.encoding_alone import encode_alone
 from vivavoce.engine.flow_stage.lane import Workplace, first_frame, voice_features
 from vivavoce.engine.flow_stage.packed_buffers import BufferShelf, PackedBuffers, PackedState
-from vivavoce.engine.flow_stage.packed_tables import Bucket, Numbers, TableShape
+from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.stream import VoiceFeatures
 from vivavoce.engine.flow_stage.voices import load_voices
@@ -99,7 +100,7 @@ class PackedLane:
         local, position = (tables[size : size + used] for size in (shape.bucket.frames, 2 * shape.bucket.frames))
         voice = np.repeat(places, new)
         in_prompt = position < np.array([len(one.mel) for one in voices])[voice]
-        sent = _upload(
+        sent = upload(
             (
                 tables,
                 np.repeat(self._encoded.starts, new) + local,
@@ -108,6 +109,7 @@ class PackedLane:
                 position,
             ),
             device,
+            torch.int32,
         )
         mu = self._encoded.mu.index_select(0, sent[1])
         speaker = torch.stack([one.speaker for one in voices]).index_select(0, sent[2])
@@ -135,12 +137,3 @@ def _mel_starts(voices: Sequence[VoiceFeatures]) -> list[int]:
         starts.append(end)
         end += len(voice.mel)
     return starts
-
-
-def _upload(arrays: Sequence[Numbers], device: torch.device) -> tuple[Tensor, ...]:
-    """The arrays on the device, int32, in one copy that the host does not wait for."""
-    sizes = [array.size for array in arrays]
-    # Only from pinned memory is a copy asynchronous.
-    staged = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=staged.numpy(), casting="same_kind")
-    return torch.split(staged.to(device, non_blocking=True), sizes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from vivavoce.engine.flow_stage.stream import FlowStream, VoiceFeatures
+from vivavoce.engine.transfer import to_device
 from vivavoce.models.build import Models
 
 
@@ -25,16 +25,11 @@ def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
     given = [alike[0].conditioning for alike in lacking.values()]
     embeddings = torch.stack([one.embedding for one in given])
     mels = [one.flow_mel.float() for one in given]
-    speakers = models.flow.speaker(_sent(embeddings, models.device))
+    speakers = models.flow.speaker(to_device(embeddings, models.device))
     # An empty prompt's mel may have no bins either.
-    whole = _sent(torch.cat([mel.flatten() for mel in mels]), models.device)
+    whole = to_device(torch.cat([mel.flatten() for mel in mels]), models.device)
     parts = torch.split(whole, [mel.numel() for mel in mels])
     for alike, speaker, part, mel in zip(lacking.values(), speakers, parts, mels, strict=True):
         features = VoiceFeatures(speaker, part.view(mel.shape))
         for stream in alike:
             stream.features = features
-
-
-def _sent(host: Tensor, device: torch.device) -> Tensor:
-    # Only from pinned memory is a copy asynchronous.
-    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)

@@ -41,7 +41,7 @@ class FlowChunk:
 
     @property
     def frames(self) -> int:
-        """Frames that are computed anew, as things stand; a batch costs its longest for each row."""
+        """Frames that are computed anew, as things stand."""
         stream = self.stream
         return (len(stream.prompt) + stream.spoken + self.hop) * stream.upsampling - self.past_frames
 

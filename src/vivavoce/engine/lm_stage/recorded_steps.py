@@ -17,6 +17,7 @@ from vivavoce.engine.lm_stage.choosing import repetition_aware
 from vivavoce.engine.lm_stage.slots import Slot
 from vivavoce.engine.lm_stage.state import SlotRows, SlotStates
 from vivavoce.engine.lm_stage.tiling import Layout, layout_for, tile, tiled_rows
+from vivavoce.engine.transfer import copy_into
 from vivavoce.models.build import Models
 from vivavoce.models.kernels import lm_launch
 from vivavoce.models.kernels.compile_ahead import compiled_ahead
@@ -75,10 +76,7 @@ class RecordedSteps:
         layout, sampled = self._layout(held), most <= MOST_CANDIDATES
         recording = self._prefills.get((layout, sampled)) or self._record_prefill(layout, sampled)
         assert recording.inputs is not None
-        inputs = torch.from_numpy(tile(held, layout, self._slots, self._vocabulary))
-        if self._device.type == "cuda":
-            inputs = inputs.pin_memory()
-        recording.inputs.copy_(inputs, non_blocking=True)
+        copy_into(recording.inputs, torch.from_numpy(tile(held, layout, self._slots, self._vocabulary)))
         recording.launch()
         if sampled:
             return recording.out

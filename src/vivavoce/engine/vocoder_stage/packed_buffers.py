@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vivavoce.engine.vocoder_stage.transfer import copy_into
+from vivavoce.engine.transfer import copy_into
 from vivavoce.models.kernels.row_table import WIDTH, PackedRow
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from vivavoce.engine.transfer import to_device
 from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES
-from vivavoce.engine.vocoder_stage.transfer import to_device
 from vivavoce.engine.vocoder_stage.work import Work
 from vivavoce.models.counter_noise import Stream, normal
 from vivavoce.models.vocoder.hift import HiFT

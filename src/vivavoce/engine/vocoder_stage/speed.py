@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vivavoce.engine.vocoder_stage.transfer import to_device
+from vivavoce.engine.transfer import to_device
 
 
 def resized_frames(frames: int, speed: float) -> int:

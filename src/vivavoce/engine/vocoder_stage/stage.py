@@ -11,10 +11,10 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.transfer import to_device
 from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES, join_rule
 from vivavoce.engine.vocoder_stage.source import make_sources
 from vivavoce.engine.vocoder_stage.stream import Piece, Tails, VocoderStream
-from vivavoce.engine.vocoder_stage.transfer import to_device
 from vivavoce.engine.vocoder_stage.work import Work, plan
 from vivavoce.models.build import Models
 
