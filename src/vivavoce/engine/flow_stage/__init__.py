@@ -5,8 +5,8 @@ Files: `stage.py` is the door, `job.py` one running batch and `lane.py` its tens
 `prompts.py` shares the state of voices.
 
 With kernels `packed_lane.py` stands in for `lane.py`: rows end to end instead of padded (`packed_tables.py`), steps
-recorded over tensors that stay where they are (`packed_buffers.py`), voices and tokens for all rows at once
-(`voices.py`, `encoding.py`) or, to be deterministic, one by one (`encoding_alone.py`, `row_memory.py`).
+recorded over tensors that stay where they are (`packed_buffers.py`), voices for all rows at once (`voices.py`), and the
+token encoder likewise packed and recorded (`packed_encoding.py`, `encoder_tables.py`, `encoder_buffers.py`).
 """
 
 from vivavoce.engine.flow_stage.job import FlowJob

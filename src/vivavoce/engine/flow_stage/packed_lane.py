@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage.arrays import upload
-from vivavoce.engine.flow_stage.encoding import EncodedRows, encode_together
-from vivavoce.engine.flow_stage.encoding_alone import encode_alone
 from vivavoce.engine.flow_stage.lane import Workplace, first_frame, voice_features
 from vivavoce.engine.flow_stage.packed_buffers import BufferShelf, PackedBuffers, PackedState
-from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
+from vivavoce.engine.flow_stage.packed_encoding import EncodedRows, PackedEncoding
+from vivavoce.engine.flow_stage.packed_tables import FRAME_BUCKETS, MOST_ROWS, Bucket, TableShape
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.stream import VoiceFeatures
 from vivavoce.engine.flow_stage.voices import load_voices
@@ -29,34 +28,50 @@ class PackedLanes:
     Args:
         deterministic: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
             computed again, to the bit; slower.
+        fp8: see `PackedUNet`.
 
     Raises:
         ValueError: sizes that the kernels do not take.
     """
 
-    def __init__(self, place: Workplace, *, deterministic: bool) -> None:
+    def __init__(self, place: Workplace, *, deterministic: bool, fp8: bool) -> None:
         flow, shelf = place.models.config.flow, place.pool.shelves[2]
         if shelf.positions != KEY_TILE or flow.encoder.upsampling < TAIL:
             raise ValueError(
                 f"upsampling {flow.encoder.upsampling}, the flow's kernels need a power of two from {TAIL} to "
                 f"{KEY_TILE}; run without kernels"
             )
-        network = PackedUNet(place.models.flow.estimator, place.schedule, flow.guidance, invariant=deterministic)
+        network = PackedUNet(
+            place.models.flow.estimator, place.schedule, flow.guidance, invariant=deterministic, fp8=fp8
+        )
         self._place, self._alone = place, deterministic
+        self._encoding = PackedEncoding(place.models, place.pool, invariant=deterministic)
         self._buffers = BufferShelf(network, flow.estimator, shelf)
+
+    def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
+        """Parts that have recordings: pasts that are computed again may make a batch larger than it was planned."""
+        parts: list[list[Row]] = [[]]
+        frames = 0
+        for row in rows:
+            new = row.new * self._place.models.config.flow.encoder.upsampling
+            if parts[-1] and (frames + new > FRAME_BUCKETS[-1] or len(parts[-1]) == MOST_ROWS):
+                parts.append([])
+                frames = 0
+            parts[-1].append(row)
+            frames += new
+        return parts
 
     def begin(self, rows: Sequence[Row]) -> PackedLane:
         """Rows that all leave a state, or none."""
         frames = sum(row.new for row in rows) * self._place.models.config.flow.encoder.upsampling
         buffers = self._buffers.of(Bucket.of(frames, len(rows), rows[0].after is not None))
-        models, pool = self._place.models, self._place.pool
         if not self._alone:
-            load_voices([row.stream for row in rows], models)
-        encoded = encode_alone(models, pool, rows) if self._alone else encode_together(models, pool, rows)
-        return PackedLane(self._place, rows, encoded, buffers)
+            load_voices([row.stream for row in rows], self._place.models)
+        return PackedLane(self._place, rows, self._encoding.encode(rows), buffers)
 
     def prepare(self) -> None:
-        """Record the steps of all common sizes."""
+        """Record the encoder and the steps of all common sizes."""
+        self._encoding.prepare()
         self._buffers.prepare()
 
 
@@ -97,26 +112,18 @@ class PackedLane:
         tables, mel_starts = shape.numbers(self.rows, self._up), _mel_starts(voices)
         new = [row.new * self._up for row in self.rows]
         used = sum(new)
-        local, position = (tables[size : size + used] for size in (shape.bucket.frames, 2 * shape.bucket.frames))
+        position = tables[2 * shape.bucket.frames :][:used]
         voice = np.repeat(places, new)
         in_prompt = position < np.array([len(one.mel) for one in voices])[voice]
-        sent = upload(
-            (
-                tables,
-                np.repeat(self._encoded.starts, new) + local,
-                voice,
-                np.where(in_prompt, np.array(mel_starts)[voice] + position, 0),
-                position,
-            ),
-            device,
-            torch.int32,
-        )
-        mu = self._encoded.mu.index_select(0, sent[1])
-        speaker = torch.stack([one.speaker for one in voices]).index_select(0, sent[2])
+        mel = np.where(in_prompt, np.array(mel_starts)[voice] + position, 0)
+        sent = upload((tables, voice, mel, position), device, torch.int32)
+        # Encoded frames lie in the rows' order, too; the next batch's will lie in their place.
+        mu = self._encoded.mu
+        speaker = torch.stack([one.speaker for one in voices]).index_select(0, sent[1])
         silence = torch.zeros(1, mu.shape[1], device=device)
         condition = torch.cat((silence, *(one.mel for one in voices if len(one.mel)))) if in_prompt.any() else silence
-        given = torch.cat((mu, speaker, condition.index_select(0, sent[3]).to(mu.dtype)), dim=1)
-        x = place.noise.index_select(0, sent[4])
+        given = torch.cat((mu, speaker, condition.index_select(0, sent[2]).to(mu.dtype)), dim=1)
+        x = place.noise.index_select(0, sent[3])
         if self._encoded.slots is None:
             return PackedState(sent[0], x, given, None, None)
         before = self._shelf.tails.index_select(0, self._encoded.slots[0]).permute(1, 2, 0, 3, 4).contiguous()

@@ -25,7 +25,9 @@ FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
 MAX_PACKED = 1 << 19
 """Packed frames up to which every offset into a batch's tensors fits 32 bits."""
 _PAGES = -(-MAX_FRAMES // KEY_TILE)
-_LEAST_ROWS, _MOST_ROWS, _FRAMES_PER_ROW = 8, 256, 16
+MOST_ROWS = 256
+"""Rows of a common batch."""
+_LEAST_ROWS, _FRAMES_PER_ROW = 8, 16
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Bucket:
     @classmethod
     def common(cls, frames: int, paged: bool) -> Bucket:
         """The one of `FRAME_BUCKETS` with room for so many frames."""
-        return cls(frames, min(max(frames // _FRAMES_PER_ROW, _LEAST_ROWS), _MOST_ROWS), paged)
+        return cls(frames, min(max(frames // _FRAMES_PER_ROW, _LEAST_ROWS), MOST_ROWS), paged)
 
     @classmethod
     def of(cls, frames: int, rows: int, paged: bool) -> Bucket:

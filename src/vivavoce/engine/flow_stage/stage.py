@@ -38,6 +38,9 @@ class FlowStatistics:
 class _Lanes(Protocol):
     """How batches are computed."""
 
+    def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
+        """The rows in the order in which they came, as many together as can be."""
+
     def begin(self, rows: Sequence[Row]) -> Lane: ...
 
     def prepare(self) -> None: ...
@@ -48,6 +51,9 @@ class _PaddedLanes:
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
+
+    def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
+        return [rows]
 
     def begin(self, rows: Sequence[Row]) -> Lane:
         return PaddedLane(self._place, rows)
@@ -67,14 +73,24 @@ class FlowStage:
         kernels: compute the estimator without padding by kernels of our own, where `models.kernels.usable` says so.
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
+        fp8: with kernels; the products of the estimator's transformer blocks are of e4m3.
 
     Raises:
-        ValueError: a network of sizes that the kernels do not take; or deterministic without kernels.
+        ValueError: a network of sizes that the kernels do not take; or deterministic or fp8 without kernels.
     """
 
-    def __init__(self, models: Models, *, state_bytes: int, kernels: bool = False, deterministic: bool = False) -> None:
-        if deterministic and not kernels:
-            raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
+    def __init__(
+        self,
+        models: Models,
+        *,
+        state_bytes: int,
+        kernels: bool = False,
+        deterministic: bool = False,
+        fp8: bool = False,
+    ) -> None:
+        if (deterministic or fp8) and not kernels:
+            asked = "deterministic" if deterministic else "fp8"
+            raise ValueError(f"{asked}: the flow is so with kernels only; set kernels or leave it out")
         models.flow.lay_out()
         config = models.config.flow
         self._config, self._pool = config, PagePool(models, state_bytes, kernels=kernels)
@@ -83,7 +99,7 @@ class FlowStage:
         schedule = Schedule.of(models.flow.estimator, config.num_steps)
         noise = fixed_noise(config.num_mel_bins).to(models.device)
         place = Workplace(models, self._pool, schedule, noise)
-        self._lanes: _Lanes = _packed_lanes(place, deterministic) if kernels else _PaddedLanes(place)
+        self._lanes: _Lanes = _packed_lanes(place, deterministic, fp8) if kernels else _PaddedLanes(place)
         self._streams: set[FlowStream] = set()
         self._jobs: set[FlowJob] = set()
 
@@ -129,7 +145,7 @@ class FlowStage:
             for kept in (True, False):
                 together = [row for row in rows if (row.after is not None) == kept]
                 if together:
-                    lanes.append(self._lanes.begin(together))
+                    lanes.extend(self._lanes.begin(part) for part in self._lanes.parts(together))
         except BaseException:
             job.abandon()
             raise
@@ -207,8 +223,8 @@ class FlowStage:
             stream.state = None
 
 
-def _packed_lanes(place: Workplace, deterministic: bool) -> _Lanes:
+def _packed_lanes(place: Workplace, deterministic: bool, fp8: bool) -> _Lanes:
     # Triton is not installed everywhere.
     from vivavoce.engine.flow_stage.packed_lane import PackedLanes
 
-    return PackedLanes(place, deterministic=deterministic)
+    return PackedLanes(place, deterministic=deterministic, fp8=fp8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,9 +35,9 @@ class FlowStream:
         self, conditioning: Conditioning, prompts: PromptCache, upsampling: int, prompt_bounds: tuple[int, ...]
     ) -> None:
         self.conditioning, self.upsampling = conditioning, upsampling
-        self.prompt: tuple[int, ...] = tuple(conditioning.flow_tokens.tolist())
+        self.prompt = conditioning.flow_prompt
         self.prompt_bounds = self.bounds = prompt_bounds
-        self.voice = voice_key(conditioning) if prompt_bounds else None
+        self.voice = conditioning.flow_key if prompt_bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.spoken = 0
         """Speech tokens whose mel was given out."""
@@ -51,12 +50,3 @@ class FlowStream:
     def known(self) -> RowState | None:
         """The state that its next chunk of blocks continues: its own, or its voice's."""
         return self.state or self._prompts.get(self.voice)
-
-
-def voice_key(conditioning: Conditioning) -> bytes:
-    """A key that two voices share only if the flow hears the same of both."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in (conditioning.flow_tokens, conditioning.flow_mel, conditioning.embedding):
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.digest()

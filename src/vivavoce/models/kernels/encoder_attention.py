@@ -1,0 +1,269 @@
+"""Relative attention of packed rows to keys that lie in pages and, from a row's first new position on, among products.
+
+Scores add content and distance, (q + u)·k + (q + v)·p(i − j). In a tile of queries and keys few distances occur: their
+scores are one product more, from which each pair of query and key picks its own.
+
+A query sees the keys before an end of its own. Key tiles lie at multiples of `KEY_TILE`, counted from the row's start,
+and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys alone,
+whether they were computed with it or before it, and whoever is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.models.flow.memory import KEY_TILE
+from vivavoce.models.kernels.compile_ahead import launched
+
+SPARE = 128
+"""Rows of zeros before and behind a table of distances: no tile reads past its ends."""
+_HIDDEN = tl.constexpr(-1e30)
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class RelativeTile:
+    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop."""
+
+    queries: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeWeights:
+    """What an attention knows of distances.
+
+    distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
+    of distance d, query − key, which lies between −reach and reach; content_bias, position_bias: [heads · head], u
+    and v.
+    """
+
+    distances: Tensor
+    content_bias: Tensor
+    position_bias: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RelativePlaces:
+    """Where packed positions stand, tokens or frames; all int32.
+
+    tiles: [tiles, 3], of one row each: row, first packed position, positions (0: idle); ends: [positions], the place
+    before which each sees the keys of its row, 0: it is padding; first, past: [rows] in tokens, packed place of the
+    row's first new one, and how many precede it; pages: [rows, width], of each row in order; of no width: none.
+    """
+
+    tiles: Tensor
+    ends: Tensor
+    first: Tensor
+    past: Tensor
+    pages: Tensor
+
+
+@triton.jit
+def _absorb(query, asker, key, value, distant, pick, scale, end, position, peak, total, out, MASKED: tl.constexpr):
+    """One tile of keys more in the running softmax (arXiv:1805.02867).
+
+    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
+    """
+    score = tl.gather(tl.dot(asker, distant, input_precision="ieee"), pick, 1)
+    score = tl.dot(query, key, input_precision="ieee") + score
+    if MASKED:
+        score = tl.where(position[None, :] < end[:, None], score, _HIDDEN)
+    higher = tl.maximum(peak, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - higher[:, None])
+    fade = tl.exp2(peak - higher)
+    total = total * fade + tl.sum(weight, 1)
+    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
+    return higher, total, out
+
+
+@triton.jit
+def _channels(pointer, inside, WHOLE: tl.constexpr):
+    """Load where `inside`; WHOLE: that is everywhere."""
+    if WHOLE:
+        loaded = tl.load(pointer)
+    else:
+        loaded = tl.load(pointer, inside, 0.0)
+    return loaded
+
+
+@triton.jit
+def _sources(
+    products, keys, fresh, table, site, place, past,
+    PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, INNER: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Where the keys of a tile lie, [KEYS] pointers; their values lie `INNER` behind them."""
+    line = tl.arange(0, KEYS)
+    source = products + ((fresh + place + line) * (3 * INNER) + INNER)
+    if PAGED:
+        # As few numbers, not one for each key: so any layout of the tile works out its pointers without an exchange.
+        base = tl.zeros([KEYS], tl.int64)
+        for part in tl.static_range(KEYS // PAGE):
+            begin = place + part * PAGE
+            page = tl.load(table + begin // PAGE, begin < past, 0).to(tl.int64)
+            base = tl.where(line // PAGE == part, (page * SITES + site) * (PAGE * 2 * INNER), base)
+        source = tl.where(place + line < past, keys + (base + line % PAGE * (2 * INNER)), source)
+    return source
+
+
+@triton.jit(do_not_specialize=["site", "pages_width", "middle", "reach"])
+def _attend(
+    products,
+    keys,
+    distances,
+    content_bias,
+    position_bias,
+    out,
+    tiles,
+    ends,
+    first,
+    past,
+    pages,
+    site,
+    pages_width,
+    middle,
+    reach,
+    scale,
+    RATE: tl.constexpr,
+    PAGED: tl.constexpr,
+    PAGE: tl.constexpr,
+    SITES: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    if count == 0:
+        return
+    inner: tl.constexpr = HEADS * HEAD
+    whole: tl.constexpr = HEAD == BLOCK
+    line, channel, key_line = tl.arange(0, QUERIES), tl.arange(0, BLOCK), tl.arange(0, KEYS)
+    inside = channel < HEAD
+    content = tl.load(content_bias + head * HEAD + channel, inside, 0.0).to(tl.float32)
+    distance = tl.load(position_bias + head * HEAD + channel, inside, 0.0).to(tl.float32)
+    real = line < count
+    end = tl.load(ends + start + line, real, 0)
+    kept = end > 0
+    last = tl.max(end, 0)
+    end = tl.where(real, end, last)
+    seen_by_all = tl.min(end, 0) // KEYS * KEYS
+    row_past = tl.load(past + row) * RATE
+    # Packed places of keys are positions in the row and this.
+    fresh = tl.load(first + row) * RATE - row_past
+    at, there = start + line, real[:, None] & inside[None, :]
+    mine = products + at[:, None] * (3 * inner) + head * HEAD + channel[None, :]
+    given = tl.load(mine, there, 0.0)
+    query = (given.to(tl.float32) + content[None, :]).to(given.dtype)
+    asker = (given.to(tl.float32) + distance[None, :]).to(given.dtype)
+    # Distances of the tile's last query come first, and its own are the ones that begin there.
+    furthest = distances + (head * reach + middle - QUERIES - (start - fresh)) * HEAD
+    wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
+    pick = (QUERIES - 1 - line)[:, None] + key_line[None, :]
+    table, products_here, keys_here = pages + row * pages_width, products + head * HEAD, keys + head * HEAD
+    peak, total = tl.full([QUERIES], _HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
+    for place in range(0, seen_by_all, KEYS):
+        source = _sources(
+            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
+        )
+        key = _channels(source[None, :] + channel[:, None], inside[:, None], whole)
+        value = _channels(source[:, None] + inner + channel[None, :], inside[None, :], whole)
+        distant = _channels(furthest + place * HEAD + wide, inside[:, None], whole)
+        peak, total, mixed = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, False
+        )
+    for place in range(seen_by_all, last, KEYS):
+        source = _sources(
+            products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
+        )
+        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        seen = place + key_line < last
+        key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
+        value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
+        distant = _channels(furthest + place * HEAD + wide, inside[:, None], whole)
+        peak, total, mixed = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, True
+        )
+    tl.store(
+        out + at[:, None] * inner + head * HEAD + channel[None, :],
+        # What sees nothing, as padding does, is zero.
+        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        there,
+    )
+    if PAGED:
+        # No program reads these pages from here on behind the past, so this waits for none and none for this.
+        spot = at - fresh
+        page = tl.load(table + spot // PAGE, kept, 0).to(tl.int64)
+        target = keys_here + ((page * SITES + site) * PAGE + spot % PAGE)[:, None] * (2 * inner) + channel[None, :]
+        written = kept[:, None] & inside[None, :]
+        tl.store(target, tl.load(mine + inner, written, 0.0), written)
+        tl.store(target + inner, tl.load(mine + 2 * inner, written, 0.0), written)
+
+
+def attend_relatively(
+    products: Tensor,
+    keys: Tensor | None,
+    places: RelativePlaces,
+    weights: RelativeWeights,
+    site: int,
+    cut: RelativeTile,
+    *,
+    rate: int = 1,
+) -> Tensor:
+    """Attention of packed rows; their new keys and values are left in the rows' pages.
+
+    Args:
+        products: [positions, 3 · inner], queries, keys and values of the packed positions, contiguous.
+        keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a power of two of
+            at most `KEY_TILE` positions; it holds the rows' past. None: rows have none, and leave nothing.
+        site: the attention's place among those of the shelf.
+        rate: positions of a token.
+
+    Returns:
+        [positions, inner], zeros in padding; positions in no tile are left as memory was.
+    """
+    count, inner = len(products), products.shape[1] // 3
+    heads, rows, head = weights.distances.shape
+    out = torch.empty(count, inner, dtype=products.dtype, device=products.device)
+    launched(_attend, (len(places.tiles), heads))(
+        products,
+        products if keys is None else keys,
+        weights.distances,
+        weights.content_bias,
+        weights.position_bias,
+        out,
+        places.tiles,
+        places.ends,
+        places.first,
+        places.past,
+        places.pages,
+        site,
+        places.pages.shape[1],
+        rows // 2,
+        rows,
+        _LOG2_E / head**0.5,
+        rate,
+        keys is not None,
+        KEY_TILE if keys is None else keys.shape[4],
+        1 if keys is None else keys.shape[2],
+        heads,
+        head,
+        max(16, triton.next_power_of_2(head)),
+        cut.queries,
+        KEY_TILE,
+        triton.next_power_of_2(cut.queries + KEY_TILE),
+        num_warps=cut.warps,
+        # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+        num_stages=cut.stages + (0 if keys is None else 2),
+    )
+    return out

@@ -1,0 +1,192 @@
+"""Windows of packed rows: what a convolution reads at each place, side by side, so that a product does the rest.
+
+What precedes a row's first new token comes from the tails that its last chunk left in the pool, and is zero without
+any: rows without a past name a page beside which zeros lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.models.kernels.compile_ahead import launched
+
+_LEAK = tl.constexpr(0.01)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPlaces:
+    """Where packed tokens stand; int32.
+
+    row, local: [tokens], of each its row, and its place among the row's new tokens (below zero: padding); length:
+    [rows], new tokens of each.
+    """
+
+    row: Tensor
+    local: Tensor
+    length: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PooledTails:
+    """What a convolution reads and leaves at the edges of a batch's rows.
+
+    pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
+    [rows, tail, channels], where the new ones go; its rows may lie further apart.
+    """
+
+    pool: Tensor
+    slots: Tensor
+    after: Tensor
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _look_ahead(
+    ids,
+    table,
+    shift,
+    windows,
+    x,
+    tokens,
+    TAPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    token, channel = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK)
+    inside, there = channel < SIZE, token < tokens
+    missing = tl.load(shift + channel, inside, 0.0).to(tl.float32)
+    for tap in tl.static_range(TAPS):
+        number = tl.load(ids + token * TAPS + tap, there, -1)
+        known = (number >= 0)[:, None] & inside[None, :]
+        value = tl.load(table + number[:, None] * SIZE + channel[None, :], known, 0.0)
+        stored = there[:, None] & inside[None, :]
+        tl.store(windows + (token[:, None] * TAPS + tap) * SIZE + channel[None, :], value, stored)
+        if tap == 0:
+            value = value.to(tl.float32) + missing[None, :]
+            tl.store(x + token[:, None] * SIZE + channel[None, :], value.to(x.dtype.element_ty), stored)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _look_back(
+    x,
+    pool,
+    slots,
+    row,
+    local,
+    length,
+    windows,
+    after,
+    tokens,
+    TAPS: tl.constexpr,
+    RATE: tl.constexpr,
+    TAIL: tl.constexpr,
+    AFTER: tl.constexpr,
+    LEAKY: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    token, channel = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK)
+    inside, there = (channel < SIZE)[None, :], token < tokens
+    place = tl.load(local + token, there, -1)
+    real = place >= 0
+    owner = tl.load(row + token, real, 0)
+    if TAIL > 0:
+        slot = tl.load(slots + owner, real, 0).to(tl.int64)
+        leaves = (real & (place == tl.load(length + owner, real, 0) - 1))[:, None] & inside
+    for tap in tl.static_range(TAPS):
+        fresh = real & (place + tap >= TAPS - 1)
+        value = tl.load(x + (token + tap - TAPS + 1)[:, None] * SIZE + channel[None, :], fresh[:, None] & inside, 0.0)
+        if LEAKY:
+            value = value.to(tl.float32)
+            value = tl.where(value >= 0, value, value * _LEAK).to(windows.dtype.element_ty)
+        if TAIL > 0:
+            # So many tokens before the row's first one, each of `RATE` frames, of which the last will do.
+            before = TAPS - 1 - tap - place
+            line = slot * TAIL + TAIL - 1 - (before - 1) * RATE
+            known = (real & (before > 0))[:, None] & inside
+            value += tl.load(pool + line[:, None] * SIZE + channel[None, :], known, 0.0)
+            for kept in tl.static_range(TAIL):
+                if TAPS - (TAIL - kept + RATE - 1) // RATE == tap:
+                    tl.store(after + owner[:, None] * AFTER + (kept * SIZE + channel)[None, :], value, leaves)
+        target = windows + (token[:, None] * TAPS + tap) * SIZE + channel[None, :]
+        tl.store(target, value, there[:, None] & inside)
+
+
+def windows_ahead(
+    ids: Tensor, table: Tensor, shift: Tensor, tokens: int, *, dependent: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Embedded tokens with those that follow each, and embedded tokens with `shift` added.
+
+    ids: [tokens, taps] int32, of each token its own and those that follow, below zero where zeros stand; table:
+    [ids, channels]; shift: [channels] float32; tokens: of one program
+    →  [tokens, taps · channels] and [tokens, channels]
+    """
+    (count, taps), size = ids.shape, table.shape[1]
+    windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
+    launched(_look_ahead, (triton.cdiv(count, tokens),))(
+        ids,
+        table,
+        shift,
+        windows,
+        x,
+        count,
+        taps,
+        size,
+        triton.next_power_of_2(size),
+        tokens,
+        num_warps=4,
+    )
+    return windows, x
+
+
+def windows_behind(
+    x: Tensor,
+    places: TokenPlaces,
+    tails: PooledTails | None,
+    taps: int,
+    tokens: int,
+    *,
+    rate: int = 1,
+    leaky: bool = False,
+) -> Tensor:
+    """Tokens with those that precede each; zeros in padding.
+
+    Args:
+        x: [tokens, channels], contiguous.
+        tails: None: rows begin with what they have, and leave nothing.
+        taps: tokens of a window, its own the last.
+        tokens: of one program.
+        rate: frames of each token in the tails, all alike. The tails reach as far back as windows do.
+        leaky: apply the leaky ReLU to x, whose tails have seen it.
+
+    Returns:
+        [tokens, taps · channels]
+    """
+    count, size = x.shape
+    windows = x.new_empty(count, taps * size)
+    launched(_look_back, (triton.cdiv(count, tokens),))(
+        x,
+        tails.pool if tails else x,
+        tails.slots if tails else places.row,
+        places.row,
+        places.local,
+        places.length,
+        windows,
+        tails.after if tails else x,
+        count,
+        taps,
+        rate,
+        tails.after.shape[1] if tails else 0,
+        tails.after.stride(0) if tails else 0,
+        leaky,
+        size,
+        triton.next_power_of_2(size),
+        tokens,
+        num_warps=4,
+    )
+    return windows
