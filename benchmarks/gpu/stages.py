@@ -51,10 +51,12 @@ VOCODER_CASES = ((1, 30), (1, 100), (32, 100), (32, 500), (128, 100))
 
 
 @torch.inference_mode()
-def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool) -> Iterator[Figures]:
+def decode(
+    models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool, int8: bool = False
+) -> Iterator[Figures]:
     """Milliseconds of a decode step with so many slots in use, the sampling included."""
     for count in slots:
-        stage = LMStage(models, slots=count, capacity=1024, kernels=kernels)
+        stage = LMStage(models, slots=count, capacity=1024, kernels=kernels, int8=int8)
         for seed in range(count):
             sampling = SamplingParams(exact_tokens=400)
             slot = stage.open(sampling, seed)
@@ -86,7 +88,9 @@ def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: b
 
 
 @torch.inference_mode()
-def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool) -> Iterator[Figures]:
+def flow(
+    models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool, fp8: bool = False
+) -> Iterator[Figures]:
     """Milliseconds of the Euler steps of one batch, and of all of it with the encoder."""
     up = models.config.flow.encoder.upsampling
     prompt = len(voice.flow_tokens)
@@ -95,7 +99,7 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
     state_bytes = int(1.3 * largest * per_frame * models.config.flow.num_steps) + (4 << 30)
     if models.device.type != "cuda":
         state_bytes = 64 << 20
-    stage = FlowStage(models, state_bytes=state_bytes, kernels=kernels)
+    stage = FlowStage(models, state_bytes=state_bytes, kernels=kernels, fp8=fp8)
     for case in cases:
         timings: list[tuple[float, float]] = []
         for _ in range(REPEATS + 1):

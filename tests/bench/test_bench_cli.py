@@ -18,6 +18,7 @@ from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.doors.cli.main import main
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.precision import FlowLinear, LMWeights, Precision
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed
@@ -159,10 +160,14 @@ def test_a_load_leaves_a_table_a_report_and_a_picture(tts: FakeVivavoce, bench: 
 def test_the_engine_is_loaded_as_asked(tts: FakeVivavoce, bench: Bench) -> None:
     bench(
         *("-n", 1, "--device", "cpu", "--dtype", "float16", "--admission", "refuse"),
-        *("--memory", 16, "--kernels", "--deterministic"),
+        *("--memory", 16, "--kernels", "--deterministic", "--int8-lm", "--fp8-flow"),
     )
     settings = EngineSettings(
-        admission=AdmissionMode.REFUSE, memory_bytes=16_000_000_000, kernels=True, deterministic=True
+        admission=AdmissionMode.REFUSE,
+        memory_bytes=16_000_000_000,
+        kernels=True,
+        deterministic=True,
+        precision=Precision(LMWeights.INT8, FlowLinear.FP8),
     )
     wanted = {"device": "cpu", "dtype": "float16", "variant": None, "voices": None, "settings": settings}
     assert tts.loaded_with == wanted
@@ -254,6 +259,7 @@ def test_the_same_audio_is_listened_to(tts: FakeVivavoce, bench: Bench) -> None:
         (("--admission", "maybe"), "admission: 'maybe' is unknown"),
         (("--memory", "0"), "memory: 0 GB cannot be"),
         (("--no-kernels", "--deterministic"), "deterministic: needs kernels"),
+        (("--no-kernels", "--fp8-flow"), "precision: eight bits need kernels"),
         (("--policy", "none"), "chunk policy: 'none' is unknown"),
         (("--json", "missing/bench.json"), "json: folder"),
         (("--plot", "missing/bench.png"), "plot: folder"),

@@ -184,8 +184,8 @@ def path(request, monkeypatch):
     """Every way to cut the work, at sizes of tests."""
     sizes = {"library": 10_000, "few": 64, "invariant": 64}
 
-    def cuts(frames, *, invariant, dependent):
-        return cuts_of(sizes[request.param], invariant=request.param == "invariant", dependent=False)
+    def cuts(frames, *, invariant):
+        return cuts_of(sizes[request.param], invariant=request.param == "invariant")
 
     monkeypatch.setattr(packed_module, "cuts_of", cuts)
     return request.param

@@ -14,7 +14,6 @@ from vivavoce.models.kernels.flow_conv import ConvTile, ConvWeights, Frames, Tai
 from vivavoce.models.kernels.flow_euler import advance
 from vivavoce.models.kernels.flow_math import tile_of
 from vivavoce.models.kernels.flow_norm import shifted_layer_norm
-from vivavoce.models.kernels.flow_normed_product import Norm, expand, queries_and_keys
 from vivavoce.models.kernels.flow_pages import PagePlaces, keep_in_pages
 from vivavoce.models.kernels.flow_product import ProductTile, product
 
@@ -60,24 +59,11 @@ def test_product(dtype, cut):
     x, weight, bias = draw(35, 64, dtype=dtype), draw(32, 64, dtype=dtype, seed=1, scale=0.1), draw(32, dtype=dtype)
     expected = x.double() @ weight.double().T
     close(product(x, weight, bias, cut), expected + bias.double(), dtype)
+    close(product(x, weight, bias, cut, gelu=True), functional.gelu(expected + bias.double()), dtype)
     into = draw(35, 32, dtype=dtype, seed=5)
     before = into.double()
     assert product(x, weight, None, cut, into=into) is into
     close(into, before + expected, dtype)
-
-
-@DTYPES
-@pytest.mark.parametrize("size", [32, 48])
-def test_norm_and_products(dtype, size):
-    x, weight = draw(22, size, dtype=dtype), draw(48, size, dtype=dtype, seed=1, scale=size**-0.5)
-    norm = Norm(draw(size, seed=2), draw(size, dtype=dtype, seed=3), draw(size, dtype=dtype, seed=4))
-    bias, cut = draw(48, dtype=dtype, seed=5), ProductTile(16, 16, 64, 4, 2)
-    normed = functional.layer_norm(x.double() + norm.shift, (size,), norm.weight.double(), norm.bias.double(), 1e-5).to(
-        dtype
-    )
-    expected = normed.double() @ weight.double().T
-    close(queries_and_keys(x, norm, weight, None, 0, cut), expected, dtype, 4)
-    close(expand(x, norm, weight, bias, cut), functional.gelu(expected + bias.double()), dtype, 4)
 
 
 def pages_of(inner, dtype):
@@ -86,22 +72,15 @@ def pages_of(inner, dtype):
     return keys, torch.tensor([[5, 2], [7, 0], [1, 4]], dtype=torch.int32, device=DEVICE)
 
 
-@pytest.mark.parametrize("way", ["apart", "with the product"])
-def test_new_keys_go_to_their_pages_and_nowhere_else(way):
+def test_new_keys_go_to_their_pages_and_nowhere_else():
     inner, frames = 16, 32
     keys, pages = pages_of(inner, torch.float32)
     row = numbers(*[0] * 10, *[2] * 20, 0, 0)
     local = numbers(*range(10), *range(20), -1, -1)
     position = numbers(*range(60, 70), *range(3, 23), 0, 0)
     places = PagePlaces(keys, row, local, position, pages, numbers(1))
-    x, weight = draw(2 * frames, 32), draw(3 * inner, 32, seed=1)
-    norm = Norm(torch.zeros(32, device=DEVICE), torch.ones(32, device=DEVICE), torch.zeros(32, device=DEVICE))
-    products = queries_and_keys(x, norm, weight, None, 0, ProductTile(16, 16, 32, 4, 2))
-    if way == "apart":
-        keep_in_pages(products, places, 2)
-    else:
-        queries = queries_and_keys(x, norm, weight, places, 2, ProductTile(16, 16, 32, 4, 2))
-        assert torch.equal(queries[:, :inner], products[:, :inner])
+    products = draw(2 * frames, 3 * inner)
+    keep_in_pages(products, places, 2)
     expected = torch.full_like(keys, NAN)
     for frame in range(30):
         page = pages[row[frame], position[frame] // 64]

@@ -91,6 +91,8 @@ def bench(
     memory: options.MemoryOption = None,
     kernels: options.KernelsOption = None,
     deterministic: options.DeterministicOption = False,
+    int8_lm: options.Int8LmOption = False,
+    fp8_flow: options.Fp8FlowOption = False,
     quality: Annotated[
         bool,
         typer.Option("--quality", help="Measure errors and similarity of the same audio; needs vivavoce[eval]."),
@@ -115,7 +117,7 @@ def bench(
     reporter = Reporter(quiet)
     request = BenchRequest(
         choice=ModelChoice(model, device, dtype, variant, voices),
-        engine=EngineChoice(admission, memory, kernels, deterministic),
+        engine=EngineChoice(admission, memory, kernels, deterministic, int8_lm, fp8_flow),
         concurrency=concurrency,
         rate=rate,
         requests=requests,

@@ -153,6 +153,8 @@ def _settings(request: CheckedRequest, tts: Talker) -> dict[str, Any]:
         "memory_gb": asked.engine.memory_gb,
         "kernels": asked.engine.kernels,
         "deterministic": asked.engine.deterministic,
+        "int8_lm": asked.engine.int8_lm,
+        "fp8_flow": asked.engine.fp8_flow,
     }
 
 

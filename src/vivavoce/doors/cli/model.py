@@ -35,6 +35,8 @@ class EngineChoice:
     memory_gb: float | None = None
     kernels: bool | None = None
     deterministic: bool = False
+    int8_lm: bool = False
+    fp8_flow: bool = False
 
     def settings(self) -> EngineSettings:
         """As the engine takes them.
@@ -43,6 +45,7 @@ class EngineChoice:
             InvalidRequest: one is out of its limits.
         """
         from vivavoce.engine.admission import AdmissionMode
+        from vivavoce.engine.precision import FlowLinear, LMWeights, Precision
         from vivavoce.engine.settings import EngineSettings
 
         if self.admission not in set(AdmissionMode):
@@ -55,6 +58,10 @@ class EngineChoice:
             memory_bytes=None if self.memory_gb is None else int(self.memory_gb * 1e9),
             kernels=self.kernels,
             deterministic=self.deterministic,
+            precision=Precision(
+                LMWeights.INT8 if self.int8_lm else LMWeights.BITS16,
+                FlowLinear.FP8 if self.fp8_flow else FlowLinear.BITS16,
+            ),
         )
 
 
@@ -66,8 +73,8 @@ class LoadedModel:
     seconds: float
 
 
-def load_model(choice: ModelChoice, reporter: Reporter) -> LoadedModel:
-    """Load the model, with a spinner; errors as in `vivavoce.load`."""
+def load_model(choice: ModelChoice, reporter: Reporter, engine: EngineChoice = EngineChoice()) -> LoadedModel:
+    """Load the model, with a spinner; errors as in `vivavoce.load` and `EngineChoice.settings`."""
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they are the program's, not the model's.
@@ -76,7 +83,14 @@ def load_model(choice: ModelChoice, reporter: Reporter) -> LoadedModel:
 
         started = time.perf_counter()
         folder = model_folder(choice.model)
-        tts = load(folder, device=choice.device, dtype=choice.dtype, variant=choice.variant, voices=choice.voices)
+        tts = load(
+            folder,
+            device=choice.device,
+            dtype=choice.dtype,
+            variant=choice.variant,
+            voices=choice.voices,
+            settings=engine.settings(),
+        )
         return LoadedModel(tts, time.perf_counter() - started)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from vivavoce.doors.cli import options
 from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.model import LoadedModel, ModelChoice, load_model, note_if_no_real_model
+from vivavoce.doors.cli.model import EngineChoice, LoadedModel, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.doors.cli.output import Output
 from vivavoce.doors.cli.source_text import read_text
 
@@ -72,6 +72,8 @@ def speak(
     device: options.DeviceOption = "auto",
     dtype: options.DtypeOption = "auto",
     variant: options.VariantOption = None,
+    int8_lm: options.Int8LmOption = False,
+    fp8_flow: options.Fp8FlowOption = False,
     voices: options.VoicesOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -81,7 +83,8 @@ def speak(
     said = read_text(text, file)
     with reporter.working("starting …"):
         manner = check_manner(prompt_text, mode, instruct, speed, seed, top_p, top_k)
-    loaded = load_model(ModelChoice(model, device, dtype, variant, voices), reporter)
+    engine = EngineChoice(int8_lm=int8_lm, fp8_flow=fp8_flow)
+    loaded = load_model(ModelChoice(model, device, dtype, variant, voices), reporter, engine)
     if stream:
         _stream(said, voice, manner, loaded, output, reporter)
     else:

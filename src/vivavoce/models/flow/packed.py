@@ -9,15 +9,15 @@ from torch import Tensor
 
 from vivavoce.models.flow.matching import Schedule
 from vivavoce.models.flow.packed_batch import PackedBatch
-from vivavoce.models.flow.packed_cuts import Cuts, ProductTiles, cuts_of
+from vivavoce.models.flow.packed_cuts import Cuts, cuts_of
+from vivavoce.models.flow.packed_fp8 import fp8_block
 from vivavoce.models.flow.packed_weights import BlockWeights, LevelWeights, PackedWeights
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.kernels.flow_attention import attend
 from vivavoce.models.kernels.flow_conv import ConvWeights, causal_conv
 from vivavoce.models.kernels.flow_euler import advance
 from vivavoce.models.kernels.flow_math import tile_of
-from vivavoce.models.kernels.flow_norm import shifted_layer_norm
-from vivavoce.models.kernels.flow_normed_product import Norm, expand, queries_and_keys
+from vivavoce.models.kernels.flow_norm import Norm, shifted_layer_norm
 from vivavoce.models.kernels.flow_pages import keep_in_pages
 from vivavoce.models.kernels.flow_product import product
 
@@ -30,24 +30,26 @@ class PackedUNet:
         schedule: of the same network.
         guidance: of classifier-free guidance.
         invariant: what a row computes does not depend on its neighbours, to the bit; slower.
+        fp8: the products of the transformer blocks are of e4m3; the convolutions and the attention stay as they are.
 
     Raises:
         ValueError: sizes that the kernels do not take.
     """
 
-    def __init__(self, unet: UNet, schedule: Schedule, guidance: float, *, invariant: bool = False) -> None:
+    def __init__(
+        self, unet: UNet, schedule: Schedule, guidance: float, *, invariant: bool = False, fp8: bool = False
+    ) -> None:
         config, device = unet.config, unet.out.weight.device
         for size in (config.in_channels, config.out_channels, config.channels, config.num_heads * config.head_dim):
             tile_of(size, 16)
-        self._weights = PackedWeights.of(unet)
+        self._weights = PackedWeights.of(unet, fp8=fp8)
         self._num_heads, self._guidance, self._invariant = config.num_heads, guidance, invariant
         self._times = torch.stack(schedule.biases).flatten(1, -2).contiguous()
         self._spans = torch.tensor([dt for _, dt in schedule.times], device=device)
-        self._dependent = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
     def cuts(self, frames: int) -> Cuts:
         """How a batch of so many packed frames is cut; its attention's tiles must be of that size."""
-        return cuts_of(frames, invariant=self._invariant, dependent=self._dependent)
+        return cuts_of(frames, invariant=self._invariant)
 
     def step(self, batch: PackedBatch) -> None:
         """Take the Euler step that `batch.step` names, in place; new keys and tails are left for the next chunk."""
@@ -80,11 +82,7 @@ class _Pass:
         h = self._conv(x, level.convs[0], level.norms[0], time=time)
         h = self._conv(h, level.convs[1], level.norms[1], skip=skip)
         for place, block in enumerate(level.blocks):
-            site = number * len(level.blocks) + place
-            if self.cuts.products is None:
-                self._library_block(h, block, site)
-            else:
-                self._own_block(h, block, site, self.cuts.products)
+            self._block(h, block, number * len(level.blocks) + place)
         return h
 
     def close(self, x: Tensor, level: LevelWeights) -> Tensor:
@@ -93,11 +91,7 @@ class _Pass:
         return self._conv(x, level.closing)
 
     def velocity(self, x: Tensor, weights: PackedWeights) -> Tensor:
-        h = self._conv(x, weights.final, weights.final_norm)
-        weight, bias = weights.velocity
-        if self.cuts.products is None:
-            return torch.addmm(bias, h, weight.t())
-        return product(h, weight, bias, self.cuts.products.velocity, dependent=self.cuts.dependent)
+        return self._product(self._conv(x, weights.final, weights.final_norm), *weights.velocity)
 
     def _conv(
         self,
@@ -108,40 +102,39 @@ class _Pass:
         skip: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> Tensor:
         batch, cuts = self.batch, self.cuts
-        return causal_conv(
-            x,
-            conv,
-            batch.tables.frames,
-            batch.tails,
-            cuts.conv,
-            norm=norm,
-            time=time,
-            skip=skip,
-            dependent=cuts.dependent,
-        )
+        return causal_conv(x, conv, batch.tables.frames, batch.tails, cuts.conv, norm=norm, time=time, skip=skip)
 
-    def _library_block(self, x: Tensor, block: BlockWeights, site: int) -> None:
-        products = _norm(x, block.attention_norm) @ block.queries_and_keys.t()
-        places = self.batch.page_places
-        if places is not None:
-            keep_in_pages(products, places, site)
-        x.addmm_(self._attend(products, site), block.mixed.t())
-        wide = torch._addmm_activation(
-            block.expand_bias, _norm(x, block.feed_forward_norm), block.expand.t(), use_gelu=True
-        )
-        x.addmm_(wide, block.contract.t())
+    def _block(self, x: Tensor, block: BlockWeights, site: int) -> None:
+        """In place."""
+        if block.fp8 is not None:
+            fp8_block(x, block, block.fp8, lambda products: self._attend(products, site))
+            return
+        products = self._product(_norm(x, block.attention_norm), block.queries_and_keys)
+        self._add(x, self._attend(products, site), block.mixed)
+        wide = self._expand(_norm(x, block.feed_forward_norm), block.expand, block.expand_bias)
+        self._add(x, wide, block.contract)
 
-    def _own_block(self, x: Tensor, block: BlockWeights, site: int, tiles: ProductTiles) -> None:
-        dependent, places = self.cuts.dependent, self.batch.page_places
-        products = queries_and_keys(
-            x, block.attention_norm, block.queries_and_keys, places, site, tiles.queries_and_keys, dependent=dependent
-        )
-        product(self._attend(products, site), block.mixed, None, tiles.mixed, into=x, dependent=dependent)
-        wide = expand(x, block.feed_forward_norm, block.expand, block.expand_bias, tiles.expand, dependent=dependent)
-        product(wide, block.contract, None, tiles.contract, into=x, dependent=dependent)
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.cuts.products is not None:
+            return product(x, weight, bias, self.cuts.products)
+        return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+
+    def _add(self, into: Tensor, x: Tensor, weight: Tensor) -> None:
+        if self.cuts.products is not None:
+            product(x, weight, None, self.cuts.products, into=into)
+        else:
+            into.addmm_(x, weight.t())
+
+    def _expand(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.cuts.products is not None:
+            return product(x, weight, bias, self.cuts.products, gelu=True)
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
 
     def _attend(self, products: Tensor, site: int) -> Tensor:
-        batch, tables = self.batch, self.batch.tables
+        """Keep the new keys and values, and attend."""
+        batch, tables, places = self.batch, self.batch.tables, self.batch.page_places
+        if places is not None:
+            keep_in_pages(products, places, site)
         return attend(
             products,
             batch.keys,
@@ -153,7 +146,6 @@ class _Pass:
             site,
             self.num_heads,
             self.cuts.attention,
-            dependent=self.cuts.dependent,
         )
 
 

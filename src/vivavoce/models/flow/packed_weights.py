@@ -3,6 +3,9 @@
 The output biases of attention and feed-forward are not added where they arise. All of a level's are added at its
 start, with the resnet block's shortcut, and every LayerNorm takes away what is not due yet: so the products add to the
 residual stream in place, and no launch adds a bias.
+
+For products in e4m3 the matrices of the transformer blocks are copied, 59 MB at the released model's size; those in 16
+bit stay where they are, for they are the network's own.
 """
 
 from __future__ import annotations
@@ -15,12 +18,23 @@ from torch import Tensor
 from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.unet import CausalConv, Level, ResnetBlock, TransformerBlock, UNet
 from vivavoce.models.kernels.flow_conv import ConvWeights
-from vivavoce.models.kernels.flow_normed_product import Norm
+from vivavoce.models.kernels.flow_norm import Norm
+from vivavoce.models.quantised import EightBits, e4m3_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Matrices:
+    """A transformer block's matrices in e4m3."""
+
+    queries_and_keys: EightBits
+    mixed: EightBits
+    expand: EightBits
+    contract: EightBits
 
 
 @dataclass(frozen=True, eq=False)
 class BlockWeights:
-    """A transformer block: norms, and matrices [out, in]."""
+    """A transformer block: norms, and matrices [out, in]; fp8: the same matrices, if products are to take those."""
 
     attention_norm: Norm
     queries_and_keys: Tensor
@@ -29,6 +43,7 @@ class BlockWeights:
     expand: Tensor
     expand_bias: Tensor
     contract: Tensor
+    fp8: Fp8Matrices | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +71,20 @@ class PackedWeights:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, unet: UNet) -> PackedWeights:
-        """Those of a network after `UNet.lay_out`; without it matrices are copied."""
+    def of(cls, unet: UNet, *, fp8: bool = False) -> PackedWeights:
+        """Those of a network after `UNet.lay_out`; without it matrices are copied. fp8: with copies in e4m3."""
         norm, out = unet.final_norm, unet.out
         assert out.bias is not None
         levels = (unet.down, *unet.mid, unet.up)
         return cls(
-            tuple(_level(level) for level in levels if isinstance(level, Level)),
+            tuple(_level(level, fp8) for level in levels if isinstance(level, Level)),
             _conv(unet.final_conv),
             (norm.weight, norm.bias),
             (out.weight[..., 0].contiguous(), out.bias),
         )
 
 
-def _level(level: Level) -> LevelWeights:
+def _level(level: Level, fp8: bool) -> LevelWeights:
     resnet: ResnetBlock = level.resnet
     blocks = [block for block in level.blocks if isinstance(block, TransformerBlock)]
     biases = [bias.float() for block in blocks for bias in (block.attention.out.bias, block.feed_forward.contract.bias)]
@@ -79,21 +94,24 @@ def _level(level: Level) -> LevelWeights:
         (_conv(resnet.conv1), _conv(resnet.conv2)),
         ((resnet.norm1.weight, resnet.norm1.bias), (resnet.norm2.weight, resnet.norm2.bias)),
         (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + missing[0]),
-        tuple(_block(block, -missing[2 * place], -missing[2 * place + 1]) for place, block in enumerate(blocks)),
+        tuple(_block(block, -missing[2 * place], -missing[2 * place + 1], fp8) for place, block in enumerate(blocks)),
         _conv(level.conv) if hasattr(level, "conv") else None,
     )
 
 
-def _block(block: TransformerBlock, before_attention: Tensor, before_feed_forward: Tensor) -> BlockWeights:
+def _block(block: TransformerBlock, before_attention: Tensor, before_feed_forward: Tensor, fp8: bool) -> BlockWeights:
     attention, feed_forward = block.attention, block.feed_forward
+    queries_and_keys = joined((attention.query.weight, attention.key.weight, attention.value.weight))
+    matrices = (queries_and_keys, attention.out.weight, feed_forward.expand.weight, feed_forward.contract.weight)
     return BlockWeights(
         Norm(before_attention, block.attention_norm.weight, block.attention_norm.bias),
-        joined((attention.query.weight, attention.key.weight, attention.value.weight)),
+        queries_and_keys,
         attention.out.weight,
         Norm(before_feed_forward, block.feed_forward_norm.weight, block.feed_forward_norm.bias),
         feed_forward.expand.weight,
         feed_forward.expand.bias,
         feed_forward.contract.weight,
+        Fp8Matrices(*(e4m3_rows(matrix) for matrix in matrices)) if fp8 else None,
     )
 
 

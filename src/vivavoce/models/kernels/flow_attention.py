@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.models.flow.memory import KEY_TILE
-from vivavoce.models.kernels.dependent_launch import join, launch_options
 
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2_E = 1.4426950408889634
@@ -79,11 +78,8 @@ def _attend(
     BLOCK: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     tile, head, copy = tl.program_id(0), tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
-    if DEPENDENT:
-        join()
     row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:
         return
@@ -148,8 +144,6 @@ def attend(
     site: int,
     num_heads: int,
     cut: AttentionTile,
-    *,
-    dependent: bool = False,
 ) -> Tensor:
     """Attention of packed rows, both copies of guidance.
 
@@ -192,7 +186,6 @@ def attend(
         max(16, triton.next_power_of_2(head)),
         cut.queries,
         KEY_TILE,
-        **launch_options(dependent),
         num_warps=cut.warps,
         # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
         num_stages=cut.stages + (0 if keys is None else 2),

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.kernels.dependent_launch import join, launch_options
 from vivavoce.models.kernels.flow_math import layer_norm_rows, mish, tile_of
 
 TAIL = 2
@@ -94,7 +93,6 @@ def _conv(
     FRAMES: tl.constexpr,
     STEP: tl.constexpr,
     SKIP_STEP: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     frame, copy = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1)
     channel, part = tl.arange(0, BLOCK), tl.arange(0, STEP)
@@ -104,8 +102,6 @@ def _conv(
     first, skip_size = first_16 * 16, skip_parts * SKIP_STEP
     size: tl.constexpr = PARTS * STEP
     at = copy * frames + frame
-    if DEPENDENT:
-        join()
     place = tl.load(local + frame, there, -1)
     real = place >= 0
     owner = tl.load(row + frame, real, 0)
@@ -164,7 +160,6 @@ def causal_conv(
     norm: tuple[Tensor, Tensor] | None = None,
     time: tuple[Tensor, Tensor, int] | None = None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
-    dependent: bool = False,
 ) -> Tensor:
     """Convolution, then LayerNorm and Mish, then what is added, as far as they are given.
 
@@ -210,7 +205,6 @@ def causal_conv(
         cut.frames,
         step,
         skip_step,
-        **launch_options(dependent),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )

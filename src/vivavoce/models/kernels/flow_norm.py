@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,15 @@ from torch import Tensor
 from vivavoce.models.kernels.flow_math import layer_norm_rows
 
 _ROWS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A LayerNorm of x + shift; all [channels]."""
+
+    shift: Tensor
+    weight: Tensor
+    bias: Tensor
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -1,7 +1,7 @@
 """Products of the flow's linear layers with what surrounds them.
 
 Every sum runs in the same order whatever the number of rows, so a row computes the same in any company, which the
-library's products do not promise. For few rows they are faster, too, for want of launches.
+library's products do not promise.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.kernels.dependent_launch import join, launch_options
-from vivavoce.models.kernels.flow_math import tile_of
+from vivavoce.models.kernels.flow_math import gelu, tile_of
 
 
 @dataclass(frozen=True)
@@ -38,30 +37,24 @@ def _product(
     IN: tl.constexpr,
     OUT: tl.constexpr,
     BIAS: tl.constexpr,
+    GELU: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.arange(0, INPUTS)
     there = (row < num_rows)[:, None]
-    if INPUTS == IN:
-        factor = tl.load(weight + column[None, :] * IN + part[:, None])
-        if DEPENDENT:
-            join()
-        sum = tl.dot(tl.load(x + row[:, None] * IN + part[None, :], there, 0.0), factor, input_precision="ieee")
-    else:
-        if DEPENDENT:
-            join()
-        sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, IN, INPUTS):
-            value = tl.load(x + row[:, None] * IN + (start + part)[None, :], there, 0.0)
-            factor = tl.load(weight + column[None, :] * IN + (start + part)[:, None])
-            sum = tl.dot(value, factor, sum, input_precision="ieee")
+    sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, IN, INPUTS):
+        value = tl.load(x + row[:, None] * IN + (start + part)[None, :], there, 0.0)
+        factor = tl.load(weight + column[None, :] * IN + (start + part)[:, None])
+        sum = tl.dot(value, factor, sum, input_precision="ieee")
     if BIAS:
         sum += tl.load(bias + column)[None, :].to(tl.float32)
+    if GELU:
+        sum = gelu(sum)
     target = out + row[:, None] * OUT + column[None, :]
     if ADD:
         sum += tl.load(target, there, 0.0).to(tl.float32)
@@ -74,10 +67,10 @@ def product(
     bias: Tensor | None,
     cut: ProductTile,
     *,
+    gelu: bool = False,
     into: Tensor | None = None,
-    dependent: bool = False,
 ) -> Tensor:
-    """x · weightᵀ + bias, added to `into` where it is given, in place.
+    """x · weightᵀ + bias, GELU of it if asked, added to `into` where it is given, in place.
 
     x: [rows, in] contiguous; weight: [out, in] contiguous; bias: [out]; into: [rows, out]  →  [rows, out]
     """
@@ -93,11 +86,11 @@ def product(
         size,
         columns,
         bias is not None,
+        gelu,
         into is not None,
         cut.rows,
         wide,
-        size if cut.inputs >= size == triton.next_power_of_2(size) else tile_of(size, cut.inputs),
-        **launch_options(dependent),
+        tile_of(size, cut.inputs),
         num_warps=cut.warps,
         num_stages=cut.stages,
     )

@@ -58,9 +58,9 @@ def _together(partial, parts, k, inside, head_dim: tl.constexpr, splits: tl.cons
 
 @triton.jit
 def _vector_kernel(
-    x, parts, scaling, weight, bias, out, eps,
+    x, parts, scaling, weight, scale, bias, out, eps,
     outputs: tl.constexpr, inputs: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
-    normed: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
+    normed: tl.constexpr, scaled: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
     splits: tl.constexpr, head_dim: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
@@ -72,7 +72,7 @@ def _vector_kernel(
     if gated:
         up = tl.load(weight + outputs * inputs + at, inside, 0.0)
     if normed:
-        scales = tl.load(scaling + k, inside_k, 0.0).to(tl.float32)
+        norm_weight = tl.load(scaling + k, inside_k, 0.0).to(tl.float32)
     if dependent:
         wait_for_inputs()
     if splits > 0:
@@ -81,12 +81,17 @@ def _vector_kernel(
         row = tl.load(x + k, inside_k, 0.0).to(tl.float32)
     if normed:
         row *= tl.rsqrt(tl.sum(row * row, 0) / inputs + eps)
-        row *= scales
+        row *= norm_weight
     total = tl.sum(w.to(tl.float32) * row[None, :], 1)
+    if scaled:
+        total *= tl.load(scale + n, inside_n, 0.0)
     if with_bias:
         total += tl.load(bias + n, inside_n, 0.0).to(tl.float32)
     if gated:
-        total = total * tl.sigmoid(total) * tl.sum(up.to(tl.float32) * row[None, :], 1)
+        total_up = tl.sum(up.to(tl.float32) * row[None, :], 1)
+        if scaled:
+            total_up *= tl.load(scale + outputs + n, inside_n, 0.0)
+        total = total * tl.sigmoid(total) * total_up
     if added:
         total += tl.load(out + n, inside_n, 0.0)
     tl.store(out + n, total.to(out.dtype.element_ty), inside_n)
@@ -94,7 +99,8 @@ def _vector_kernel(
 
 def vector_product(
     x: Tensor | Divided, weight: Tensor, bias: Tensor | None, out: Tensor, strip: Strip, *, dependent: bool,
-    scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False, added: bool = False,
+    scale: Tensor | None = None, scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
+    added: bool = False,
 ) -> None:  # fmt: skip
     """One row times the weights.
 
@@ -105,6 +111,7 @@ def vector_product(
         out: [1, outputs], written; float32 if added.
         strip: how outputs are dealt out.
         dependent: see `lm_launch`.
+        scale: [len(weight)] float32, what each row of an int8 weight is to be multiplied by; None: it is no such one.
         scaling: [inputs], the weight of an RMSNorm that x goes through first.
         eps: that norm's.
         gated: SwiGLU of the product is wanted.
@@ -115,8 +122,8 @@ def vector_product(
     divided = x if isinstance(x, Divided) else Divided(x, x, 0)
     launched(_vector_kernel, (triton.cdiv(outputs, strip.outputs),))(
         divided.partial, divided.parts, weight if scaling is None else scaling, weight,
-        weight if bias is None else bias, out, eps, outputs=outputs, inputs=inputs, block_outputs=strip.outputs,
-        block_inputs=triton.next_power_of_2(inputs), normed=scaling is not None, with_bias=bias is not None,
-        gated=gated, added=added, splits=divided.splits, head_dim=divided.partial.shape[1], dependent=dependent,
-        num_warps=strip.warps, **options(dependent),
+        weight if scale is None else scale, weight if bias is None else bias, out, eps, outputs=outputs, inputs=inputs,
+        block_outputs=strip.outputs, block_inputs=triton.next_power_of_2(inputs), normed=scaling is not None,
+        scaled=scale is not None, with_bias=bias is not None, gated=gated, added=added, splits=divided.splits,
+        head_dim=divided.partial.shape[1], dependent=dependent, num_warps=strip.warps, **options(dependent),
     )  # fmt: skip

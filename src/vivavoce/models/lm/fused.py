@@ -2,6 +2,9 @@
 
 The same network and the same slot memory as `SlotLM`'s. The residual stream is kept in float32; products take our
 kernels where the table of tiles has one for their size, and a library elsewhere. Needs the package `triton`.
+
+The layers' matrices may be read as int8 with a scale for each output (`models.quantised`): a step of few slots is as
+long as its weights take to arrive. Norms, biases, embeddings and the speech head stay as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivavoce.models.kernels import lm_launch
 from vivavoce.models.kernels.lm_decode_attention import (
@@ -23,12 +26,13 @@ from vivavoce.models.kernels.lm_decode_attention import (
 )
 from vivavoce.models.kernels.lm_norm import Tables, add_norm, embed_norm
 from vivavoce.models.kernels.lm_prefill_attention import ROW_TILE, prefill_attention
-from vivavoce.models.kernels.lm_products import TILES, Shape, Tiles, product
+from vivavoce.models.kernels.lm_products import INT8_TILES, TILES, Shape, Tiles, plain_tile, product
 from vivavoce.models.kernels.lm_vector_products import STRIPS, Strips, vector_product
 from vivavoce.models.layers.rope import rotary_tables
 from vivavoce.models.lm.products import shared
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce.models.lm.slot_cache import SlotCache
+from vivavoce.models.quantised import int8_rows
 
 __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
@@ -50,8 +54,11 @@ class TiledRows:
 
 @dataclass(frozen=True)
 class _Weights:
+    """weight: [outputs, inputs]; bias: [outputs]; scale: [outputs] float32 where the weight is int8."""
+
     weight: Tensor
     bias: Tensor | None
+    scale: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,14 +77,20 @@ Attend = Callable[[Tensor, Tensor], Tensor]
 
 class FusedLM:
     """Args: lm: on its final device; capacity: positions per slot; tiles: of the products; strips: of a single slot's,
-    which are used if there is one for every product.
+    which are used if there is one for every product; int8: the layers' matrices are read as int8.
 
     The parameters of the layers that are joined become views of the joined ones, as `SlotLM`'s do: whichever comes
-    second finds them so.
+    second finds them so. int8 ones are copies, which are held beside the parameters.
+
+    Raises:
+        ValueError: int8 for sizes that its products do not take.
     """
 
-    def __init__(self, lm: SpeechLM, capacity: int, tiles: Tiles = TILES, strips: Strips = STRIPS) -> None:
-        self.config, self._tiles, self._strips = lm.config, tiles, strips
+    def __init__(
+        self, lm: SpeechLM, capacity: int, tiles: Tiles = TILES, strips: Strips = STRIPS, *, int8: bool = False
+    ) -> None:
+        self.config, self._head_tiles, self._strips = lm.config, tiles, strips
+        self._layer_tiles = INT8_TILES if int8 else tiles
         device = lm.speech_head.weight.device
         self._dependent = lm_launch.supported(device)
         self._tables: Tables = (
@@ -85,9 +98,10 @@ class FusedLM:
             lm.text_embedding.weight.detach(),
             lm.speech_embedding.weight.detach(),
         )
-        self._layers = [_fuse(cast(Layer, layer)) for layer in lm.layers]
+        read = _eight_bits if int8 else _as_they_are
+        self._layers = [_fuse(cast(Layer, layer), read) for layer in lm.layers]
         self._norm = lm.norm.weight.detach()
-        self._head = _Weights(*shared([lm.speech_head]))
+        self._head = _as_they_are([lm.speech_head])
         self._rotations = _rotations(capacity, lm.config.head_dim, lm.config.rope_theta, device)
 
     def step(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
@@ -118,8 +132,8 @@ class FusedLM:
             gated = weights.weight.shape[0] == 2 * out.shape[1]
             shape = Shape(out.shape[1], weights.weight.shape[1], gated)
             vector_product(
-                x, weights.weight, weights.bias, out, self._strips[shape], dependent=dependent, scaling=norm, eps=eps,
-                gated=gated, added=out is stream,
+                x, weights.weight, weights.bias, out, self._strips[shape], dependent=dependent, scale=weights.scale,
+                scaling=norm, eps=eps, gated=gated, added=out is stream,
             )  # fmt: skip
             return out
 
@@ -174,20 +188,37 @@ class FusedLM:
         return self._product(x, self._head, wide=True)[0]
 
     def _product(self, x: Tensor, weights: _Weights, *, gated: bool = False, wide: bool = False) -> Tensor:
+        tiles = self._head_tiles if weights is self._head else self._layer_tiles
         return product(
-            x, weights.weight, weights.bias, self._tiles, dependent=self._dependent, gated=gated, wide=wide
+            x, weights.weight, weights.bias, tiles, dependent=self._dependent, scale=weights.scale, gated=gated,
+            wide=wide,
         )  # fmt: skip
 
 
-def _fuse(layer: Layer) -> _FusedLayer:
+def _fuse(layer: Layer, read: Callable[[list[nn.Linear]], _Weights]) -> _FusedLayer:
     attention, mlp = layer.attention, layer.mlp
     return _FusedLayer(
         attention_norm=layer.attention_norm.weight.detach(),
-        qkv=_Weights(*shared([attention.q_proj, attention.k_proj, attention.v_proj])),
-        out=_Weights(*shared([attention.o_proj])),
+        qkv=read([attention.q_proj, attention.k_proj, attention.v_proj]),
+        out=read([attention.o_proj]),
         mlp_norm=layer.mlp_norm.weight.detach(),
-        gate_up=_Weights(*shared([mlp.gate_proj, mlp.up_proj])),
-        down=_Weights(*shared([mlp.down_proj])),
+        gate_up=read([mlp.gate_proj, mlp.up_proj]),
+        down=read([mlp.down_proj]),
+    )
+
+
+def _as_they_are(linears: list[nn.Linear]) -> _Weights:
+    return _Weights(*shared(linears))
+
+
+def _eight_bits(linears: list[nn.Linear]) -> _Weights:
+    plain_tile(linears[0].in_features)
+    parts = [int8_rows(one.weight) for one in linears]
+    biases = [one.bias.detach() for one in linears if one.bias is not None]
+    return _Weights(
+        torch.cat([part.values for part in parts]),
+        torch.cat(biases) if biases else None,
+        torch.cat([part.scales for part in parts]),
     )
 
 
