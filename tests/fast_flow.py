@@ -10,15 +10,17 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from vivavoce.models.build import Models
-from vivavoce.models.flow import packed
+from vivavoce.models.flow import packed, packed_encoder
 from vivavoce.models.flow.model import Flow
-from vivavoce.models.flow.packed_cuts import Cuts, ProductTiles
+from vivavoce.models.flow.packed_cuts import Cuts
+from vivavoce.models.flow.packed_encoder_cuts import EncoderCuts
+from vivavoce.models.kernels.encoder_attention import RelativeTile
 from vivavoce.models.kernels.flow_attention import AttentionTile
 from vivavoce.models.kernels.flow_conv import ConvTile
 from vivavoce.models.kernels.flow_product import ProductTile
 
-_TILE = ProductTile(64, 64, 64, 4, 3)
-COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 4, 3), ProductTiles(_TILE, _TILE, _TILE, _TILE, _TILE))
+COARSE_ENCODER = EncoderCuts(RelativeTile(64, 4, 3), 64, ProductTile(64, 64, 64, 4, 3))
+COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 4, 3), ProductTile(64, 64, 64, 4, 3))
 """Few programs; on a CPU each costs much and all cost one after the other."""
 
 
@@ -61,7 +63,8 @@ def quick_interpreter():
 def coarse_cuts():
     """The fewest programs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "cuts_of", lambda frames, *, invariant, dependent: COARSE)
+        patch.setattr(packed, "cuts_of", lambda frames, *, invariant: COARSE)
+        patch.setattr(packed_encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)
         yield
 
 

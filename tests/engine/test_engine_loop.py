@@ -28,13 +28,17 @@ class IdleLane:
 
     open = busy = batches_open = False
     slots_free = slots_total = 1
+    steps_in_flight = 0
 
     def __init__(self):
         self.released = []
-        self.prepared = 0
+        self.prepared = self.waited = 0
 
     def prepare(self):
         self.prepared += 1
+
+    def wait(self):
+        self.waited += 1
 
     def collect(self):
         return []
@@ -250,3 +254,18 @@ def test_what_waits_behind_an_empty_segment_is_sent():
     bench.loop.run_once()
     assert entry.outbox.outcome is not None
     assert len(entry.outbox.get().samples) == 240
+
+
+def test_the_loop_waits_for_the_lane_that_is_done_first():
+    """Lane by lane: whether it is busy, and when it is due."""
+    for states, waits in (
+        (((True, 2.0), (True, 1.0)), [0, 1]),
+        (((True, 1.0), (True, 2.0)), [1, 0]),
+        (((True, 5.0), (False, 1.0)), [1, 0]),
+        (((False, 1.0), (True, float("inf"))), [0, 1]),
+    ):
+        bench = Bench()
+        for lane, (busy, due_at) in zip(bench.lanes, states, strict=True):
+            lane.busy, lane.due_at = busy, due_at
+        bench.loop._wait()
+        assert [lane.waited for lane in bench.lanes] == waits

@@ -11,7 +11,15 @@ pytest.importorskip("triton")
 
 from tests.engine.flow_stage.flow_oracle import perform, run, say, speech, voice
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, packed_buffers, packed_tables
+from vivavoce.engine.flow_stage import (
+    Attention,
+    FlowChunk,
+    FlowStage,
+    encoder_tables,
+    packed_buffers,
+    packed_encoding,
+    packed_tables,
+)
 from vivavoce.engine.flow_stage.lane import voice_features
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.voices import load_voices
@@ -177,6 +185,8 @@ def test_deterministic_needs_kernels(small):
 def test_prepared_sizes_are_recorded_once(small, monkeypatch):
     monkeypatch.setattr(packed_buffers, "FRAME_BUCKETS", (64,))
     monkeypatch.setattr(packed_tables, "FRAME_BUCKETS", (64,))
+    for module in (encoder_tables, packed_encoding):
+        monkeypatch.setattr(module, "TOKEN_BUCKETS", (32,))
     stage = stage_of(small, 6, kernels=True)
     stage.prepare()
     graphs = stage._lanes._buffers._graphs

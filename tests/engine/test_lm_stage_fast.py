@@ -174,18 +174,19 @@ def test_everything_usual_is_recorded_ahead(models, small, monkeypatch):
 @torch.inference_mode()
 def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, monkeypatch):
     shapes = []
-    step, prefill = RecordedSteps.decode, RecordedSteps.prefill
+    decode, prefill = RecordedSteps.decode, RecordedSteps.prefill
 
-    def counting(name, method):
-        def call(self, held, most):
-            ids = method(self, held, most)
-            shapes.append((name, len(held) if name == "prefill" else len(ids)))
-            return ids
+    def counted_prefill(self, held, most):
+        shapes.append(("prefill", len(held)))
+        return prefill(self, held, most)
 
-        return call
+    def counted_decode(self, held, most, steps):
+        for ids in decode(self, held, most, steps):
+            shapes.append(("decode", len(ids)))
+            yield ids
 
-    monkeypatch.setattr(RecordedSteps, "decode", counting("decode", step))
-    monkeypatch.setattr(RecordedSteps, "prefill", counting("prefill", prefill))
+    monkeypatch.setattr(RecordedSteps, "decode", counted_decode)
+    monkeypatch.setattr(RecordedSteps, "prefill", counted_prefill)
     stage = LMStage(models, slots=5, capacity=CAPACITY, kernels=True, deterministic=True)
     begin(stage, models, [request(1), request(2)])
     stage.decode()
@@ -198,6 +199,23 @@ def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, m
         while one.in_flight:
             collect(one, ids)
     assert collected[0] == collected[1]
+
+
+@torch.inference_mode()
+def test_steps_of_one_launch_give_the_ids_of_single_ones(models, small):
+    """One slot has its ids chosen by torch while it is there: both ways overwrite the ids of the step before."""
+    results = []
+    for steps in (1, 3):
+        stage, spoken = LMStage(models, slots=2, capacity=CAPACITY, kernels=True), {}
+        begin(stage, models, [request(40, exact_tokens=7), request(41, top_k=500, exact_tokens=4)])
+        while stage.decoding or stage.in_flight:
+            stage.decode(steps)
+            collect(stage, spoken)
+            if len(spoken.get(1, ())) == 5 and stage._table._open.get(1):
+                stage.close(1)
+        results.append(spoken)
+    assert results[0] == results[1]
+    assert min(len(ids) for ids in results[0].values()) > 3
 
 
 def test_sizes_are_the_smallest_that_fit():

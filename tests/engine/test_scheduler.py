@@ -14,7 +14,16 @@ from vivavoce.rates import Rates
 
 RATES = Rates(sample_rate=24_000, samples_per_frame=480, tokens_per_second=25)
 NOW = 100.0
-AT = Situation(now=NOW, lm_open=True, synthesis_open=True, slots_free=8, slots_total=8, running=(), batches_open=True)
+AT = Situation(
+    now=NOW,
+    lm_open=True,
+    synthesis_open=True,
+    slots_free=8,
+    slots_total=8,
+    steps_in_flight=0,
+    running=(),
+    batches_open=True,
+)
 
 
 class Costs:
@@ -29,6 +38,13 @@ class FlatCosts(Costs):
 
     def predict(self, stage, work):
         return 0.05 if stage is Stage.FLOW else super().predict(stage, work)
+
+
+class DearCosts(Costs):
+    """A machine on which any chunk takes a second."""
+
+    def predict(self, stage, work):
+        return 1.0 if stage is Stage.FLOW else 0.0
 
 
 def scheduler(exclusive=True, **limits):
@@ -112,7 +128,7 @@ def test_a_first_chunk_is_made_as_soon_as_its_tokens_are_there():
         stream = a_stream(produced=produced)
         plan = scheduler().plan([stream], AT)
         assert bool(plan.start) is wanted
-        assert plan.decode is not wanted
+        assert bool(plan.decode) is not wanted
     assert plan.start == (FlowItem(segment_of(stream), Cut(15, False, Kind.CHUNK)),)
 
 
@@ -201,6 +217,63 @@ def test_lanes_of_their_own_both_work():
     assert not scheduler(exclusive=False).plan(streams, replace(AT, synthesis_open=False)).start
 
 
+@pytest.mark.parametrize(("decoding", "steps"), [(1, 1), (7, 1), (8, 2), (31, 2), (32, 4), (200, 4)])
+def test_many_that_decode_share_launches_of_several_steps(decoding, steps):
+    streams = [sounding(3.0, produced=20, chunks=2) for _ in range(decoding)]
+    assert scheduler(exclusive=False).plan(streams, AT).decode == steps
+    assert scheduler(exclusive=True).plan(streams, AT).decode == 1
+
+
+@pytest.mark.parametrize(
+    ("produced", "in_flight", "steps"), [(0, 0, 4), (15, 0, 3), (17, 0, 1), (15, 1, 2), (15, 3, 4)]
+)
+def test_a_first_chunk_waits_for_no_token_that_it_does_not_need(produced, in_flight, steps):
+    """It needs 18; with 3 that are lacking and 3 on their way it waits for no step to come."""
+    streams = [*(sounding(3.0, produced=20, chunks=2) for _ in range(40)), a_stream(produced=produced)]
+    at = replace(AT, steps_in_flight=in_flight)
+    assert scheduler(exclusive=False).plan(streams, at).decode == steps
+
+
+def test_offline_work_is_decoded_many_steps_at_once():
+    streams = [offline(produced=5) for _ in range(40)]
+    assert scheduler(exclusive=False).plan(streams, AT).decode == 4
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_whoever_runs_dry_overtakes_a_batch_that_can_wait(exclusive):
+    ahead = sounding(3.0, produced=80, chunks=2, phase=Phase.DECODED)
+    segment_of(ahead).busy = True
+    batch = RunningBatch(0, (FlowItem(segment_of(ahead), Cut(25, False, Kind.CHUNK)),), 0.1)
+    at = replace(AT, running=(batch,), lm_open=False)
+    for slack_s, overtakes in ((0.1, True), (2.5, False)):
+        other = sounding(slack_s, produced=80, chunks=2, phase=Phase.DECODED)
+        plan = scheduler(exclusive=exclusive).plan([ahead, other], at)
+        assert [item.segment for item in plan.start] == ([segment_of(other)] if overtakes else [])
+        assert (plan.advance is batch) is not overtakes
+        segment_of(other).busy = True
+        assert scheduler(exclusive=exclusive).plan([ahead, other], at).advance is batch
+
+
+def test_a_chunk_s_own_work_counts_before_its_listener_runs_dry():
+    """Priced at a second: what is two seconds ahead can wait, what is one second ahead cannot."""
+    batch = RunningBatch(0, (FlowItem(segment_of(sounding(9.0)), Cut(25, False, Kind.CHUNK)),), 0.1)
+    at = replace(AT, running=(batch,), lm_open=False)
+    for ahead_s, overtakes in ((1.0, True), (2.0, False)):
+        stream = sounding(ahead_s, produced=500, chunks=8, phase=Phase.DECODED)
+        plan = Scheduler(DearCosts(), Limits(), exclusive=False).plan([stream], at)
+        assert bool(plan.start) is overtakes
+
+
+def test_a_stream_overtakes_offline_work_in_a_lane_of_its_own():
+    work, stream = offline(produced=500, phase=Phase.DECODED), sounding(9.0, produced=80, phase=Phase.DECODED)
+    segment_of(work).busy = True
+    batch = RunningBatch(0, (FlowItem(segment_of(work), Cut(500, True, Kind.WHOLE)),), 2.0)
+    at = replace(AT, running=(batch,))
+    assert scheduler(exclusive=False).plan([work, stream], at).start[0].segment is segment_of(stream)
+    other = offline(produced=50, phase=Phase.DECODED)
+    assert scheduler(exclusive=False).plan([work, other], at).advance is batch
+
+
 def test_a_closed_stream_gets_nothing():
     assert scheduler().plan([a_stream(produced=18, closed=True)], AT) == Plan()
 
@@ -215,3 +288,36 @@ def test_the_next_segment_is_decoded_while_the_last_one_is_heard():
     assert scheduler().plan([stream], AT) == Plan()  # its audio is not made before its turn
     stream.current = 1
     assert scheduler().plan([stream], AT).start[0].segment is following
+
+
+def urgent_batch(stream):
+    return RunningBatch(0, (FlowItem(segment_of(stream), Cut(15, final=False, kind=Kind.CHUNK)),), 0.05)
+
+
+def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
+    silent = a_stream(produced=18)
+    segment_of(silent).busy = True
+    at = replace(AT, running=(urgent_batch(silent),), synthesis_open=False)
+    two_lanes = scheduler(exclusive=False)
+    assert two_lanes.plan([silent], at) == Plan()
+    assert two_lanes.plan([silent, sounding(5.0)], at) == Plan()
+    assert two_lanes.plan([silent, a_stream(produced=3)], at).decode  # a first chunk lacks tokens
+    assert two_lanes.plan([silent, sounding(0.1)], at).decode  # its listener would run dry
+    calm = replace(at, running=(urgent_batch(sounding(5.0, produced=100)),))
+    assert two_lanes.plan([silent], calm).decode
+
+
+def test_where_batches_are_short_streams_are_about_to_run_dry_later():
+    stream, first = sounding(0.3, produced=60, spoken=30, chunks=2), a_stream(produced=30)
+    slow = Scheduler(FlatCosts(), Limits(guard_s=0.4), exclusive=False)
+    assert slow.urgency(segment_of(stream), NOW, 0.0).rank == 0
+    slow.plan([], AT)
+    assert slow.urgency(segment_of(stream), NOW, 0.0).rank == 2
+    assert slow.plan([stream, first], AT).start[0].segment is segment_of(first)
+
+
+def test_batches_of_offline_work_alone_are_larger_where_nothing_is_padded():
+    waiting = [offline(phase=Phase.DECODED, produced=30) for _ in range(4)]
+    limits = Limits(batch_frames=400, offline_batch_frames=650)
+    assert len(Scheduler(FlatCosts(), limits, exclusive=False).plan(waiting, AT).start) == 2
+    assert len(Scheduler(FlatCosts(), limits, exclusive=False, padded=False).plan(waiting, AT).start) == 4

@@ -15,13 +15,14 @@ import torch
 
 from vivavoce.engine.books import Books
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, CostModel, CostSnapshot
+from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
 from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.language_lane import LanguageLane
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
+from vivavoce.engine.precision import check_precision
 from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import EngineSettings, plan_memory, uses_kernels
@@ -60,12 +61,14 @@ class Engine:
         self.models, self.settings = models, settings
         self.memory = plan_memory(models, settings)
         self._kernels = uses_kernels(models, settings)
+        check_precision(settings.precision, models, kernels=self._kernels)
         with torch.inference_mode():
             self._workshop = Workshop(
                 models,
                 self.memory,
                 kernels=self._kernels,
                 deterministic=settings.deterministic,
+                precision=settings.precision,
                 official=official,
                 chooser=chooser,
                 source_noise=source_noise,
@@ -73,7 +76,7 @@ class Engine:
         if models.device.type == "cuda":
             # Weights and state were laid out on this thread's stream, which the lanes' streams do not wait for.
             torch.cuda.synchronize(models.device)
-        self._costs = CostModel(CPU_PRIORS if self._exclusive else GPU_PRIORS)
+        self._costs = CostModel(CPU_PRIORS if self._exclusive else GPU_PRIORS if self._kernels else PLAIN_GPU_PRIORS)
         self._statistics = Statistics()
         self._books = Books(settings, self._costs, models.config.rates, self.memory.slots)
         self._loop = self._make_loop()

@@ -41,6 +41,16 @@ class LanguageLane:
         return self._stage.in_flight > 0 or self._lane.busy
 
     @property
+    def due_at(self) -> float:
+        """When the oldest launch is expected to be done, on the engine's clock; ∞: there is none."""
+        return self._lane.due_at
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps whose ids are still to come."""
+        return self._stage.steps_in_flight
+
+    @property
     def slots_free(self) -> int:
         """Slots that a new sequence may take."""
         return self._stage.free_slots
@@ -80,13 +90,14 @@ class LanguageLane:
             self._launch(Stage.PREFILL, Work(len(fed), rows), fed, partial(self._stage.prefill, slots), queued)
         self._count_slots()
 
-    def decode(self) -> bool:
-        """One step of all slots that decode; False: all ids of their runs were asked for and are on their way."""
+    def decode(self, steps: int) -> bool:
+        """Steps of all slots that decode; False: all ids of their runs were asked for and are on their way."""
         if not self._stage.decoding:
             return False
         tracks = [track for track in self._tracks.values() if track.segment.phase is Phase.DECODING]
-        past = sum(track.segment.positions for track in tracks)
-        self._launch(Stage.DECODE, Work(len(tracks), past=past), tracks, self._stage.decode)
+        past = sum(track.segment.positions for track in tracks) + len(tracks) * (steps - 1) // 2
+        launch = partial(self._stage.decode, steps)
+        self._launch(Stage.DECODE, Work(len(tracks), past=past), tracks, launch, batches=steps)
         return True
 
     def wait(self) -> None:
@@ -102,11 +113,12 @@ class LanguageLane:
             # The device reports late: whose step it was is not known any more.
             self._fail(list(self._tracks.values()), error)
             arrived = []
+        now = time.perf_counter()
         for sampled in arrived:
             track = self._tracks.get(sampled.slot)
             if track is not None:
                 try:
-                    self._take(track, sampled)
+                    self._take(track, sampled, now)
                 except Exception as error:
                     self._fail([track], error)
                 changed.append(track)
@@ -152,12 +164,17 @@ class LanguageLane:
         tracks: Sequence[Track],
         launch: Callable[[], None],
         queued: Sequence[float] = (),
+        batches: int = 1,
     ) -> None:
+        """Have work done in so many equal batches, of which `work` is one."""
+
         def tell(seconds: float) -> None:
-            self._costs.observe(stage, work, seconds)
-            self._statistics.batch(stage, work.rows, seconds, queued)
+            share_s = seconds / len(tracks)
             for track in tracks:
-                track.ticket.lm_s += seconds / len(tracks)
+                track.ticket.lm_s += share_s
+            self._costs.observe(stage, work, seconds / batches)
+            for _ in range(batches):
+                self._statistics.batch(stage, work.rows, seconds / batches, queued)
 
         try:
             with self._lane.work(tell):
@@ -165,19 +182,18 @@ class LanguageLane:
         except Exception as error:
             self._fail(tracks, error)
 
-    def _take(self, track: Track, sampled: Sampled) -> None:
-        ticket = track.ticket
+    def _take(self, track: Track, sampled: Sampled, now: float) -> None:
+        ticket, text, ids = track.ticket, track.text, sampled.ids
         if ticket.first_token_at is None:
-            ticket.first_token_at = time.perf_counter()
-        if track.text is None:
-            track.tokens += sampled.ids[:-1] if sampled.ended else sampled.ids
-            if sampled.ended:
-                self._decoded(track)
-        else:
-            track.tokens += track.text.accept(sampled.ids)
-            if sampled.ended:
-                self.ask_for_text(track)
-        track.segment.produced = len(track.tokens)
+            ticket.first_token_at = now
+        if text is not None:
+            ids = text.accept(ids)
+        elif sampled.ended:
+            ids = ids[:-1]
+        track.tokens += ids
+        track.segment.produced += len(ids)
+        if sampled.ended:
+            self._decoded(track) if text is None else self.ask_for_text(track)
 
     def _decoded(self, track: Track) -> None:
         track.segment.phase = Phase.DECODED

@@ -95,6 +95,7 @@ class Loop:
             synthesis_open=self._synthesis.open,
             slots_free=self._language.slots_free,
             slots_total=self._language.slots_total,
+            steps_in_flight=self._language.steps_in_flight,
             running=self._synthesis.running(),
             batches_open=self._synthesis.batches_open,
         )
@@ -222,7 +223,7 @@ class Loop:
         if plan.prefill:
             self._language.prefill([self._tracks[segment] for segment in plan.prefill])
         if plan.decode:
-            began = self._language.decode() or began
+            began = self._language.decode(plan.decode) or began
         if plan.advance is not None:
             self._synthesis.advance(plan.advance)
         if plan.start:
@@ -324,10 +325,11 @@ class Loop:
 
     def _wait(self) -> None:
         """Nothing can be begun: wait for the device, or for a message."""
-        if self._language.busy:
-            self._language.wait()
-        elif self._synthesis.busy:
-            self._synthesis.wait()
+        lanes: tuple[LanguageLane | SynthesisLane, ...] = (self._language, self._synthesis)
+        busy = [lane for lane in lanes if lane.busy]
+        if busy:
+            # The lane that is done first must not run dry while the host waits for the other.
+            min(busy, key=lambda lane: lane.due_at).wait()
         else:
             self._take(self._inbox.get())
 

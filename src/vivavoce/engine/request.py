@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from numbers import Integral, Real
 
 import numpy as np
@@ -48,6 +50,9 @@ class SamplingParams:
 class Conditioning:
     """Which features of a voice reach which stage (`service/modes.py` fills this in).
 
+    Whoever makes it once for all requests of a voice has what follows from it worked out once; its tensors stay as they
+    are.
+
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
     flow_tokens: [n] int64; flow_mel: [frames, bins] float32; embedding: [speaker size] float32.
     """
@@ -57,6 +62,20 @@ class Conditioning:
     lm_prompt_tokens: tuple[int, ...] = ()
     flow_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     flow_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+
+    @cached_property
+    def flow_prompt(self) -> tuple[int, ...]:
+        """`flow_tokens` as numbers."""
+        return tuple(self.flow_tokens.tolist())
+
+    @cached_property
+    def flow_key(self) -> bytes:
+        """A key that two voices share only if the flow hears the same of both."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.flow_tokens, self.flow_mel, self.embedding):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.digest()
 
 
 @dataclass(frozen=True, eq=False)

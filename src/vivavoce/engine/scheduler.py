@@ -15,8 +15,9 @@ Slack is the time until the listener runs dry, less the time that the next chunk
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 from vivavoce.engine.cost_model import CostModel, Stage, Work
@@ -34,8 +35,15 @@ DRY, FIRST, AHEAD, OFFLINE = range(4)
 
 _PAST_STEP = 64
 """Frames of a chunk's past that are told apart when it is priced."""
+_ROW_FRAMES = 100
+"""Mel frames of a stream's usual chunk."""
+_GUARD_BATCHES = 2
+"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, and its own."""
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
 """Of the only work that a lane of its own can do: nobody compares it."""
+_STEPS = ((32, 4), (8, 2))
+"""From so many decoding segments on, so many decode steps are launched at once: what the host does for a launch grows
+with them, and soon takes longer than the device's step."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +52,23 @@ class Limits:
 
     prefill_rows: rows of one prefill, so that running streams do not stall (a longer prompt goes alone);
     batch_frames: mel frames of a flow batch, padding included; urgent_batch_frames: of one whose first item is urgent;
+    offline_batch_frames: of one that no stream has a part in, if nothing is padded;
     spare_slots: share of the slots that offline work leaves to streams; guard_s: slack under which a stream counts as
-    about to run dry; calm_s: slack with which all of them can wait for a prefill; patience_s: offline work older than
-    this competes with streams that are ahead.
+    about to run dry, or less where batches take less; calm_s: slack with which all of them can wait for a prefill;
+    patience_s: offline work older than this competes with streams that are ahead.
     """
 
     prefill_rows: int = 1024
-    batch_frames: int = 10_000
-    urgent_batch_frames: int = 4_000
+    batch_frames: int = 8_192
+    urgent_batch_frames: int = 2_048
+    offline_batch_frames: int = 16_384
     spare_slots: float = 0.25
     guard_s: float = 0.4
     calm_s: float = 2.0
     patience_s: float = 60.0
 
 
-@dataclass(frozen=True)
-class FlowItem:
+class FlowItem(NamedTuple):
     """A segment's work for the flow: a cut, or None for its prompt's state."""
 
     segment: Segment
@@ -69,11 +78,6 @@ class FlowItem:
     def kind(self) -> Kind:
         """What it may share a batch with."""
         return Kind.PROMPT if self.cut is None else self.cut.kind
-
-    @property
-    def frames(self) -> int:
-        """Mel frames that the flow computes."""
-        return self.segment.frames(self.cut)
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,12 @@ class RunningBatch:
 class Plan:
     """What to do now; everything empty: wait.
 
-    prefill: segments whose rows are read (those that have no slot take one); decode: one step of all decoding slots;
-    start: a flow batch to begin; advance: the running batch to push by one step.
+    prefill: segments whose rows are read (those that have no slot take one); decode: so many steps of all decoding
+    slots; start: a flow batch to begin; advance: the running batch to push by one step.
     """
 
     prefill: tuple[Segment, ...] = ()
-    decode: bool = False
+    decode: int = 0
     start: tuple[FlowItem, ...] = ()
     advance: RunningBatch | None = None
 
@@ -103,8 +107,9 @@ class Plan:
 class Situation:
     """What the plan depends on, beside the streams.
 
-    lm_open, synthesis_open: the lane takes more work now; slots_free, slots_total: language-model slots; running: flow
-    batches; batches_open: another flow batch may be begun beside them.
+    lm_open, synthesis_open: the lane takes more work now; slots_free, slots_total: language-model slots;
+    steps_in_flight: decode steps whose tokens are still to come; running: flow batches; batches_open: another flow
+    batch may be begun beside them.
     """
 
     now: float
@@ -112,8 +117,18 @@ class Situation:
     synthesis_open: bool
     slots_free: int
     slots_total: int
+    steps_in_flight: int
     running: tuple[RunningBatch, ...]
     batches_open: bool
+
+
+class _Choice(NamedTuple):
+    """What could be begun: its urgency, and the mel frames that it computes and that it looks back on."""
+
+    urgency: Urgency
+    item: FlowItem
+    frames: int
+    past: int
 
 
 class Scheduler:
@@ -126,13 +141,14 @@ class Scheduler:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
+        self._guard_s = limits.guard_s
 
-    def plan(self, streams: Iterable[Stream], at: Situation) -> Plan:
+    def plan(self, streams: Collection[Stream], at: Situation) -> Plan:
         """The most urgent work of each open lane; of the more urgent lane only, where both share a processor."""
         self._chunks_s.clear()
-        alive = [stream for stream in streams if not stream.closed]
-        lm = self._language_model(alive, at) if at.lm_open else None
-        synthesis = self._synthesis(alive, at) if at.synthesis_open else None
+        self._guard_s = min(self._limits.guard_s, _GUARD_BATCHES * self._urgent_batch_s())
+        lm = self._language_model(streams, at) if at.lm_open else None
+        synthesis = self._synthesis(streams, at) if at.synthesis_open else None
         if lm is None or synthesis is None:
             return (lm or synthesis or (None, Plan()))[1]
         if self._exclusive:
@@ -142,27 +158,22 @@ class Scheduler:
     def urgency(self, segment: Segment, now: float, work_s: float) -> Urgency:
         """How urgent a segment's next chunk is, which still needs `work_s` of work."""
         stream = segment.stream
-        if not stream.streaming:
+        if stream.policy is None:
             slack = stream.accepted_at + self._limits.patience_s - now
             return Urgency(OFFLINE if slack > 0 else AHEAD, slack)
-        if not stream.sounding:
+        if stream.sounding_since is None:
             return Urgency(FIRST, stream.accepted_at - now)
         slack = stream.dry_at - now - work_s
         if segment.place > stream.current:  # decoded ahead: nobody waits for it yet
             return Urgency(AHEAD, slack + 1.0)
-        return Urgency(DRY if slack < self._limits.guard_s else AHEAD, slack)
+        return Urgency(DRY if slack < self._guard_s else AHEAD, slack)
 
-    def _language_model(self, streams: Sequence[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
-        waiting: list[Segment] = []
-        decoding: list[Segment] = []
-        for stream in streams:
-            for segment in stream.decodable():
-                if segment.phase is Phase.DECODING:
-                    decoding.append(segment)
-                elif segment.phase is Phase.READING or (segment.phase is Phase.WAITING and at.slots_free):
-                    waiting.append(segment)
+    def _language_model(self, streams: Collection[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
+        waiting, decoding = self._decodable(streams, at)
         if not waiting and not self._exclusive:
-            return (_UNRIVALLED, Plan(decode=True)) if decoding else None
+            if not decoding or self._gives_way(decoding, at):
+                return None
+            return _UNRIVALLED, Plan(decode=self._steps(decoding, at))
         past = sum(segment.positions for segment in (*waiting, *decoding))
         step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(waiting) + len(decoding)), past=past))
         by_urgency = sorted(
@@ -176,11 +187,58 @@ class Scheduler:
             # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
             if least is None or least > Urgency(AHEAD, self._limits.calm_s) or reading.rank <= least.rank:
                 return reading, Plan(prefill=prefill)
-        return None if least is None else (least, Plan(decode=True))
+        return None if least is None else (least, Plan(decode=self._steps(decoding, at)))
+
+    def _decodable(self, streams: Collection[Stream], at: Situation) -> tuple[list[Segment], list[Segment]]:
+        """Segments whose rows could be read now, and those that decode."""
+        waiting: list[Segment] = []
+        decoding: list[Segment] = []
+        spared = self._spared(at)
+        for stream in streams:
+            if stream.closed or stream.decoded == len(stream.segments):
+                continue
+            segment = stream.segments[stream.decoded]
+            if segment.phase is Phase.DECODING and stream.policy is not None:
+                decoding.append(segment)  # as below, told in less time
+                continue
+            free = at.slots_free > (spared if stream.policy is None else 0)
+            for segment in stream.decodable():
+                phase = segment.phase
+                if phase is Phase.DECODING:
+                    decoding.append(segment)
+                elif phase is Phase.READING or (phase is Phase.WAITING and free):
+                    waiting.append(segment)
+        return waiting, decoding
+
+    def _spared(self, at: Situation) -> int:
+        """Slots that offline work leaves to streams."""
+        return int(at.slots_total * self._limits.spare_slots)
+
+    def _gives_way(self, decoding: Sequence[Segment], at: Situation) -> bool:
+        """Whether decode steps, of which none is urgent, wait for an urgent batch: on one device they slow it down."""
+        if all(self._urgency_of(batch, at.now).rank > FIRST for batch in at.running):
+            return False
+        past = sum(segment.positions for segment in decoding)
+        step_s = self._costs.predict(Stage.DECODE, Work(len(decoding), past=past))
+        return all(self._decode_urgency(segment, at.now, step_s).rank > FIRST for segment in decoding)
+
+    def _steps(self, decoding: Sequence[Segment], at: Situation) -> int:
+        """Decode steps to launch at once: the fewer segments share them, the sooner each token is wanted."""
+        if self._exclusive:
+            return 1
+        steps = next((steps for least, steps in _STEPS if len(decoding) >= least), 1)
+        if steps > 1:
+            streams = ((one, one.stream) for one in decoding)
+            silent = (one for one, its in streams if its.sounding_since is None and its.policy is not None)
+            lacking = (one.tokens_lacking(at.now) - at.steps_in_flight for one in silent)
+            # A first chunk does not wait for tokens that it does not need; those on their way may be all that it lacks.
+            steps = min((one for one in lacking if 0 < one < steps), default=steps)
+        return steps
 
     def _token_urgency(self, segment: Segment, now: float, step_s: float) -> Urgency:
         """Of a segment whose next chunk still needs tokens."""
-        work_s = segment.tokens_lacking(now) * step_s + self._chunk_s(segment, None)
+        chunk_s = self._seconds(segment.stream.rates.tokens_per_second, 0)
+        work_s = segment.tokens_lacking(now) * step_s + chunk_s
         return self.urgency(segment, now, work_s)
 
     def _decode_urgency(self, segment: Segment, now: float, step_s: float) -> Urgency:
@@ -192,11 +250,10 @@ class Scheduler:
 
     def _prefill(self, waiting: Sequence[Segment], at: Situation) -> tuple[Segment, ...]:
         chosen: list[Segment] = []
-        rows, free = 0, at.slots_free
+        rows, free, spared = 0, at.slots_free, self._spared(at)
         for segment in waiting:
             if segment.phase is Phase.WAITING:
-                spared = 0 if segment.stream.streaming else int(at.slots_total * self._limits.spare_slots)
-                if free <= spared:
+                if free <= (0 if segment.stream.streaming else spared):
                     continue
                 free -= 1
             if chosen and rows + segment.prompt_rows > self._limits.prefill_rows:
@@ -205,72 +262,109 @@ class Scheduler:
             rows += segment.prompt_rows
         return tuple(chosen)
 
-    def _synthesis(self, streams: Sequence[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
-        ready = [
-            segment
-            for stream in streams
-            for segment in stream.audible()
-            if not segment.busy and (segment.lacks_prompt or segment.may_cut(at.now))
-        ]
-        if not ready and len(at.running) == 1 and not self._exclusive:
-            return _UNRIVALLED, Plan(advance=at.running[0])
-        first = min(
-            ((self._urgency_of(batch, at.now), batch) for batch in at.running), default=None, key=lambda p: p[0]
-        )
-        if first is None:
-            return self._start(ready, at.now)
-        # Offline work waits for any batch; all streams' chunks are looked at.
-        rivals = (segment for segment in ready if segment.stream.streaming)
-        best = min((self._item(segment, at.now)[0] for segment in rivals), default=first[0])
-        if not at.batches_open:
-            # Whatever is more urgent waits for its end, and lends it its urgency.
-            return min(first[0], best), Plan(advance=first[1])
+    def _synthesis(self, streams: Collection[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
+        if not at.running:
+            return self._start(streams, at.now)
+        urgency, batch = min(((self._urgency_of(one, at.now), one) for one in at.running), key=lambda pair: pair[0])
         # A batch that has begun is finished first, unless what waits is of a more urgent kind.
-        return (first[0], Plan(advance=first[1])) if best.rank >= first[0].rank else self._start(ready, at.now)
+        if at.batches_open and self._overtaken(streams, urgency.rank, at.now):
+            return self._start(streams, at.now)
+        if self._exclusive and not at.batches_open:
+            # Whatever is more urgent waits for its end, and lends it its urgency.
+            rivals = (item for item in _ready(streams, at.now) if item.segment.stream.streaming)
+            urgency = min([urgency, *(self._choice(item, at.now).urgency for item in rivals)])
+        return urgency, Plan(advance=batch)
 
-    def _start(self, ready: Sequence[Segment], now: float) -> tuple[Urgency, Plan] | None:
-        items = sorted((self._item(segment, now) for segment in ready), key=lambda pair: pair[0])
-        return (items[0][0], Plan(start=self._batch(items))) if items else None
+    def _overtaken(self, streams: Collection[Stream], rank: int, now: float) -> bool:
+        """Whether a stream's chunk could be begun that is more urgent than a batch of this rank.
+
+        Offline work waits for any batch. This is asked at every step: hardly any chunk has to be priced.
+        """
+        if rank == DRY:
+            return False
+        sounding: list[tuple[float, Segment]] = []
+        longest = 0
+        for stream in streams:
+            if stream.policy is None or stream.closed or stream.current >= len(stream.segments):
+                continue
+            segment = stream.segments[stream.current]
+            if segment.busy:
+                continue
+            if rank > (FIRST if stream.sounding_since is None else AHEAD):
+                if segment.may_begin(now):
+                    return True
+            elif stream.sounding_since is not None:
+                sounding.append((stream.dry_at, segment))
+                longest = max(longest, segment.prompt_tokens + segment.produced)
+        if not sounding:
+            return False
+        rates = sounding[0][1].stream.rates  # one model's streams have the same
+        frames = max(rates.tokens_per_second, longest * rates.frames_per_token)
+        until = now + self._guard_s + self._seconds(frames, frames)
+        near = (segment for dry_at, segment in sounding if dry_at < until and segment.may_begin(now))
+        return any(self._choice(_item(segment, now), now).urgency.rank < rank for segment in near)
+
+    def _start(self, streams: Collection[Stream], now: float) -> tuple[Urgency, Plan] | None:
+        choices = [self._choice(item, now) for item in _ready(streams, now)]
+        choices.sort(key=itemgetter(0))
+        return (choices[0].urgency, Plan(start=self._batch(choices))) if choices else None
 
     def _urgency_of(self, batch: RunningBatch, now: float) -> Urgency:
         """Of its most urgent item."""
         return min(self.urgency(item.segment, now, batch.seconds_left) for item in batch.items)
 
-    def _item(self, segment: Segment, now: float) -> tuple[Urgency, FlowItem]:
-        cut = None if segment.lacks_prompt else segment.next_cut(now)
-        return self.urgency(segment, now, self._chunk_s(segment, cut)), FlowItem(segment, cut)
+    def _choice(self, item: FlowItem, now: float) -> _Choice:
+        segment, cut = item
+        frames, past = segment.frames(cut), segment.past_frames(cut)
+        priced = max(1, frames) if cut else segment.stream.rates.tokens_per_second
+        return _Choice(self.urgency(segment, now, self._seconds(priced, past)), item, frames, past)
 
-    def _batch(self, ready: Sequence[tuple[Urgency, FlowItem]]) -> tuple[FlowItem, ...]:
+    def _batch(self, choices: Sequence[_Choice]) -> tuple[FlowItem, ...]:
         """The most urgent item, and what may go with it without making it late."""
-        urgency, top = ready[0]
-        batch, size = [top], _size(top)
+        urgency, top, frames, past = choices[0]
+        batch, size, kind = [top], Work(1, frames, past), top.kind
         seconds = self._costs.predict(Stage.FLOW, size)
-        cap = self._limits.batch_frames if urgency.rank >= AHEAD else self._limits.urgent_batch_frames
-        for _, item in ready[1:]:
-            if not _mix(top.kind, item.kind):
+        cap = self._most_frames(urgency.rank)
+        least = min(choice.frames for choice in choices)
+        alone: dict[tuple[int, int], float] = {}
+        for _, item, frames, past in choices[1:]:
+            if self._frames_with(size, least) > cap:
+                break
+            together = self._frames_with(size, frames)
+            if together > cap or not _mix(kind, item.kind):
                 continue
-            alone = _size(item)
-            wider = self._with(size, alone)
-            if wider.frames > cap:
-                continue
+            wider = Work(size.rows + 1, together, size.past + past)
             with_item = self._costs.predict(Stage.FLOW, wider)
+            if (frames, past) not in alone:
+                alone[frames, past] = self._costs.predict(Stage.FLOW, Work(1, frames, past))
             # Worth it only if it costs less than it would alone: otherwise everyone in the batch just ends later.
-            if with_item - seconds > 0.8 * self._costs.predict(Stage.FLOW, alone):
+            if with_item - seconds > 0.8 * alone[frames, past]:
                 continue
             batch.append(item)
             size, seconds = wider, with_item
         return tuple(batch)
 
-    def _with(self, batch: Work, one: Work) -> Work:
-        rows, frames = batch.rows + 1, batch.frames + one.frames
-        if self._padded:
-            frames = rows * max(batch.frames // batch.rows, one.frames)
-        return Work(rows, frames, batch.past + one.past)
+    def _most_frames(self, rank: int) -> int:
+        """Mel frames of a batch whose first item has this rank."""
+        if rank == OFFLINE and not self._padded:
+            return self._limits.offline_batch_frames
+        return self._limits.batch_frames if rank >= AHEAD else self._limits.urgent_batch_frames
 
-    def _chunk_s(self, segment: Segment, cut: Cut | None) -> float:
-        """Seconds of flow and vocoder for a segment's next chunk."""
-        frames = max(1, segment.frames(cut)) if cut else segment.stream.rates.tokens_per_second
-        past = segment.past_frames(cut) // _PAST_STEP * _PAST_STEP
+    def _urgent_batch_s(self) -> float:
+        """Seconds of the largest urgent batch of streams."""
+        frames = self._limits.urgent_batch_frames
+        rows = -(-frames // _ROW_FRAMES)
+        return self._costs.predict(Stage.FLOW, Work(rows, frames, rows * 2 * _ROW_FRAMES))
+
+    def _frames_with(self, batch: Work, frames: int) -> int:
+        """Mel frames of a batch that grows by a row, padding included."""
+        if self._padded:
+            return (batch.rows + 1) * max(batch.frames // batch.rows, frames)
+        return batch.frames + frames
+
+    def _seconds(self, frames: int, past: int) -> float:
+        """Seconds of flow and vocoder for so many frames after so many others; no less for more of either."""
+        past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
         if seconds is None:
             flow = self._costs.predict(Stage.FLOW, Work(1, frames, past))
@@ -279,8 +373,22 @@ class Scheduler:
         return seconds
 
 
-def _size(item: FlowItem) -> Work:
-    return Work(1, item.frames, item.segment.past_frames(item.cut))
+def _ready(streams: Collection[Stream], now: float) -> list[FlowItem]:
+    """What the flow could begin."""
+    ready = []
+    for stream in streams:
+        for segment in () if stream.closed else stream.audible():
+            if segment.busy:
+                continue
+            item = _item(segment, now)
+            if item.cut or segment.lacks_prompt:
+                ready.append(item)
+    return ready
+
+
+def _item(segment: Segment, now: float) -> FlowItem:
+    """What the flow is to do for a segment next; neither a cut nor a prompt that it lacks: nothing."""
+    return FlowItem(segment, None if segment.lacks_prompt else segment.next_cut(now))
 
 
 def _mix(one: Kind, other: Kind) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.precision import Precision
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
@@ -31,7 +32,8 @@ class EngineSettings:
     slots: sequences that the language model decodes at once; state_bytes: memory for the flow's state of the past;
     memory_bytes: all that may be taken of a CUDA device's memory, the weights included; kernels: whether our own
     kernels and recorded launches are used, None: where they are faster, on CUDA devices in 16 bit; deterministic: the
-    same request gives the same bits whoever shares its batches, which costs speed;
+    same request gives the same bits whoever shares its batches, which costs speed; precision: what is
+    of eight bits, with kernels only: faster, and less exact;
     admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
     first_chunk_s: the time to a first chunk that admission plans for; headroom: the share of real time that streams may
     use before more of them wait or are refused.
@@ -42,6 +44,7 @@ class EngineSettings:
     memory_bytes: int | None = None
     kernels: bool | None = None
     deterministic: bool = False
+    precision: Precision = field(default_factory=Precision)
     admission: AdmissionMode = AdmissionMode.QUEUE
     max_waiting: int = 1_000
     first_chunk_s: float = 1.0
@@ -57,6 +60,8 @@ class EngineSettings:
             raise InvalidRequest(f"memory_bytes: {self.memory_bytes} is less than 1; choose some gigabytes")
         if self.deterministic and self.kernels is False:
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
+        if self.precision != Precision() and self.kernels is False:
+            raise InvalidRequest("precision: eight bits need kernels of our own; leave kernels out, or eight bits")
         if self.max_waiting < 1:
             raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
 

@@ -5,9 +5,10 @@ Plain numbers without tensors. The loop writes them, the scheduler reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress
 from vivavoce.rates import Rates
@@ -41,8 +42,7 @@ class Kind(Enum):
     """A whole segment with full attention: offline work, or the last official chunk."""
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A chunk that can be made now: `hop` speech tokens after those already spoken."""
 
     hop: int
@@ -107,6 +107,10 @@ class Segment:
             return False
         hop, margin = self._wanted(now)
         return self.produced - self.spoken >= hop + margin
+
+    def may_begin(self, now: float) -> bool:
+        """Whether the flow can begin something for it."""
+        return not self.busy and (self.lacks_prompt or self.may_cut(now))
 
     def frames(self, cut: Cut | None) -> int:
         """Mel frames that the flow computes for a cut, or for the prompt's state if there is none."""
@@ -178,6 +182,8 @@ class Stream:
     excused: bool = False
     current: int = 0
     """Place of the segment whose audio comes next."""
+    decoded: int = 0
+    """Segments at its front that are known to be decoded."""
     complete: bool = True
     """No more segments will come."""
     closed: bool = False
@@ -227,14 +233,15 @@ class Stream:
             return [segment for segment in self.segments if not segment.finished]
         return self.segments[self.current : self.current + 1]
 
-    def decodable(self) -> Iterator[Segment]:
+    def decodable(self) -> Sequence[Segment]:
         """Segments whose language-model work may go on now.
 
         A stream's next segment starts when the one before it is decoded: its tokens are there by the time they are
         heard, and one slot is enough.
         """
-        for segment in self.segments:
-            if segment.phase is not Phase.DECODED:
-                yield segment
-                if self.streaming:
-                    return
+        segments = self.segments
+        while self.decoded < len(segments) and segments[self.decoded].phase is Phase.DECODED:
+            self.decoded += 1
+        if self.streaming:
+            return segments[self.decoded : self.decoded + 1]
+        return [segment for segment in segments[self.decoded :] if segment.phase is not Phase.DECODED]

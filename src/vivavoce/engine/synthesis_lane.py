@@ -116,6 +116,11 @@ class SynthesisLane:
         return bool(self._running or self._voiceless or self._leaving or self._again)
 
     @property
+    def due_at(self) -> float:
+        """When the oldest step is expected to be done, on the engine's clock; ∞: there is none."""
+        return self._lane.due_at
+
+    @property
     def batches_open(self) -> bool:
         """Another batch may be begun beside those that run."""
         return len(self._running) < self._max_batches

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.lm_stage import Chooser, LMStage, Run, TextIn, plain_run
-from vivavoce.engine.request import Arrival, SynthesisRequest
+from vivavoce.engine.precision import Precision
+from vivavoce.engine.request import Arrival, Conditioning, SynthesisRequest
 from vivavoce.engine.settings import MemoryPlan
 from vivavoce.engine.stream import Phase, Segment
 from vivavoce.engine.ticket import Arrived, Ticket, Track, Work
@@ -21,9 +23,9 @@ from vivavoce.models.lm.interleave import TextInterleaver
 class Workshop:
     """The stages, and what turns a request into work for them.
 
-    `kernels`: the stages run on our own; `deterministic`: whoever shares a batch changes no bit; `official`: the
-    official rules of the decode's ends (for parity); `chooser` stands in for repetition-aware sampling;
-    `source_noise`: whether the vocoder's source has its noise.
+    `kernels`: the stages run on our own; `deterministic`: whoever shares a batch changes no bit; `precision`: what is
+    of eight bits, with kernels; `official`: the official rules of the decode's ends (for parity); `chooser` stands in
+    for repetition-aware sampling; `source_noise`: whether the vocoder's source has its noise.
     """
 
     def __init__(
@@ -33,21 +35,31 @@ class Workshop:
         *,
         kernels: bool,
         deterministic: bool,
+        precision: Precision,
         official: bool,
         chooser: Chooser | None,
         source_noise: bool,
     ) -> None:
         self.models, self._official = models, official
-        self.lm = LMStage(
-            models,
-            slots=memory.slots,
-            capacity=memory.capacity,
-            chooser=chooser,
-            kernels=kernels,
-            deterministic=deterministic,
-        )
+        self._known_voices: WeakSet[Conditioning] = WeakSet()
+        """Those in use whose ids were checked: a cache."""
         try:
-            self.flow = FlowStage(models, state_bytes=memory.state_bytes, kernels=kernels, deterministic=deterministic)
+            self.lm = LMStage(
+                models,
+                slots=memory.slots,
+                capacity=memory.capacity,
+                chooser=chooser,
+                kernels=kernels,
+                deterministic=deterministic,
+                int8=precision.int8_lm,
+            )
+            self.flow = FlowStage(
+                models,
+                state_bytes=memory.state_bytes,
+                kernels=kernels,
+                deterministic=deterministic,
+                fp8=precision.fp8_flow,
+            )
         except ValueError as error:
             raise InvalidRequest(f"kernels: {error}") from None
         self.vocoder = VocoderStage(models, source_noise=source_noise, kernels=kernels)
@@ -119,11 +131,16 @@ class Workshop:
     def _check_ids(self, request: SynthesisRequest) -> None:
         """Refuse ids that the tables lack: on a device they would end the engine for everyone."""
         voice, config = request.conditioning, self.models.config
-        self.check_text((*voice.lm_prompt_text, *request.text))
-        tokens = (*voice.lm_prompt_tokens, *(request.speech_tokens or ()))
-        _check_range("speech tokens", tokens, config.lm.vocabulary.num_speech_tokens)
+        speech = config.lm.vocabulary.num_speech_tokens
+        self.check_text(request.text)
+        _check_range("speech tokens", request.speech_tokens or (), speech)
+        if voice in self._known_voices:
+            return
+        self.check_text(voice.lm_prompt_text)
+        _check_range("speech tokens", voice.lm_prompt_tokens, speech)
         # Ids below zero stand for the first one there.
-        _check_range("speech tokens", voice.flow_tokens.clamp(min=0).tolist(), config.flow.num_tokens)
+        _check_range("speech tokens", [max(0, one) for one in voice.flow_prompt], config.flow.num_tokens)
+        self._known_voices.add(voice)
 
     def _room(self, request: SynthesisRequest) -> int:
         """Speech tokens that the flow has noise for beside the prompt's."""
@@ -131,8 +148,9 @@ class Workshop:
 
 
 def _check_range(field: str, ids: Sequence[int], end: int) -> None:
-    wrong = next((one for one in ids if not 0 <= one < end), None)
-    if wrong is not None:
+    # Every request passes here, and hardly any fails.
+    if ids and not (min(ids) >= 0 and max(ids) < end):
+        wrong = next(one for one in ids if not 0 <= one < end)
         raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it is of another model")
 
 

@@ -21,6 +21,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.conditionings import Conditionings
 from vivavoce.service.feeding import Parts, feed
 from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import check_seed
@@ -90,6 +91,7 @@ class Synthesizer:
     def __init__(self, engine: Engine, front_end: FrontEnd) -> None:
         self.engine, self.folder, self.card = engine, front_end.folder, front_end.card
         self.text, self.extractor = front_end.text, front_end.extractor
+        self._conditionings = Conditionings(self.config)
 
     @classmethod
     def load(
@@ -190,9 +192,10 @@ class Synthesizer:
                 seed += 1
 
     def _conditioning(self, voice: Voice, options: SpeakOptions) -> Conditioning:
+        if not options.instruct:
+            return self._conditionings.of(voice, options.mode)
         check_fits(voice, self.config)
-        mode = choose_mode(voice, options.instruct, options.mode)
-        return condition(voice, mode, self.instruction(options.instruct) if options.instruct else ())
+        return condition(voice, choose_mode(voice, options.instruct, options.mode), self.instruction(options.instruct))
 
     def _finish(self, requests: list[SynthesisRequest], started: float) -> Speech:
         text_s = time.perf_counter() - started

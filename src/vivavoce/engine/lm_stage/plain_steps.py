@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -58,12 +58,14 @@ class PlainSteps:
         self._states.put(packed.sequences, rows)
         return ids
 
-    def decode(self, held: Sequence[Slot], most: int) -> Tensor:
-        """One more id for the slots, by place: [bucket] int64, `IDLE` where none runs."""
+    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+        """More ids for the slots, by place: [bucket] int64 for each step, `IDLE` where none runs."""
         rows = self._states.first(self.bucket(max(slot.place for slot in held) + 1))
-        reach = self._capacity if self._fixed else self._reach(max(slot.reach for slot in held))
-        scores = self._lm.step(rows.column(Field.LAST), rows.column(Field.POSITION), self._cache, reach)
-        return rows.advance(scores, self._choose, most)
+        reach = max(slot.reach for slot in held)
+        for step in range(steps):
+            width = self._capacity if self._fixed else self._reach(reach + step)
+            scores = self._lm.step(rows.column(Field.LAST), rows.column(Field.POSITION), self._cache, width)
+            yield rows.advance(scores, self._choose, most)
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.lm_stage.slots import Slot
 
-@dataclass(frozen=True)
-class Sampled:
+
+class Sampled(NamedTuple):
     """What one launch gave for one slot.
 
-    ids: in order, usually one; ended: the last one is a control id: the run is over, and the slot pauses until the
-    next `feed` or `close`.
+    ids: in order, one for each step until the run's end; ended: the last one is a control id: the run is over, and the
+    slot pauses until the next `feed` or `close`.
     """
 
     slot: int
@@ -24,52 +27,88 @@ class Sampled:
     ended: bool
 
 
-class Owner(NamedTuple):
-    """Whose id stands at a place of a launch's result; `epoch` tells a slot's owners apart."""
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """Ids of one launch; owners: whose they were when it was launched; ids: [steps, owners] int64, −1 where a slot was
+    idle.
+    """
 
-    place: int
-    slot: int
-    epoch: int
+    owners: Sequence[Slot]
+    ids: NDArray[np.int64]
 
 
-class Arrived(NamedTuple):
-    """One id and whose it is."""
+class _Page:
+    """Memory of the host for the ids of one launch, used again for a later one; [steps, slots] int64."""
 
-    owner: Owner
-    id: int
+    def __init__(self, steps: int, slots: int, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self.rows = torch.empty(steps, slots, dtype=torch.int64, pin_memory=on_cuda)
+        self.ids: NDArray[np.int64] = self.rows.numpy()
+        self._written = torch.cuda.Event() if on_cuda else None
+
+    def close(self) -> None:
+        """All that it is to hold was enqueued."""
+        if self._written is not None:
+            self._written.record()
+
+    def full(self, wait: bool) -> bool:
+        """Whether all of it has come; wait: block until it has."""
+        if self._written is None or self._written.query():
+            return True
+        if wait:
+            self._written.synchronize()
+        return wait
+
+
+@dataclass(frozen=True, eq=False)
+class _Launch:
+    page: _Page
+    steps: int
+    places: NDArray[np.int64]
+    owners: Sequence[Slot]
 
 
 class Readback:
-    """Results of launches, oldest first. The copies run behind the device's work; the host looks when it likes."""
+    """Results of launches, oldest first. The copies run behind the device's work; the host looks when it likes.
 
-    def __init__(self) -> None:
-        self._launches: deque[tuple[Tensor, torch.cuda.Event | None, Sequence[Owner]]] = deque()
+    slots: ids of a step at most.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self._slots, self._device = slots, device
+        self._launches: deque[_Launch] = deque()
+        self._spare: list[_Page] = []
 
     def __len__(self) -> int:
         return len(self._launches)
 
-    def send(self, ids: Tensor, owners: Sequence[Owner]) -> None:
-        """Start to copy a launch's ids, [n] int64 and −1 where a slot was idle; the next launch may overwrite them."""
-        if ids.device.type != "cuda":
-            self._launches.append((ids.clone(), None, owners))
-            return
-        host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-        host.copy_(ids, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._launches.append((host, event, owners))
+    @property
+    def steps(self) -> int:
+        """Steps of all launches that were not received."""
+        return sum(launch.steps for launch in self._launches)
+
+    def send(self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int]) -> None:
+        """Start to copy the ids of so many steps, each [≤ slots] int64 and −1 where a slot was idle.
+
+        A step's ids are copied before the next one is asked for, and may be overwritten by it. places: where the ids of
+        each owner stand.
+        """
+        page = self._page(steps)
+        for row, ids in zip(page.rows, results, strict=False):
+            row[: len(ids)].copy_(ids, non_blocking=True)
+        page.close()
+        self._launches.append(_Launch(page, steps, np.array(places), owners))
 
     def receive(self, wait: bool) -> list[Arrived]:
         """The ids of all launches that are finished; wait: block for the oldest one."""
         arrived = []
-        while self._launches:
-            ids, event, owners = self._launches[0]
-            if event is not None and not event.query():
-                if not wait:
-                    break
-                event.synchronize()
+        while self._launches and self._launches[0].page.full(wait):
             wait = False
-            self._launches.popleft()
-            values = ids.tolist()
-            arrived += [Arrived(owner, values[owner.place]) for owner in owners if values[owner.place] >= 0]
+            launch = self._launches.popleft()
+            arrived.append(Arrived(launch.owners, launch.page.ids[: launch.steps, launch.places]))
+            self._spare.append(launch.page)
         return arrived
+
+    def _page(self, steps: int) -> _Page:
+        page = self._spare.pop() if self._spare else None
+        return page if page and len(page.rows) >= steps else _Page(steps, self._slots, self._device)

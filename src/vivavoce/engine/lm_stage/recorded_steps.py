@@ -5,7 +5,7 @@ Keys, values and state have one slot more than there are, which takes what only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,15 +50,24 @@ class RecordedSteps:
         window: ids of a slot's past that are kept.
         fixed: decode steps are of one shape, that of all slots.
         tiles: of the network's products.
+        int8: see `FusedLM`.
     """
 
     def __init__(
-        self, models: Models, slots: int, capacity: int, window: int, *, fixed: bool, tiles: Tiles = TILES
+        self,
+        models: Models,
+        slots: int,
+        capacity: int,
+        window: int,
+        *,
+        fixed: bool,
+        tiles: Tiles = TILES,
+        int8: bool = False,
     ) -> None:
         config = models.config.lm
         self._slots, self._capacity, self._fixed = slots, capacity, fixed
         self._device, self._vocabulary = models.device, config.vocabulary
-        self._lm = FusedLM(models.lm, capacity, tiles)
+        self._lm = FusedLM(models.lm, capacity, tiles, int8=int8)
         self._cache = SlotCache.allocate(config, slots + 1, capacity, models.device, models.dtype)
         self._states = SlotStates(slots + 1, len(config.vocabulary.stop_ids), window, models.device)
         self._places = torch.arange(slots, device=models.device)
@@ -86,14 +95,17 @@ class RecordedSteps:
         self._states.put(places, rows)
         return ids
 
-    def decode(self, held: Sequence[Slot], most: int) -> Tensor:
-        """One more id for the slots, by place: [bucket] int64, `IDLE` where none runs."""
+    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+        """More ids for the slots, by place: [bucket] int64 for each step, `IDLE` where none runs."""
         bucket, sampled = self.bucket(max(slot.place for slot in held) + 1), most <= MOST_CANDIDATES
         recording = self._decodes.get((bucket, sampled)) or self._record_decode(bucket, sampled)
-        recording.launch()
-        if sampled:
-            return recording.out
-        return self._states.first(bucket).advance(recording.out.log_softmax(dim=-1), repetition_aware, most)
+        rows = self._states.first(bucket)
+        for _ in range(steps):
+            recording.launch()
+            if sampled:
+                yield recording.out
+            else:
+                yield rows.advance(recording.out.log_softmax(dim=-1), repetition_aware, most)
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""

@@ -14,7 +14,6 @@ class Slot:
     """One open slot. Its number is the caller's; `place` is where its state and keys are on the device."""
 
     number: int
-    epoch: int
     place: int
     seed: int
     settings: Settings
@@ -27,9 +26,11 @@ class Slot:
     run: Run | None = None
     """In progress, as far as is known."""
     launched: int = 0
-    """Ids of the run that were asked for."""
+    """Ids of the run that were asked for; of several steps at once perhaps more than it can have."""
     received: int = 0
     """Ids of the run that have come."""
+    closed: bool = False
+    """It was freed: what is still on its way to it is nobody's."""
 
     @property
     def decoding(self) -> bool:
@@ -62,7 +63,8 @@ class SlotTable:
         self._numbers = list(range(slots))
         self._places = list(range(slots))
         self._open: dict[int, Slot] = {}
-        self._epochs = [0] * slots
+        self._used: int | None = 0
+        self._most: int | None = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -83,33 +85,40 @@ class SlotTable:
     @property
     def used(self) -> int:
         """All open slots stand on places below this one."""
-        return max((slot.place for slot in self._open.values()), default=-1) + 1
+        if self._used is None:
+            self._used = max((slot.place for slot in self._open.values()), default=-1) + 1
+        return self._used
+
+    @property
+    def most(self) -> int:
+        """The largest top_k of all open slots."""
+        if self._most is None:
+            self._most = max((slot.settings.top_k for slot in self._open.values()), default=0)
+        return self._most
 
     def open(self, seed: int, settings: Settings) -> Slot:
         """Take a slot."""
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
         number = heapq.heappop(self._numbers)
-        slot = Slot(number, self._epochs[number], heapq.heappop(self._places), seed, settings)
+        slot = Slot(number, heapq.heappop(self._places), seed, settings)
         self._open[number] = slot
+        self._used = self._most = None
         return slot
 
     def close(self, number: int) -> Slot:
-        """Free a slot; what is still on its way to it has the wrong epoch from now on."""
+        """Free a slot."""
         slot = self._open.pop(number)
-        self._epochs[number] += 1
+        slot.closed = True
+        self._used = self._most = None
         heapq.heappush(self._numbers, number)
         heapq.heappush(self._places, slot.place)
         return slot
 
-    def find(self, number: int, epoch: int) -> Slot | None:
-        """The slot whose id has come; None: it was closed meanwhile."""
-        slot = self._open.get(number)
-        return slot if slot is not None and slot.epoch == epoch else None
-
     def compact(self) -> list[tuple[int, int]]:
         """Give the slots on the highest places the lowest free ones; (from, to), all on the device to be copied."""
         moves = []
+        self._used = None
         for slot in sorted(self._open.values(), key=lambda one: -one.place):
             if not self._places or self._places[0] > slot.place:
                 break

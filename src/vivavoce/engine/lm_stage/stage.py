@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from vivavoce.engine.lm_stage.choosing import Chooser, filled, repetition_aware
 from vivavoce.engine.lm_stage.packing import to_device
 from vivavoce.engine.lm_stage.plain_steps import PlainSteps
-from vivavoce.engine.lm_stage.readback import Arrived, Owner, Readback, Sampled
+from vivavoce.engine.lm_stage.readback import Arrived, Readback, Sampled
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Slot, SlotTable
 from vivavoce.engine.request import SamplingParams
@@ -35,8 +35,10 @@ class Steps(Protocol):
         most: no open slot's top_k is larger
         """
 
-    def decode(self, held: Sequence[Slot], most: int) -> Tensor:
-        """One more id for one slot or more, all that run: by place, [bucket] int64, −1 where none runs."""
+    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+        """So many more ids for one slot or more, all that run: by place, [bucket] int64 for each step, −1 where none
+        runs. A step is launched when it is asked for, and may overwrite the ids of the one before.
+        """
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
@@ -61,6 +63,10 @@ class LMStage:
         deterministic: a request's ids are the same, bit for bit, alone and in company, in 16 bit too: every decode
             step is of all slots, and runs are prefilled one by one. (A neighbour whose top_k is past the sampling
             kernel's has the ids of its steps chosen by torch, whose softmax may round otherwise.)
+        int8: with kernels; the matrices of the layers are read as int8, see `FusedLM`.
+
+    Raises:
+        ValueError: int8 without kernels or with a chooser, or of sizes that it does not take.
     """
 
     def __init__(
@@ -72,7 +78,10 @@ class LMStage:
         chooser: Chooser | None = None,
         kernels: bool = False,
         deterministic: bool = False,
+        int8: bool = False,
     ) -> None:
+        if int8 and (chooser is not None or not kernels):
+            raise ValueError("int8: the language model reads it with kernels and its own sampling only; leave int8 out")
         self.slots, self.capacity = slots, capacity
         config = models.config.lm
         self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, config.sampling
@@ -80,12 +89,12 @@ class LMStage:
         window = max(LARGEST_WINDOW, config.sampling.win_size)
         with torch.inference_mode():
             if kernels and chooser is None:
-                self._steps: Steps = _recorded(models, slots, capacity, window, fixed=deterministic)
+                self._steps: Steps = _recorded(models, slots, capacity, window, fixed=deterministic, int8=int8)
             else:
                 choose = chooser or repetition_aware
                 self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
         self._table = SlotTable(slots)
-        self._readback = Readback()
+        self._readback = Readback(slots, models.device)
 
     def prepare(self) -> None:
         """Record the launches that will be needed; on CUDA call it on the stage's stream, before anything else."""
@@ -105,6 +114,11 @@ class LMStage:
     def in_flight(self) -> int:
         """Launches whose ids were not collected."""
         return len(self._readback)
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Ids that are still to come for a slot that has been decoding since before they were launched."""
+        return self._readback.steps
 
     def check(self, run: Run) -> None:
         """Refuse a run that fits no slot.
@@ -139,40 +153,45 @@ class LMStage:
         """Read the queued runs of some slots, in one forward, and sample the first id of each."""
         held = [self._table[number] for number in slots]
         for batch in [[slot] for slot in held] if self._deterministic else [held] if held else []:
-            ids = self._steps.prefill(batch, self._most)
+            ids = self._steps.prefill(batch, self._table.most)
             for slot in batch:
                 slot.begin()
-            self._readback.send(ids, [Owner(index, slot.number, slot.epoch) for index, slot in enumerate(batch)])
+            self._readback.send([ids[: len(batch)]], 1, batch, range(len(batch)))
 
-    def decode(self) -> None:
-        """One more id for every slot whose run is in progress; nothing if there is none."""
+    def decode(self, steps: int = 1) -> None:
+        """So many more ids, or all up to its end, for every slot whose run is in progress; nothing if there is none.
+
+        The host goes on at once, and the ids arrive together.
+        """
         self._compact()
         held = [slot for slot in self._table.all if slot.decoding]
         if not held:
             return
-        ids = self._steps.decode(held, self._most)
+        places = [slot.place for slot in held]
+        self._readback.send(self._steps.decode(held, self._table.most, steps), steps, held, places)
         for slot in held:
-            slot.launched += 1
-        self._readback.send(ids, [Owner(slot.place, slot.number, slot.epoch) for slot in held])
+            slot.launched += steps
 
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished."""
-        sampled = (self._take(arrived) for arrived in self._readback.receive(wait))
-        return [one for one in sampled if one is not None]
+        return [one for arrived in self._readback.receive(wait) for one in self._taken(arrived)]
 
     def close(self, slot: int) -> None:
         """Free a slot at once; ids that are still on their way to it are dropped."""
         self._table.close(slot)
 
-    def _take(self, arrived: Arrived) -> Sampled | None:
-        slot = self._table.find(arrived.owner.slot, arrived.owner.epoch)
-        if slot is None:
-            return None
-        slot.received += 1
-        ended = arrived.id >= self._vocabulary.num_speech_tokens
-        if ended:
-            slot.end()
-        return Sampled(slot.number, (arrived.id,), ended)
+    def _taken(self, arrived: Arrived) -> Iterator[Sampled]:
+        # Slots are many and launches frequent: what can be is worked out for all of them at once.
+        counts: list[int] = np.count_nonzero(arrived.ids >= 0, axis=0).tolist()
+        ends: list[bool] = np.any(arrived.ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
+        for slot, ids, count, ended in zip(arrived.owners, arrived.ids.T.tolist(), counts, ends, strict=True):
+            if slot.closed or not count:
+                continue
+            slot.received += count
+            if ended:
+                slot.end()
+            # After its end a slot is idle to the end of the launch.
+            yield Sampled(slot.number, tuple(ids[:count]), ended)
 
     def _check(self, run: Run, positions: int) -> None:
         if positions + run.positions > self.capacity:
@@ -180,10 +199,6 @@ class LMStage:
                 f"text: with its prompt it may need {positions + run.positions} positions, a slot has "
                 f"{self.capacity}; use a shorter text or reference"
             )
-
-    @property
-    def _most(self) -> int:
-        return max(slot.settings.top_k for slot in self._table.all)
 
     def _compact(self) -> None:
         """Once the open slots would fit half of the step, they move together."""
@@ -195,8 +210,8 @@ class LMStage:
             self._steps.move(sources, targets, max(slot.reach + 1 for slot in self._table.all))
 
 
-def _recorded(models: Models, slots: int, capacity: int, window: int, *, fixed: bool) -> Steps:
+def _recorded(models: Models, slots: int, capacity: int, window: int, *, fixed: bool, int8: bool) -> Steps:
     # Triton is not everywhere, and whoever asks for kernels has it.
     from vivavoce.engine.lm_stage.recorded_steps import RecordedSteps
 
-    return RecordedSteps(models, slots, capacity, window, fixed=fixed)
+    return RecordedSteps(models, slots, capacity, window, fixed=fixed, int8=int8)
