@@ -14,13 +14,14 @@ from vivavoce.models.flow import packed, packed_encoder
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.flow.packed_cuts import Cuts
 from vivavoce.models.flow.packed_encoder_cuts import EncoderCuts
+from vivavoce.models.kernels import flow_norm, flow_pages
 from vivavoce.models.kernels.encoder_attention import RelativeTile
 from vivavoce.models.kernels.flow_attention import AttentionTile
 from vivavoce.models.kernels.flow_conv import ConvTile
 from vivavoce.models.kernels.flow_product import ProductTile
 
-COARSE_ENCODER = EncoderCuts(RelativeTile(64, 4, 3), 64, ProductTile(64, 64, 64, 4, 3))
-COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 4, 3), ProductTile(64, 64, 64, 4, 3))
+COARSE_ENCODER = EncoderCuts(RelativeTile(64, 4, 3), 256, ProductTile(256, 64, 64, 4, 3))
+COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(256, 64, 4, 3), ProductTile(256, 64, 64, 4, 3))
 """Few programs; on a CPU each costs much and all cost one after the other."""
 
 
@@ -49,6 +50,19 @@ def _patched_dot(patch, multiply):
     patch.setattr(type(interpreter.interpreter_builder), "create_dot", create_dot)
 
 
+def _language_patched_once(patch):
+    """A kernel's functions find the language as its launch has left it; else each call searches all of it again."""
+    given = interpreter._patch_lang
+
+    def patch_lang(fn):
+        seen = [value for value in fn.__globals__.values() if value is tl or value is tl.core]
+        if any(tl.core.is_builtin(member) for lang in seen for member in (lang.load, lang.tensor.__add__)):
+            return given(fn)
+        return None
+
+    patch.setattr(interpreter, "_patch_lang", patch_lang)
+
+
 @contextmanager
 def quick_interpreter():
     """Without the interpreter's check of every address for overflow, half of its time; with products of bfloat16."""
@@ -56,6 +70,7 @@ def quick_interpreter():
         builder = interpreter.interpreter_builder
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=False))
         _patched_dot(patch, np.matmul)
+        _language_patched_once(patch)
         yield
 
 
@@ -65,6 +80,8 @@ def coarse_cuts():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "cuts_of", lambda frames, *, invariant: COARSE)
         patch.setattr(packed_encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)
+        patch.setattr(flow_norm, "_ROWS", 256)
+        patch.setattr(flow_pages, "_FRAMES", 128)
         yield
 
 

@@ -10,13 +10,15 @@ from tests.engine.engine_helpers import assert_clean, offline, running, segment,
 from tests.fast_flow import coarse_cuts, quick_interpreter, with_small_flow
 from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.models.kernels.lm_decode_attention import Dealing
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick():
-    with quick_interpreter(), coarse_cuts():
+    with quick_interpreter(), coarse_cuts(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: Dealing(64, 1, 1, 2))
         yield
 
 

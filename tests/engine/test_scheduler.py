@@ -321,3 +321,16 @@ def test_batches_of_offline_work_alone_are_larger_where_nothing_is_padded():
     limits = Limits(batch_frames=400, offline_batch_frames=650)
     assert len(Scheduler(FlatCosts(), limits, exclusive=False).plan(waiting, AT).start) == 2
     assert len(Scheduler(FlatCosts(), limits, exclusive=False, padded=False).plan(waiting, AT).start) == 4
+
+
+def test_on_a_lane_of_its_own_the_flow_finishes_the_oldest_stream_first():
+    old, new = sounding(9.0, produced=130, spoken=50, chunks=3), sounding(5.0, produced=130, spoken=50, chunks=3)
+    old.accepted_at, new.accepted_at = NOW - 11.0, NOW - 4.0
+    limits = Limits(batch_frames=1)
+    apart = Scheduler(FlatCosts(), limits, exclusive=False).plan([new, old], AT)
+    assert apart.start[0].segment is segment_of(old)
+    shared = Scheduler(FlatCosts(), limits, exclusive=True).plan([new, old], AT)
+    assert shared.start[0].segment is segment_of(new)
+    old.handed_out_s -= 8.99  # its listener would run dry
+    new.accepted_at = NOW - 12.0
+    assert Scheduler(FlatCosts(), limits, exclusive=False).plan([new, old], AT).start[0].segment is segment_of(old)

@@ -39,14 +39,20 @@ def on_a_gpu(models, monkeypatch):
     return replace(models, device=torch.device("cuda"), dtype=torch.float16)
 
 
+def slot_bytes(models, plan):
+    lm = models.config.lm
+    return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * plan.capacity * 2  # keys and values in 16 bit
+
+
 def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
-    assert plan.slots == 512
-    assert plan.state_bytes == int(0.6 * (100 << 30))
+    assert plan.slots == 256
+    assert plan.state_bytes == int(0.8 * (100 << 30)) - 256 * slot_bytes(on_a_gpu, plan)
 
 
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
-    assert plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30)).state_bytes == int(0.6 * (10 << 30))
+    plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30))
+    assert plan.state_bytes + plan.slots * slot_bytes(on_a_gpu, plan) == int(0.8 * (10 << 30))
     with pytest.raises(InvalidRequest, match="memory_bytes"):
         plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
 

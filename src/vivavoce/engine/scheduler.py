@@ -7,7 +7,8 @@ Urgency decides everything, smallest first (`Urgency`):
 
 0. streams about to run dry: their listener would hear a gap;
 1. streams that have not sounded yet, the oldest first;
-2. streams that are ahead, the one with the least slack first, and offline work that has waited too long;
+2. streams that are ahead, the one with the least slack first, and offline work that has waited too long; where flow and
+   language model have lanes of their own, the flow takes the oldest first;
 3. offline work, the oldest first: it fills what is left.
 
 Slack is the time until the listener runs dry, less the time that the next chunk still needs (`CostModel`).
@@ -37,8 +38,9 @@ _PAST_STEP = 64
 """Frames of a chunk's past that are told apart when it is priced."""
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
-_GUARD_BATCHES = 2
-"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, and its own."""
+_GUARD_BATCHES = 4
+"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and as much again
+for what the device does beside them."""
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
 """Of the only work that a lane of its own can do: nobody compares it."""
 _STEPS = ((32, 4), (8, 2))
@@ -60,7 +62,7 @@ class Limits:
 
     prefill_rows: int = 1024
     batch_frames: int = 8_192
-    urgent_batch_frames: int = 2_048
+    urgent_batch_frames: int = 4_096
     offline_batch_frames: int = 16_384
     spare_slots: float = 0.25
     guard_s: float = 0.4
@@ -306,7 +308,7 @@ class Scheduler:
 
     def _start(self, streams: Collection[Stream], now: float) -> tuple[Urgency, Plan] | None:
         choices = [self._choice(item, now) for item in _ready(streams, now)]
-        choices.sort(key=itemgetter(0))
+        choices.sort(key=itemgetter(0) if self._exclusive else _oldest_first)
         return (choices[0].urgency, Plan(start=self._batch(choices))) if choices else None
 
     def _urgency_of(self, batch: RunningBatch, now: float) -> Urgency:
@@ -371,6 +373,16 @@ class Scheduler:
             seconds = flow + self._costs.predict(Stage.VOCODER, Work(1, frames))
             self._chunks_s[frames, past] = seconds
         return seconds
+
+
+def _oldest_first(choice: _Choice) -> tuple[int, float]:
+    """Order of what could be begun: streams that are ahead are finished one after the other.
+
+    Each that has begun holds the state of its past. By slack, all would go on side by side until memory is full, and
+    then most of the work would be to compute pasts again.
+    """
+    rank, slack = choice.urgency
+    return rank, choice.item.segment.stream.accepted_at if rank == AHEAD else slack
 
 
 def _ready(streams: Collection[Stream], now: float) -> list[FlowItem]:

@@ -17,10 +17,12 @@ from vivavoce.models.kernels import usable
 MAX_POSITIONS = 5_120
 """Positions of a slot: 200 text tokens at 20 speech tokens each, and 30 s of reference with its transcript."""
 CPU_SLOTS = 32
-CUDA_SLOTS = 512
+CUDA_SLOTS = 256
+"""From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
-SLOTS_SHARE, STATE_SHARE = 0.25, 0.6
-"""Of the memory that a CUDA device has beside the weights; the rest is room for a batch's own tensors."""
+SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.2
+"""Of the memory that a CUDA device has beside the weights: what slots may take at most, and what is left to batches'
+own tensors and recordings; all else is for the flow's state."""
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
 
@@ -88,7 +90,7 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     if models.device.type == "cuda":
         room = _cuda_room(models.device, settings.memory_bytes)
         slots = max(8, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
-        state_bytes = int(room * STATE_SHARE)
+        state_bytes = int(room * (1 - BATCHES_SHARE)) - slots * slot_bytes
     else:
         slots, state_bytes = CPU_SLOTS, min(CPU_STATE_BYTES, _host_memory() // 4)
     if settings.slots is not None:

@@ -62,7 +62,8 @@ class PagePool:
 
     Args:
         state_bytes: what the pages may take in all.
-        kernels: the estimator's pages are read by kernels: one of their key tiles each, and nothing past a row's end.
+        kernels: pages are read by kernels: the estimator's are one of their key tiles each, and nothing is read past a
+            row's end.
     """
 
     def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:
@@ -134,8 +135,8 @@ def _shelves(models: Models, pages: int, size: int, device: torch.device, kernel
     of_tokens, of_frames = models.flow.encoder.memory_shapes
     up = config.encoder.upsampling
     return (
-        Shelf(of_tokens, pages, size, like),
-        Shelf(of_frames, pages, size, like, per_token=up),
+        Shelf(of_tokens, pages, size, like, read_whole=not kernels),
+        Shelf(of_frames, pages, size, like, per_token=up, read_whole=not kernels),
         Shelf(
             models.flow.estimator.memory_shape,
             pages,
