@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.fast_flow import quick_interpreter
 from vivavoce.engine.lm_stage import LMStage, Run, TextIn, plain_run
 from vivavoce.engine.lm_stage.buckets import SEQUENCES, SLOTS, fitting
 from vivavoce.engine.lm_stage.recorded_steps import RecordedSteps
@@ -20,6 +21,12 @@ from vivavoce.models.kernels.lm_decode_attention import Dealing
 from vivavoce.models.lm.interleave import TextInterleaver
 
 CAPACITY = 96
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    with quick_interpreter():
+        yield
 
 
 def request(seed: int, **sampling: float) -> SynthesisRequest:

@@ -39,8 +39,8 @@ _PAST_STEP = 64
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 4
-"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and as much again
-for what the device does beside them."""
+"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and as much
+again for what the device does beside them."""
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
 """Of the only work that a lane of its own can do: nobody compares it."""
 _STEPS = ((32, 4), (8, 2))

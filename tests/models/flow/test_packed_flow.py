@@ -16,6 +16,7 @@ from vivavoce.models.flow.packed import PackedUNet
 from vivavoce.models.flow.packed_batch import PackedBatch, PackedTables
 from vivavoce.models.flow.packed_cuts import cuts_of
 from vivavoce.models.flow.unet import UNet
+from vivavoce.models.kernels import flow_norm, flow_pages
 from vivavoce.models.kernels.flow_conv import Tails
 from vivavoce.models.layers.masks import keys_before
 
@@ -32,7 +33,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick():
-    with quick_interpreter():
+    with quick_interpreter(), pytest.MonkeyPatch.context() as patch:
+        # Fewer programs of what has tests of its own; still several.
+        patch.setattr(flow_norm, "_ROWS", 64)
+        patch.setattr(flow_pages, "_FRAMES", 32)
         yield
 
 
