@@ -32,7 +32,8 @@ BETWEEN_DOORS = {("cli", "python")}
 """Who may use another door: the command line speaks through the Python interface."""
 
 STANDARD_LIBRARY_ONLY = {
-    f"{PACKAGE}.engine.{name}" for name in ("scheduler", "chunk_policy", "admission", "cost_model", "stream")
+    f"{PACKAGE}.engine.{name}"
+    for name in ("scheduler", "flow_batches", "chunk_policy", "admission", "cost_model", "stream")
 }
 """Decisions are tested in milliseconds, without tensors."""
 

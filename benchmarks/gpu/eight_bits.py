@@ -14,10 +14,7 @@ from vivavoce.engine.precision import Precision
 from vivavoce.models.build import Models
 from vivavoce.models.flow.unet import TransformerBlock, UNet
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
-from vivavoce.models.quantised import EightBits, e4m3_rows, int8_rows
-
-GROUP = 128
-"""As `flow_fp8_product.GROUP`, which cannot be imported without triton."""
+from vivavoce.models.quantised import GROUP, EightBits, e4m3_rows, int8_rows
 
 
 def emulate(models: Models, precision: Precision) -> None:

@@ -92,7 +92,7 @@ def table(figures: Figures) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print as it comes, write JSON."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     cuda = torch.cuda.is_available()
     tiny = options.tiny or not cuda
     device, dtype = (torch.device("cuda"), torch.float16) if cuda else (torch.device("cpu"), torch.float32)
@@ -125,7 +125,7 @@ def _measured(
         yield from mini_words(SENTENCES[: options.sentences])
 
 
-def _parser() -> argparse.ArgumentParser:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
@@ -133,7 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sentences", type=int, default=32, help="that it hears")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
-    return parser
+    options = parser.parse_args(arguments)
+    if "heard" in (options.only or ()) and not options.mini:
+        parser.error("--only heard: the recogniser hears the mini model only; add --mini")
+    return options
 
 
 def _named(option: str, found: Figures) -> Figures:

@@ -80,6 +80,12 @@ def test_words_of_all_options_are_written(tmp_path, monkeypatch):
     assert json.loads(out.read_text())["both/wer_closed"] == 0.04
 
 
+def test_words_alone_need_the_model_that_is_heard(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        precision.main(["--only", "heard", "--out", str(tmp_path / "precision.json")])
+    assert "add --mini" in capsys.readouterr().err
+
+
 def test_nothing_is_rounded_unless_asked(babble):
     exact, same, both = (build_models(babble, torch.device("cpu")) for _ in range(3))
     emulate(same, Precision())

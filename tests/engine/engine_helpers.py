@@ -58,8 +58,8 @@ def running(
 
 def set_costs(engine: Engine, costs: CostModel) -> None:
     """Give all parts of an engine that has not begun this model of costs."""
-    loop = engine._loop
-    for part in (engine, engine._books, loop._language, loop._synthesis, loop._scheduler):
+    loop, scheduler = engine._loop, engine._loop._scheduler
+    for part in (engine, engine._books, loop._language, loop._synthesis, scheduler, scheduler._batches):
         part._costs = costs  # type: ignore[attr-defined]
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, offline, segment, stream
 from vivavoce.engine.books import Books
+from vivavoce.engine.flow_batches import FlowItem
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
-from vivavoce.engine.scheduler import FlowItem, Limits, Plan, Scheduler
+from vivavoce.engine.scheduler import Limits, Plan, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.stream import Cut, Kind, Phase, Segment, Stream

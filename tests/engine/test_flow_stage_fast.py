@@ -16,6 +16,7 @@ from vivavoce.engine.flow_stage import (
     encoder_tables,
     packed_buffers,
     packed_encoding,
+    packed_lane,
     packed_tables,
 )
 from vivavoce.engine.flow_stage.lane import voice_features
@@ -142,6 +143,38 @@ def test_what_pages_and_buffers_held_before_does_not_matter(small):
             for one, stream in zip((stage, plain), opened, strict=True)
         )
         check(fast, expected)
+
+
+@torch.inference_mode()
+def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
+    stage, plain = stage_of(small, 20, kernels=True), stage_of(small, 20)
+    opened, undisturbed = ([one.open(voice(prompt)) for prompt in (4, 0)] for one in (stage, plain))
+
+    def work(streams, hop):
+        return [FlowChunk(one, TOKENS[: one.spoken + hop + 3], hop, BLOCKS) for one in streams]
+
+    run(stage, work(opened, 5))
+    run(plain, work(undisturbed, 5))
+    begin, begun = stage._lanes.begin, []
+
+    def begin_one(rows):
+        if begun:
+            raise MemoryError
+        begun.append(begin(rows))
+        return begun[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_lane, "MOST_ROWS", 1)
+        patch.setattr(stage._lanes, "begin", begin_one)
+        # So long that the rows need pages of their own.
+        with pytest.raises(MemoryError):
+            stage.start(work(opened, 40))
+    assert [row.stream for row in begun[0].rows] == opened[:1]
+    assert stage.balanced()
+    assert stage.statistics().pages_in_use == 2
+    assert not any(stream.busy for stream in opened)
+    for mel, expected in zip(run(stage, work(opened, 3)), run(plain, work(undisturbed, 3)), strict=True):
+        check(mel, expected)
 
 
 @torch.inference_mode()

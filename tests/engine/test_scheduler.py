@@ -8,7 +8,8 @@ import pytest
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.scheduler import FlowItem, Limits, Plan, RunningBatch, Scheduler, Situation
+from vivavoce.engine.flow_batches import FlowItem
+from vivavoce.engine.scheduler import Limits, Plan, RunningBatch, Scheduler, Situation
 from vivavoce.engine.stream import Cut, Kind, Phase, Segment, Stream
 from vivavoce.rates import Rates
 
@@ -303,6 +304,13 @@ def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
     assert two_lanes.plan([silent, sounding(5.0)], at) == Plan()
     assert two_lanes.plan([silent, a_stream(produced=3)], at).decode  # a first chunk lacks tokens
     assert two_lanes.plan([silent, sounding(0.1)], at).decode  # its listener would run dry
+    assert two_lanes.plan([silent, offline(accepted_at=NOW - 61.0)], at).decode  # it has waited for too long
+    following = sounding(0.1, phase=Phase.DECODED, produced=30)
+    following.segments.append(Segment(following, 1, prompt_rows=100, prompt_tokens=50, phase=Phase.DECODING))
+    assert two_lanes.plan([silent, following], at).decode  # the next sentence begins before the listener runs dry
+    silent.closed = True
+    assert two_lanes.plan([silent, sounding(5.0)], at).decode  # nobody waits for the batch any more
+    silent.closed = False
     calm = replace(at, running=(urgent_batch(sounding(5.0, produced=100)),))
     assert two_lanes.plan([silent], calm).decode
 

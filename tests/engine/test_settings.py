@@ -47,12 +47,12 @@ def slot_bytes(models, plan):
 def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
     assert plan.slots == 256
-    assert plan.state_bytes == int(0.8 * (100 << 30)) - 256 * slot_bytes(on_a_gpu, plan)
+    assert plan.state_bytes == int(0.8 * (100 << 30)) - 257 * slot_bytes(on_a_gpu, plan)
 
 
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30))
-    assert plan.state_bytes + plan.slots * slot_bytes(on_a_gpu, plan) == int(0.8 * (10 << 30))
+    assert plan.state_bytes + (plan.slots + 1) * slot_bytes(on_a_gpu, plan) == int(0.8 * (10 << 30))
     with pytest.raises(InvalidRequest, match="memory_bytes"):
         plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
 
@@ -72,3 +72,20 @@ def test_kernels_that_cannot_run_are_refused(models, monkeypatch):
     for settings, field in (({"kernels": True}, "kernels"), ({"deterministic": True}, "deterministic")):
         with pytest.raises(InvalidRequest, match=field):
             uses_kernels(models, EngineSettings(**settings))
+
+
+def test_slots_that_were_asked_for_take_from_the_state(on_a_gpu):
+    few, many = (plan_memory(on_a_gpu, EngineSettings(slots=slots)) for slots in (8, 1024))
+    assert few.state_bytes - many.state_bytes == (1024 - 8) * slot_bytes(on_a_gpu, few)
+
+
+def test_a_device_that_is_nearly_full_is_refused(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (LEAST_ROOM - 1, 139 << 30))
+    with pytest.raises(InvalidRequest, match=r"memory: \d+ bytes of cuda are free"):
+        plan_memory(on_a_gpu, EngineSettings())
+
+
+def test_slots_that_leave_no_room_are_refused(on_a_gpu):
+    per_slot = slot_bytes(on_a_gpu, plan_memory(on_a_gpu, EngineSettings()))
+    with pytest.raises(InvalidRequest, match="memory: 4000 slots take"):
+        plan_memory(on_a_gpu, EngineSettings(slots=4000, memory_bytes=(2 << 30) + max(LEAST_ROOM, 4000 * per_slot)))

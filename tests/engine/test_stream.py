@@ -27,11 +27,13 @@ def cuts(segment, total, step):
         segment.produced = min(total, segment.produced + step)
         segment.phase = Phase.DECODED if segment.produced == total else Phase.DECODING
         while (cut := segment.next_cut(0.0)) is not None:
+            assert segment.may_cut(0.0)
             assert segment.tokens_lacking(0.0) == 0
             made.append(cut)
             segment.chunks += 1
             segment.spoken += cut.hop
             segment.finished = cut.final
+        assert not segment.may_cut(0.0)
     return made
 
 

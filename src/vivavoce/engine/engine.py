@@ -61,7 +61,7 @@ class Engine:
         self.models, self.settings = models, settings
         self.memory = plan_memory(models, settings)
         self._kernels = uses_kernels(models, settings)
-        check_precision(settings.precision, models, kernels=self._kernels)
+        check_precision(settings.precision, models, kernels=self._kernels and chooser is None)
         with torch.inference_mode():
             self._workshop = Workshop(
                 models,

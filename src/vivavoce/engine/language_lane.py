@@ -102,7 +102,10 @@ class LanguageLane:
 
     def wait(self) -> None:
         """Block until the oldest step is done."""
-        self._lane.settle(wait=True)
+        if self._lane.busy:
+            self._lane.settle(wait=True)
+        else:  # ids of a launch that failed behind them
+            self._stage.wait()
 
     def collect(self) -> list[Track]:
         """Give the ids that have arrived to their tracks; returns those that have more tokens, or all of them."""

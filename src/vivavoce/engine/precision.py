@@ -56,8 +56,8 @@ def check_precision(precision: Precision, models: Models, *, kernels: bool) -> N
     if asked and not kernels:
         width = str(models.dtype).removeprefix("torch.")
         raise InvalidRequest(
-            f"{asked[0]}: needs kernels of our own, which do not run on {models.device} in {width}; use a CUDA device "
-            "in float16 or bfloat16 with triton installed, or leave it out"
+            f"{asked[0]}: needs kernels of our own, which are not in use on {models.device} in {width}; use a CUDA "
+            "device in float16 or bfloat16 with triton installed, or leave it out"
         )
     if precision.fp8_flow and models.device.type == "cuda":
         capability = torch.cuda.get_device_capability(models.device)

@@ -19,20 +19,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
 
 from vivavoce.engine.cost_model import CostModel, Stage, Work
-from vivavoce.engine.stream import Cut, Kind, Phase, Segment, Stream
-
-
-class Urgency(NamedTuple):
-    """Order of work; the smallest goes first."""
-
-    rank: int
-    slack_s: float
-
-
-DRY, FIRST, AHEAD, OFFLINE = range(4)
+from vivavoce.engine.flow_batches import (
+    AHEAD,
+    DRY,
+    FIRST,
+    OFFLINE,
+    BatchMaker,
+    Choice,
+    FlowItem,
+    Urgency,
+    item_of,
+    oldest_first,
+    ready,
+)
+from vivavoce.engine.stream import Phase, Segment, Stream
 
 _PAST_STEP = 64
 """Frames of a chunk's past that are told apart when it is priced."""
@@ -68,18 +70,6 @@ class Limits:
     guard_s: float = 0.4
     calm_s: float = 2.0
     patience_s: float = 60.0
-
-
-class FlowItem(NamedTuple):
-    """A segment's work for the flow: a cut, or None for its prompt's state."""
-
-    segment: Segment
-    cut: Cut | None
-
-    @property
-    def kind(self) -> Kind:
-        """What it may share a batch with."""
-        return Kind.PROMPT if self.cut is None else self.cut.kind
 
 
 @dataclass(frozen=True)
@@ -124,15 +114,6 @@ class Situation:
     batches_open: bool
 
 
-class _Choice(NamedTuple):
-    """What could be begun: its urgency, and the mel frames that it computes and that it looks back on."""
-
-    urgency: Urgency
-    item: FlowItem
-    frames: int
-    past: int
-
-
 class Scheduler:
     """Plans the next steps from the streams' progress and the measured costs; each plan is made anew.
 
@@ -141,6 +122,7 @@ class Scheduler:
 
     def __init__(self, costs: CostModel, limits: Limits, *, exclusive: bool, padded: bool = True) -> None:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
+        self._batches = BatchMaker(costs, padded=padded)
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
@@ -173,9 +155,8 @@ class Scheduler:
     def _language_model(self, streams: Collection[Stream], at: Situation) -> tuple[Urgency, Plan] | None:
         waiting, decoding = self._decodable(streams, at)
         if not waiting and not self._exclusive:
-            if not decoding or self._gives_way(decoding, at):
-                return None
-            return _UNRIVALLED, Plan(decode=self._steps(decoding, at))
+            decodes = decoding and not self._gives_way(decoding, at)
+            return (_UNRIVALLED, Plan(decode=self._steps(decoding, at))) if decodes else None
         past = sum(segment.positions for segment in (*waiting, *decoding))
         step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(waiting) + len(decoding)), past=past))
         by_urgency = sorted(
@@ -189,7 +170,9 @@ class Scheduler:
             # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
             if least is None or least > Urgency(AHEAD, self._limits.calm_s) or reading.rank <= least.rank:
                 return reading, Plan(prefill=prefill)
-        return None if least is None else (least, Plan(decode=self._steps(decoding, at)))
+        if least is None or self._gives_way(decoding, at):
+            return None
+        return least, Plan(decode=self._steps(decoding, at))
 
     def _decodable(self, streams: Collection[Stream], at: Situation) -> tuple[list[Segment], list[Segment]]:
         """Segments whose rows could be read now, and those that decode."""
@@ -218,11 +201,22 @@ class Scheduler:
 
     def _gives_way(self, decoding: Sequence[Segment], at: Situation) -> bool:
         """Whether decode steps, of which none is urgent, wait for an urgent batch: on one device they slow it down."""
-        if all(self._urgency_of(batch, at.now).rank > FIRST for batch in at.running):
+        if self._exclusive or all(self._urgency_of(batch, at.now).rank > FIRST for batch in at.running):
             return False
         past = sum(segment.positions for segment in decoding)
-        step_s = self._costs.predict(Stage.DECODE, Work(len(decoding), past=past))
-        return all(self._decode_urgency(segment, at.now, step_s).rank > FIRST for segment in decoding)
+        step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(decoding)), past=past))
+        return not any(self._presses(segment, at.now, step_s) for segment in decoding)
+
+    def _presses(self, segment: Segment, now: float, step_s: float) -> bool:
+        """Whether a listener will soon miss tokens of a segment, or its work has waited for too long."""
+        stream = segment.stream
+        if stream.policy is None:
+            return now - stream.accepted_at > self._limits.patience_s
+        lacking = segment.tokens_lacking(now)
+        if not lacking or stream.sounding_since is None:
+            return lacking > 0
+        chunk_s = self._seconds(stream.rates.tokens_per_second, 0)
+        return stream.dry_at - now - lacking * step_s - chunk_s < self._guard_s
 
     def _steps(self, decoding: Sequence[Segment], at: Situation) -> int:
         """Decode steps to launch at once: the fewer segments share them, the sooner each token is wanted."""
@@ -273,7 +267,7 @@ class Scheduler:
             return self._start(streams, at.now)
         if self._exclusive and not at.batches_open:
             # Whatever is more urgent waits for its end, and lends it its urgency.
-            rivals = (item for item in _ready(streams, at.now) if item.segment.stream.streaming)
+            rivals = (item for item in ready(streams, at.now) if item.segment.stream.streaming)
             urgency = min([urgency, *(self._choice(item, at.now).urgency for item in rivals)])
         return urgency, Plan(advance=batch)
 
@@ -304,47 +298,26 @@ class Scheduler:
         frames = max(rates.tokens_per_second, longest * rates.frames_per_token)
         until = now + self._guard_s + self._seconds(frames, frames)
         near = (segment for dry_at, segment in sounding if dry_at < until and segment.may_begin(now))
-        return any(self._choice(_item(segment, now), now).urgency.rank < rank for segment in near)
+        return any(self._choice(item_of(segment, now), now).urgency.rank < rank for segment in near)
 
     def _start(self, streams: Collection[Stream], now: float) -> tuple[Urgency, Plan] | None:
-        choices = [self._choice(item, now) for item in _ready(streams, now)]
-        choices.sort(key=itemgetter(0) if self._exclusive else _oldest_first)
-        return (choices[0].urgency, Plan(start=self._batch(choices))) if choices else None
+        choices = [self._choice(item, now) for item in ready(streams, now)]
+        choices.sort(key=itemgetter(0) if self._exclusive else oldest_first)
+        if not choices:
+            return None
+        urgency = choices[0].urgency
+        return urgency, Plan(start=self._batches.make(choices, self._most_frames(urgency.rank)))
 
     def _urgency_of(self, batch: RunningBatch, now: float) -> Urgency:
-        """Of its most urgent item."""
-        return min(self.urgency(item.segment, now, batch.seconds_left) for item in batch.items)
+        """Of its most urgent item that somebody still waits for."""
+        awaited = (item.segment for item in batch.items if not item.segment.stream.closed)
+        return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
-    def _choice(self, item: FlowItem, now: float) -> _Choice:
+    def _choice(self, item: FlowItem, now: float) -> Choice:
         segment, cut = item
         frames, past = segment.frames(cut), segment.past_frames(cut)
         priced = max(1, frames) if cut else segment.stream.rates.tokens_per_second
-        return _Choice(self.urgency(segment, now, self._seconds(priced, past)), item, frames, past)
-
-    def _batch(self, choices: Sequence[_Choice]) -> tuple[FlowItem, ...]:
-        """The most urgent item, and what may go with it without making it late."""
-        urgency, top, frames, past = choices[0]
-        batch, size, kind = [top], Work(1, frames, past), top.kind
-        seconds = self._costs.predict(Stage.FLOW, size)
-        cap = self._most_frames(urgency.rank)
-        least = min(choice.frames for choice in choices)
-        alone: dict[tuple[int, int], float] = {}
-        for _, item, frames, past in choices[1:]:
-            if self._frames_with(size, least) > cap:
-                break
-            together = self._frames_with(size, frames)
-            if together > cap or not _mix(kind, item.kind):
-                continue
-            wider = Work(size.rows + 1, together, size.past + past)
-            with_item = self._costs.predict(Stage.FLOW, wider)
-            if (frames, past) not in alone:
-                alone[frames, past] = self._costs.predict(Stage.FLOW, Work(1, frames, past))
-            # Worth it only if it costs less than it would alone: otherwise everyone in the batch just ends later.
-            if with_item - seconds > 0.8 * alone[frames, past]:
-                continue
-            batch.append(item)
-            size, seconds = wider, with_item
-        return tuple(batch)
+        return Choice(self.urgency(segment, now, self._seconds(priced, past)), item, frames, past)
 
     def _most_frames(self, rank: int) -> int:
         """Mel frames of a batch whose first item has this rank."""
@@ -358,12 +331,6 @@ class Scheduler:
         rows = -(-frames // _ROW_FRAMES)
         return self._costs.predict(Stage.FLOW, Work(rows, frames, rows * 2 * _ROW_FRAMES))
 
-    def _frames_with(self, batch: Work, frames: int) -> int:
-        """Mel frames of a batch that grows by a row, padding included."""
-        if self._padded:
-            return (batch.rows + 1) * max(batch.frames // batch.rows, frames)
-        return batch.frames + frames
-
     def _seconds(self, frames: int, past: int) -> float:
         """Seconds of flow and vocoder for so many frames after so many others; no less for more of either."""
         past = past // _PAST_STEP * _PAST_STEP
@@ -373,36 +340,3 @@ class Scheduler:
             seconds = flow + self._costs.predict(Stage.VOCODER, Work(1, frames))
             self._chunks_s[frames, past] = seconds
         return seconds
-
-
-def _oldest_first(choice: _Choice) -> tuple[int, float]:
-    """Order of what could be begun: streams that are ahead are finished one after the other.
-
-    Each that has begun holds the state of its past. By slack, all would go on side by side until memory is full, and
-    then most of the work would be to compute pasts again.
-    """
-    rank, slack = choice.urgency
-    return rank, choice.item.segment.stream.accepted_at if rank == AHEAD else slack
-
-
-def _ready(streams: Collection[Stream], now: float) -> list[FlowItem]:
-    """What the flow could begin."""
-    ready = []
-    for stream in streams:
-        for segment in () if stream.closed else stream.audible():
-            if segment.busy:
-                continue
-            item = _item(segment, now)
-            if item.cut or segment.lacks_prompt:
-                ready.append(item)
-    return ready
-
-
-def _item(segment: Segment, now: float) -> FlowItem:
-    """What the flow is to do for a segment next; neither a cut nor a prompt that it lacks: nothing."""
-    return FlowItem(segment, None if segment.lacks_prompt else segment.next_cut(now))
-
-
-def _mix(one: Kind, other: Kind) -> bool:
-    together = (Kind.PROMPT, Kind.CHUNK)
-    return one is other or (one in together and other in together)

@@ -21,8 +21,10 @@ CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.2
-"""Of the memory that a CUDA device has beside the weights: what slots may take at most, and what is left to batches'
-own tensors and recordings; all else is for the flow's state."""
+"""Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
+and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
+flow's state."""
+FEWEST_SLOTS = 8
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
 
@@ -81,7 +83,7 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     """Divide what the device has free; call it once the weights are there.
 
     Raises:
-        InvalidRequest: `memory_bytes` leaves too little beside the weights.
+        InvalidRequest: too little is free, or `memory_bytes` leaves too little, beside the weights.
     """
     lm = models.config.lm
     capacity = min(lm.max_positions, MAX_POSITIONS)
@@ -89,12 +91,17 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * width
     if models.device.type == "cuda":
         room = _cuda_room(models.device, settings.memory_bytes)
-        slots = max(8, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
-        state_bytes = int(room * (1 - BATCHES_SHARE)) - slots * slot_bytes
+        slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
+        # One slot more takes what only pads.
+        state_bytes = int(room * (1 - BATCHES_SHARE)) - (slots + 1) * slot_bytes
+        if state_bytes < 0:
+            raise InvalidRequest(
+                f"memory: {slots} slots take {(slots + 1) * slot_bytes} bytes, beside the weights there are {room}, of "
+                f"which {BATCHES_SHARE:.0%} are for batches; allow more memory or fewer slots"
+            )
     else:
-        slots, state_bytes = CPU_SLOTS, min(CPU_STATE_BYTES, _host_memory() // 4)
-    if settings.slots is not None:
-        slots = settings.slots
+        slots = settings.slots or CPU_SLOTS
+        state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4)
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
     return MemoryPlan(slots, capacity, state_bytes)
@@ -123,6 +130,11 @@ def uses_kernels(models: Models, settings: EngineSettings) -> bool:
 def _cuda_room(device: torch.device, memory_bytes: int | None) -> int:
     """Bytes that may be taken beside the weights."""
     free, _ = torch.cuda.mem_get_info(device)
+    if free < LEAST_ROOM:
+        raise InvalidRequest(
+            f"memory: {free} bytes of {device} are free, the engine needs {LEAST_ROOM} or more; free some, or use "
+            "another device"
+        )
     if memory_bytes is None:
         return free
     taken = torch.cuda.memory_reserved(device)

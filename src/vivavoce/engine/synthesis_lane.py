@@ -13,9 +13,10 @@ from torch import Tensor
 
 from vivavoce.engine.cost_model import CostModel, Stage, Work
 from vivavoce.engine.faults import Fail, is_out_of_memory
+from vivavoce.engine.flow_batches import FlowItem
 from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowJob, FlowStage, PromptWork
 from vivavoce.engine.lane import Lane, Mark
-from vivavoce.engine.scheduler import FlowItem, RunningBatch
+from vivavoce.engine.scheduler import RunningBatch
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.stream import Kind
 from vivavoce.engine.ticket import Made, Track

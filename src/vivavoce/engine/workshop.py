@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from weakref import WeakSet
 
 from vivavoce.engine.chunk_policy import Joins
@@ -42,7 +43,8 @@ class Workshop:
     ) -> None:
         self.models, self._official = models, official
         self._known_voices: WeakSet[Conditioning] = WeakSet()
-        """Those in use whose ids were checked: a cache."""
+        """Those in use whose ids were checked: a cache, of all threads that check in."""
+        self._knowing = Lock()
         try:
             self.lm = LMStage(
                 models,
@@ -134,13 +136,15 @@ class Workshop:
         speech = config.lm.vocabulary.num_speech_tokens
         self.check_text(request.text)
         _check_range("speech tokens", request.speech_tokens or (), speech)
-        if voice in self._known_voices:
-            return
+        with self._knowing:
+            if voice in self._known_voices:
+                return
         self.check_text(voice.lm_prompt_text)
         _check_range("speech tokens", voice.lm_prompt_tokens, speech)
         # Ids below zero stand for the first one there.
         _check_range("speech tokens", [max(0, one) for one in voice.flow_prompt], config.flow.num_tokens)
-        self._known_voices.add(voice)
+        with self._knowing:
+            self._known_voices.add(voice)
 
     def _room(self, request: SynthesisRequest) -> int:
         """Speech tokens that the flow has noise for beside the prompt's."""

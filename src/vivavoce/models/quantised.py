@@ -14,8 +14,10 @@ from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 E4M3_LARGEST, INT8_LARGEST = 448.0, 127.0
-_LEAST = 1e-30
+LEAST = 1e-30
 """Takes the place of the largest number in a row of zeros."""
+GROUP = 128
+"""Channels at most that share a scale where rows are made in pieces."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,5 +51,5 @@ def e4m3_rows(weight: Tensor) -> EightBits:
 def _scaled(weight: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     """Each row divided so that its largest number is `largest`, contiguous, and what it was divided by."""
     wide = weight.float()
-    scales = wide.abs().amax(1).clamp_(min=_LEAST) / largest
+    scales = wide.abs().amax(1).clamp_(min=LEAST) / largest
     return (wide / scales[:, None]).clamp_(-largest, largest), scales

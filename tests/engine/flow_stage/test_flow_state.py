@@ -218,6 +218,20 @@ def test_a_step_that_fails_abandons_the_batch(models, monkeypatch):
     check(speak(stage, stream, [10]), mel_of(models, voice(30), TOKENS[:13], [10]))
 
 
+@torch.inference_mode()
+def test_a_chunk_that_cannot_copy_its_voice_s_last_page_holds_none(models, monkeypatch):
+    stage = stage_of(models, 20)
+    stream = stage.open(voice(60))
+    run(stage, [PromptWork(stream)])
+    with monkeypatch.context() as patch:
+        patch.setattr(stage._pool, "copy", broken)
+        with pytest.raises(MemoryError):
+            stage.start([FlowChunk(stream, TOKENS[:13], 10, BLOCKS)])
+    assert stage.statistics().pages_in_use == 3
+    assert stage.balanced()
+    check(speak(stage, stream, [10]), mel_of(models, voice(60), TOKENS[:13], [10]))
+
+
 def broken(*_):
     raise MemoryError
 

@@ -224,8 +224,14 @@ def test_buckets():
     large = EncoderBucket.of(8195, 3, True)
     assert (large.tokens, large.rows, large.is_common) == (8256, 8, False)
     assert EncoderBucket.of(1000, 300, False).rows >= 300
+
+
+@pytest.mark.parametrize("upsampling", [2, 8])
+def test_offsets_into_a_batch_fit_32_bits(upsampling):
+    most = (1 << 19) // upsampling
+    EncoderShape(EncoderBucket.of(most, 1, False), 16, 3, upsampling)
     with pytest.raises(ValueError, match="split"):
-        EncoderBucket.of(1 << 19, 1, False)
+        EncoderShape(EncoderBucket.of(most + 1, 1, False), 16, 3, upsampling)
 
 
 @torch.inference_mode()

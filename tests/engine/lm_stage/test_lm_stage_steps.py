@@ -67,7 +67,7 @@ def test_launches_of_any_steps_may_follow_one_another(models, one_by_one):
 def test_ids_of_a_launch_arrive_together(counting):
     slot = opened(counting, 20)
     counting.decode(4)
-    assert (counting.in_flight, counting.steps_in_flight) == (2, 5)
+    assert (counting.in_flight, counting.steps_in_flight) == (2, 4)  # a prefill is no step
     assert counting.collect(wait=True) == [Sampled(slot, (0,), False), Sampled(slot, (1, 2, 3, 4), False)]
     assert (counting.in_flight, counting.steps_in_flight) == (0, 0)
 
@@ -138,7 +138,7 @@ def test_the_host_s_memory_is_used_again_but_not_what_was_given_out():
     given = []
     for turn in range(4):
         steps = [torch.tensor([turn, step, -1]) for step in range(2)]
-        readback.send(iter(steps), 2, slots, [2, 0])
+        readback.send(iter(steps), 2, slots, [2, 0], decode=True)
         given += readback.receive(wait=True)
     assert len(readback._spare) == 1
     assert [one.ids.tolist() for one in given] == [[[-1, turn], [-1, turn]] for turn in range(4)]

@@ -186,3 +186,9 @@ def test_relative_attention_to_pages_and_products(dtype, rate):
 def test_relative_attention_without_pages(head, queries):
     rows, weights, made, _ = attention_case(torch.float32, paged=False, head=head, queries=queries)
     close(made[:32], torch.cat([expected_of(row, weights) for row in rows]), torch.float32, 4)
+
+
+@pytest.mark.parametrize("queries", [8, 128])
+def test_tiles_that_would_read_past_the_distances(queries):
+    with pytest.raises(ValueError, match="16 to 64"):
+        RelativeTile(queries, 4, 3)

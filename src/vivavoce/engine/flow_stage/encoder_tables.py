@@ -16,19 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.flow_stage.buckets import (
+    MAX_PACKED,
+    MOST_PAGES,
+    Numbers,
+    common_rows,
+    cut_tiles,
+    most_tiles,
+    with_room,
+)
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.pool import SINK
-from vivavoce.models.flow.matching import MAX_FRAMES
-from vivavoce.models.flow.memory import KEY_TILE
 from vivavoce.models.flow.packed_encoder_batch import EncoderTables
 
-Numbers = NDArray[np.int32]
-
 TOKEN_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-MAX_TOKENS = 1 << 18
-"""Packed tokens up to which every offset into a batch's tensors fits 32 bits."""
-_PAGES = -(-MAX_FRAMES // KEY_TILE)
-_LEAST_ROWS, _MOST_ROWS, _TOKENS_PER_ROW = 8, 256, 8
+_TOKENS_PER_ROW = 8
 
 
 @dataclass(frozen=True)
@@ -42,22 +44,12 @@ class EncoderBucket:
     @classmethod
     def common(cls, tokens: int, paged: bool) -> EncoderBucket:
         """The one of `TOKEN_BUCKETS` with room for so many tokens."""
-        return cls(tokens, min(max(tokens // _TOKENS_PER_ROW, _LEAST_ROWS), _MOST_ROWS), paged)
+        return cls(tokens, common_rows(tokens, _TOKENS_PER_ROW), paged)
 
     @classmethod
     def of(cls, tokens: int, rows: int, paged: bool) -> EncoderBucket:
-        """The smallest common one with room for so many tokens and rows; past the largest, one of its own.
-
-        Raises:
-            ValueError: more than `MAX_TOKENS` tokens.
-        """
-        if tokens > MAX_TOKENS:
-            raise ValueError(f"a batch of {tokens} tokens, at most {MAX_TOKENS} go together; split it")
-        for size in TOKEN_BUCKETS:
-            bucket = cls.common(size, paged)
-            if tokens <= bucket.tokens and rows <= bucket.rows:
-                return bucket
-        return cls(_rounded(tokens, KEY_TILE), _rounded(rows, _LEAST_ROWS), paged)
+        """The smallest common one with room for so many tokens and rows; past the largest, one of its own."""
+        return cls(*with_room(tokens, rows, TOKEN_BUCKETS, _TOKENS_PER_ROW), paged)
 
     @property
     def is_common(self) -> bool:
@@ -70,12 +62,22 @@ class EncoderShape:
     """How the tables of a bucket lie in one tensor.
 
     queries: positions of an attention program; lookahead, upsampling: the encoder's.
+
+    Raises:
+        ValueError: more than `MAX_PACKED` frames.
     """
 
     bucket: EncoderBucket
     queries: int
     lookahead: int
     upsampling: int
+
+    def __post_init__(self) -> None:
+        if self.frames > MAX_PACKED:
+            raise ValueError(
+                f"a batch of {self.bucket.tokens} tokens has {self.frames} frames, at most {MAX_PACKED} go together; "
+                "split it"
+            )
 
     @property
     def frames(self) -> int:
@@ -86,9 +88,9 @@ class EncoderShape:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tables, in `EncoderTables`' order."""
         tokens, rows = self.bucket.tokens, self.bucket.rows
-        pages = _PAGES if self.bucket.paged else 0
+        pages = MOST_PAGES if self.bucket.paged else 0
         by_token, by_row = ((tokens,),) * 3, ((rows,),) * 4
-        tiles = ((self._tiles(tokens), 3), (self._tiles(self.frames), 3))
+        tiles = tuple((most_tiles(size, rows, self.queries), 3) for size in (tokens, self.frames))
         return ((tokens, 1 + self.lookahead), *by_token, (self.frames,), *by_row, *tiles, (rows, pages))
 
     @cached_property
@@ -123,8 +125,8 @@ class EncoderShape:
             # Padding ends nowhere: attention makes zeros of it.
             ends[:used] = np.concatenate([one.sight.tokens for one in rows])
             frame_ends[: used * up] = np.concatenate([one.sight.up_frames for one in rows])
-        self._cut(tiles, new, self.bucket.tokens)
-        self._cut(frame_tiles, new * up, self.frames)
+        cut_tiles(tiles, new, self.bucket.tokens, self.queries)
+        cut_tiles(frame_tiles, new * up, self.frames, self.queries)
         if self.bucket.paged:
             self._list(pages, [one.after.pages for one in rows if one.after])
         return flat
@@ -144,23 +146,3 @@ class EncoderShape:
         begin = token + row * self.lookahead
         windows: NDArray[np.int64] = np.concatenate(parts)[begin[:, None] + np.arange(1 + self.lookahead)]
         return windows
-
-    def _tiles(self, positions: int) -> int:
-        # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16
-        # bytes: for one that does not another kernel would be compiled.
-        return _rounded(-(-positions // self.queries) + self.bucket.rows + 1, 4)
-
-    def _cut(self, tiles: Numbers, new: NDArray[np.int64], size: int) -> None:
-        lengths = np.append(new, size - new.sum())
-        starts, counts = np.cumsum(lengths) - lengths, -(-lengths // self.queries)
-        total = int(counts.sum())
-        owner = np.repeat(np.arange(len(lengths)), counts)
-        offset = (np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)) * self.queries
-        # The last owner is the padding, which has no row.
-        tiles[:total, 0] = np.where(owner < len(new), owner, 0)
-        tiles[:total, 1] = starts[owner] + offset
-        tiles[:total, 2] = np.minimum(self.queries, lengths[owner] - offset)
-
-
-def _rounded(size: int, to: int) -> int:
-    return -(-size // to) * to

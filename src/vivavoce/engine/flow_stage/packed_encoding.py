@@ -1,4 +1,8 @@
-"""The token encoder over batches of rows: one copy of tables and one launch, whatever the rows are."""
+"""The token encoder over packed rows: a batch's tables are copied to the device, and its size's recording runs.
+
+Rows with state need one more small copy, of the pages beside which their tails lie. Batches past the largest common
+size have no recording: each of their kernels is launched.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +29,21 @@ class EncodedRows:
 
     mu: [frames, bins], the rows' new frames end to end; it stays until anything is encoded again, so whoever wants it
     takes it before, on the same stream. slots: [2, rows] int64 on the device, pages beside which tails lie and will
-    lie, None without state.
+    lie, None without state. shelves: the pool's, where the tails will lie. tails: [rows, tails of both rates, size],
+    what the rows leave, their own for good; of no rows without state.
     """
 
     mu: Tensor
     slots: Tensor | None
-    _shelves: Shelves
-    _tails: Tensor
+    shelves: Shelves
+    tails: Tensor
 
     def commit(self) -> None:
         """Write the encoder's tails to the pool."""
         if self.slots is None:
             return
-        parts = self._tails.split([shelf.tail for shelf in self._shelves], dim=1)
-        for shelf, tails in zip(self._shelves, parts, strict=True):
+        parts = self.tails.split([shelf.tail for shelf in self.shelves], dim=1)
+        for shelf, tails in zip(self.shelves, parts, strict=True):
             shelf.tails.index_copy_(0, self.slots[1], tails[:, None, None])
 
 
@@ -73,7 +78,7 @@ class PackedEncoding:
         if paged:
             pairs = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
             (slots,) = upload((np.array(pairs, dtype=np.int64).T.copy(),), self._device)
-        return EncodedRows(mu, slots, self._shelves, tails)
+        return EncodedRows(mu=mu, slots=slots, shelves=self._shelves, tails=tails)
 
     def prepare(self) -> None:
         """Record all common buckets."""

@@ -11,23 +11,22 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from vivavoce.engine.flow_stage.buckets import (
+    MAX_PACKED,
+    MOST_PAGES,
+    Numbers,
+    common_rows,
+    cut_tiles,
+    most_tiles,
+    with_room,
+)
 from vivavoce.engine.flow_stage.planning import Row
-from vivavoce.models.flow.matching import MAX_FRAMES
-from vivavoce.models.flow.memory import KEY_TILE
 from vivavoce.models.flow.packed_batch import PackedTables
 
-Numbers = NDArray[np.int32]
-
 FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384)
-MAX_PACKED = 1 << 19
-"""Packed frames up to which every offset into a batch's tensors fits 32 bits."""
-_PAGES = -(-MAX_FRAMES // KEY_TILE)
-MOST_ROWS = 256
-"""Rows of a common batch."""
-_LEAST_ROWS, _FRAMES_PER_ROW = 8, 16
+_FRAMES_PER_ROW = 16
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Bucket:
     @classmethod
     def common(cls, frames: int, paged: bool) -> Bucket:
         """The one of `FRAME_BUCKETS` with room for so many frames."""
-        return cls(frames, min(max(frames // _FRAMES_PER_ROW, _LEAST_ROWS), MOST_ROWS), paged)
+        return cls(frames, common_rows(frames, _FRAMES_PER_ROW), paged)
 
     @classmethod
     def of(cls, frames: int, rows: int, paged: bool) -> Bucket:
@@ -52,11 +51,7 @@ class Bucket:
         """
         if frames > MAX_PACKED:
             raise ValueError(f"a batch of {frames} frames, at most {MAX_PACKED} go together; split it")
-        for size in FRAME_BUCKETS:
-            bucket = cls.common(size, paged)
-            if frames <= bucket.frames and rows <= bucket.rows:
-                return bucket
-        return cls(_rounded(frames, KEY_TILE), _rounded(rows, _LEAST_ROWS), paged)
+        return cls(*with_room(frames, rows, FRAME_BUCKETS, _FRAMES_PER_ROW), paged)
 
     @property
     def is_common(self) -> bool:
@@ -75,10 +70,8 @@ class TableShape:
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Of the tables, in `PackedTables`' order."""
         frames, rows = self.bucket.frames, self.bucket.rows
-        # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16
-        # bytes: for one that does not another kernel would be compiled.
-        tiles = _rounded(-(-frames // self.queries) + rows + 1, 4)
-        pages = _PAGES if self.bucket.paged else 0
+        tiles = most_tiles(frames, rows, self.queries)
+        pages = MOST_PAGES if self.bucket.paged else 0
         return ((frames,), (frames,), (frames,), (frames,), (rows,), (rows,), (tiles, 3), (rows, pages))
 
     @property
@@ -109,23 +102,8 @@ class TableShape:
         position[:used] = local[:used] + np.repeat([one.past * upsampling for one in rows], new)
         # Frames of padding end nowhere: attention makes zeros of them.
         ends[:used] = np.concatenate([one.sight.frames for one in rows]) if rows else 0
-        self._cut(tiles, [*first[:count], used], [*new, self.bucket.frames - used])
+        cut_tiles(tiles, new, self.bucket.frames, self.queries)
         for place, one in enumerate(rows if self.bucket.paged else ()):
             assert one.after is not None
             pages[place, : len(one.after.pages)] = one.after.pages
         return flat
-
-    def _cut(self, tiles: Numbers, first: Sequence[int], length: Sequence[int]) -> None:
-        sizes = np.asarray(length)
-        counts = -(-sizes // self.queries)
-        total = int(counts.sum())
-        owner = np.repeat(np.arange(len(sizes)), counts)
-        offset = (np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)) * self.queries
-        # The last owner is the padding, which has no row.
-        tiles[:total, 0] = np.where(owner < len(sizes) - 1, owner, 0)
-        tiles[:total, 1] = np.asarray(first)[owner] + offset
-        tiles[:total, 2] = np.minimum(self.queries, sizes[owner] - offset)
-
-
-def _rounded(size: int, to: int) -> int:
-    return -(-size // to) * to

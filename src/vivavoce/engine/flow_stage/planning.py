@@ -166,7 +166,11 @@ class Planner:
             fresh = pool.acquire(count)
             pool.hold(kept)
             if before and partial is not None:
-                pool.copy(partial, fresh[0], before.tokens % pool.page_tokens)
+                try:
+                    pool.copy(partial, fresh[0], before.tokens % pool.page_tokens)
+                except BaseException:
+                    pool.release((*kept, *fresh))
+                    raise
         finally:
             pool.release(before.pages if before else ())
         own = before.slot if before and before is stream.state else fresh[0]

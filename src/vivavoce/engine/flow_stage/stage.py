@@ -70,7 +70,8 @@ class FlowStage:
     Args:
         models: networks on one device. The flow's weights are moved in memory to where inference reads them best.
         state_bytes: what the state of all sequences and voices may take on the device; 0 is enough to work.
-        kernels: compute the estimator without padding by kernels of our own, where `models.kernels.usable` says so.
+        kernels: compute the encoder and the estimator without padding by kernels of our own, where
+            `models.kernels.usable` says so.
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
         fp8: with kernels; the products of the estimator's transformer blocks are of e4m3.

@@ -64,6 +64,7 @@ class _Page:
 class _Launch:
     page: _Page
     steps: int
+    decode: bool
     places: NDArray[np.int64]
     owners: Sequence[Slot]
 
@@ -84,20 +85,27 @@ class Readback:
 
     @property
     def steps(self) -> int:
-        """Steps of all launches that were not received."""
-        return sum(launch.steps for launch in self._launches)
+        """Decode steps that were not received."""
+        return sum(launch.steps for launch in self._launches if launch.decode)
 
-    def send(self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int]) -> None:
+    def wait(self) -> None:
+        """Block until the oldest launch is finished."""
+        if self._launches:
+            self._launches[0].page.full(wait=True)
+
+    def send(
+        self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int], *, decode: bool
+    ) -> None:
         """Start to copy the ids of so many steps, each [≤ slots] int64 and −1 where a slot was idle.
 
         A step's ids are copied before the next one is asked for, and may be overwritten by it. places: where the ids of
-        each owner stand.
+        each owner stand; decode: all slots that run have a part in it, which a prefill's neighbours have not.
         """
         page = self._page(steps)
         for row, ids in zip(page.rows, results, strict=False):
             row[: len(ids)].copy_(ids, non_blocking=True)
         page.close()
-        self._launches.append(_Launch(page, steps, np.array(places), owners))
+        self._launches.append(_Launch(page, steps, decode, np.array(places), owners))
 
     def receive(self, wait: bool) -> list[Arrived]:
         """The ids of all launches that are finished; wait: block for the oldest one."""

@@ -117,8 +117,12 @@ class LMStage:
 
     @property
     def steps_in_flight(self) -> int:
-        """Ids that are still to come for a slot that has been decoding since before they were launched."""
+        """Decode steps whose ids were not collected."""
         return self._readback.steps
+
+    def wait(self) -> None:
+        """Block until the oldest launch whose ids were not collected is finished."""
+        self._readback.wait()
 
     def check(self, run: Run) -> None:
         """Refuse a run that fits no slot.
@@ -156,7 +160,7 @@ class LMStage:
             ids = self._steps.prefill(batch, self._table.most)
             for slot in batch:
                 slot.begin()
-            self._readback.send([ids[: len(batch)]], 1, batch, range(len(batch)))
+            self._readback.send([ids[: len(batch)]], 1, batch, range(len(batch)), decode=False)
 
     def decode(self, steps: int = 1) -> None:
         """So many more ids, or all up to its end, for every slot whose run is in progress; nothing if there is none.
@@ -168,7 +172,7 @@ class LMStage:
         if not held:
             return
         places = [slot.place for slot in held]
-        self._readback.send(self._steps.decode(held, self._table.most, steps), steps, held, places)
+        self._readback.send(self._steps.decode(held, self._table.most, steps), steps, held, places, decode=True)
         for slot in held:
             slot.launched += steps
 

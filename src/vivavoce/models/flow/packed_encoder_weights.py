@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from vivavoce.models.flow.biases_ahead import biases_ahead
 from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.matching import MAX_FRAMES
 from vivavoce.models.flow.model import Flow
@@ -69,18 +70,18 @@ class PackedEncoderWeights:
         """Those of a flow; what is not worked out anew is shared with it."""
         encoder = flow.encoder
         up, table = encoder.config.upsampling, flow.token_embedding.weight
-        blocks, missing = _blocks(encoder.blocks, MAX_FRAMES // up)
-        up_blocks, up_missing = _blocks(encoder.up_blocks, MAX_FRAMES)
-        nothing, scale, of_up = torch.zeros_like(missing), encoder.up_embed.scale, encoder.up_embed.norm
+        blocks, ahead = _blocks(encoder.blocks, MAX_FRAMES // up)
+        up_blocks, up_ahead = _blocks(encoder.up_blocks, MAX_FRAMES)
+        nothing, scale, of_up = torch.zeros_like(ahead), encoder.up_embed.scale, encoder.up_embed.norm
         return cls(
             encoder.embed(table),
-            _bias(encoder.history_conv) + missing,
+            _bias(encoder.history_conv) + ahead,
             (_windowed(encoder.lookahead_conv), _bias(encoder.lookahead_conv).to(table.dtype)),
             _windowed(encoder.history_conv),
             blocks,
             up_taps(up),
             _upsampling(encoder),
-            ShiftedNorm(nothing, of_up.weight.float() * scale, of_up.bias.float() * scale + up_missing, of_up.eps),
+            ShiftedNorm(nothing, of_up.weight.float() * scale, of_up.bias.float() * scale + up_ahead, of_up.eps),
             up_blocks,
             ShiftedNorm(nothing, encoder.norm.weight, encoder.norm.bias, encoder.norm.eps),
             (encoder.mu_projection.weight, encoder.mu_projection.bias),
@@ -95,11 +96,10 @@ def up_taps(upsampling: int) -> int:
 def _blocks(modules: Iterable[nn.Module], reach: int) -> tuple[tuple[EncoderBlock, ...], Tensor]:
     """The blocks, and the sum of their output biases: [size] float32; reach: positions of the longest row."""
     blocks = [block for block in modules if isinstance(block, ConformerBlock)]
-    biases = [bias.float() for block in blocks for bias in (block.attention.out.bias, block.feed_forward.contract.bias)]
-    missing = torch.stack((*biases, torch.zeros_like(biases[0]))).flip(0).cumsum(0).flip(0)
+    ahead = biases_ahead(blocks)
     return tuple(
-        _block(block, -missing[2 * place], -missing[2 * place + 1], reach) for place, block in enumerate(blocks)
-    ), missing[0]
+        _block(block, -ahead[2 * place], -ahead[2 * place + 1], reach) for place, block in enumerate(blocks)
+    ), ahead[0]
 
 
 def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward: Tensor, reach: int) -> EncoderBlock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vivavoce.models.flow.biases_ahead import biases_ahead
 from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.unet import CausalConv, Level, ResnetBlock, TransformerBlock, UNet
 from vivavoce.models.kernels.flow_conv import ConvWeights
@@ -87,14 +88,13 @@ class PackedWeights:
 def _level(level: Level, fp8: bool) -> LevelWeights:
     resnet: ResnetBlock = level.resnet
     blocks = [block for block in level.blocks if isinstance(block, TransformerBlock)]
-    biases = [bias.float() for block in blocks for bias in (block.attention.out.bias, block.feed_forward.contract.bias)]
-    missing = torch.stack((*biases, torch.zeros_like(biases[0]))).flip(0).cumsum(0).flip(0)
+    ahead = biases_ahead(blocks)
     assert resnet.shortcut.bias is not None
     return LevelWeights(
         (_conv(resnet.conv1), _conv(resnet.conv2)),
         ((resnet.norm1.weight, resnet.norm1.bias), (resnet.norm2.weight, resnet.norm2.bias)),
-        (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + missing[0]),
-        tuple(_block(block, -missing[2 * place], -missing[2 * place + 1], fp8) for place, block in enumerate(blocks)),
+        (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + ahead[0]),
+        tuple(_block(block, -ahead[2 * place], -ahead[2 * place + 1], fp8) for place, block in enumerate(blocks)),
         _conv(level.conv) if hasattr(level, "conv") else None,
     )
 

@@ -28,11 +28,20 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class RelativeTile:
-    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop."""
+    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop.
+
+    Raises:
+        ValueError: other queries.
+    """
 
     queries: int
     warps: int
     stages: int
+
+    def __post_init__(self) -> None:
+        # With more of them a tile would read past a table of distances, of which `SPARE` rows are to spare.
+        if not 16 <= self.queries <= SPARE - KEY_TILE:
+            raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,9 +117,7 @@ def _look_back(
         tl.store(target, value, there[:, None] & inside)
 
 
-def windows_ahead(
-    ids: Tensor, table: Tensor, shift: Tensor, tokens: int, *, dependent: bool = False
-) -> tuple[Tensor, Tensor]:
+def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Embedded tokens with those that follow each, and embedded tokens with `shift` added.
 
     ids: [tokens, taps] int32, of each token its own and those that follow, below zero where zeros stand; table:

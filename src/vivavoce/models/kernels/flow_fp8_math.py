@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LARGEST = tl.constexpr(448.0)
-_LEAST = tl.constexpr(1e-20)
+from vivavoce.models.quantised import E4M3_LARGEST, LEAST
+
+_LARGEST = tl.constexpr(E4M3_LARGEST)
+_LEAST = tl.constexpr(LEAST)
 
 
 @triton.jit

@@ -19,10 +19,7 @@ from torch import Tensor
 
 from vivavoce.models.kernels.flow_fp8_math import as_e4m3, e4m3_scales, gelu_by_tanh
 from vivavoce.models.kernels.flow_math import tile_of
-from vivavoce.models.quantised import E4M3, EightBits
-
-GROUP = 128
-"""Channels at most that share a scale where rows are made in pieces."""
+from vivavoce.models.quantised import E4M3, GROUP, EightBits
 
 
 @dataclass(frozen=True, eq=False)
