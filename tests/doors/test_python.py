@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import vivavoce
 from vivavoce.errors import InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VoiceNotFound
@@ -48,6 +49,25 @@ def test_public_names():
 def test_importing_the_package_is_light():
     code = "import sys, vivavoce; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_texts_that_other_processes_read_sound_the_same(tts, babble, tmp_path):
+    text = "It is 5 o'clock on May 3, and costs 3€."
+    with vivavoce.load(babble, device="cpu", voices=tmp_path, text_processes=1) as other:
+        assert other._synthesizer.text._elsewhere is not None
+        assert np.array_equal(other.speak(text, sampling=SHORT).samples, tts.speak(text, sampling=SHORT).samples)
+    assert other._synthesizer.text.segments(text) == tts._synthesizer.text.segments(text)
+
+
+def test_how_many_processes_read(babble):
+    assert tts_text_processes(None, "cpu") == 0
+    assert 0 <= tts_text_processes(None, "cuda") <= 4
+    with pytest.raises(InvalidRequest, match="text_processes: -1 is outside of 0 … 64"):
+        vivavoce.load(babble, device="cpu", text_processes=-1)
+
+
+def tts_text_processes(asked, device):
+    return vivavoce.doors.python._text_processes(asked, torch.device(device))
 
 
 @pytest.mark.parametrize("text", [None, 5, b"bytes"])

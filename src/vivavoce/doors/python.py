@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from vivavoce.service.voices.voice import Voice
 _untrained = logging.getLogger("vivavoce.untrained")
 """Of its own, so that a program that tells its user by itself can switch this one warning off."""
 
+_MOST_TEXT_PROCESSES, _MOST_ASKED_PROCESSES = 4, 64
+"""Unasked, they read more texts than one GPU speaks."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -39,6 +42,7 @@ def load(
     variant: str | None = None,
     voices: str | Path | None = None,
     settings: EngineSettings | None = None,
+    text_processes: int | None = None,
 ) -> Vivavoce:
     """Load a model and its voices.
 
@@ -50,6 +54,8 @@ def load(
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
         voices: folder of stored voices; None: the user's own.
         settings: slots, memory and admission of the engine; None: as the device allows, and everyone waits in turn.
+        text_processes: processes that read texts out (numbers, dates, units), so that many users' texts do not hold up
+            the engine; None: up to four on CUDA, none elsewhere.
 
     On CUDA, cuDNN's attention is switched off for the whole process: it plans anew for every length it meets.
 
@@ -57,8 +63,9 @@ def load(
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
     where = _device(device)
+    processes = _text_processes(text_processes, where)
     synthesizer = Synthesizer.load(
-        model_folder(model), where, _dtype(dtype, where), variant, settings or EngineSettings()
+        model_folder(model), where, _dtype(dtype, where), variant, settings or EngineSettings(), processes
     )
     if not synthesizer.card.trained:
         _untrained.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
@@ -116,7 +123,7 @@ class Vivavoce:
 
     def close(self) -> None:
         """Finish what was asked for, and stop; nothing can be spoken after it."""
-        self._synthesizer.engine.close()
+        self._synthesizer.close()
 
     def __enter__(self) -> Vivavoce:
         return self
@@ -272,3 +279,11 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def _text_processes(asked: int | None, device: torch.device) -> int:
+    if asked is None:
+        return min(_MOST_TEXT_PROCESSES, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
+    if not 0 <= asked <= _MOST_ASKED_PROCESSES:
+        raise InvalidRequest(f"text_processes: {asked} is outside of 0 … {_MOST_ASKED_PROCESSES}; choose a few")
+    return asked

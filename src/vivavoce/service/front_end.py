@@ -33,12 +33,13 @@ class FrontEnd:
     extractor: VoiceExtractor
 
 
-def load_front_end(folder: Path, config: ModelConfig | None = None) -> FrontEnd:
+def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> FrontEnd:
     """Load the tokenizer, the text rules and the two encoders of an official folder.
 
     Args:
         folder: official layout.
         config: sizes, where they have been read already.
+        text_processes: others that read texts, see `TextFrontEnd`.
 
     Raises:
         CheckpointError: a file is missing or corrupt; no generation that can be run.
@@ -46,7 +47,7 @@ def load_front_end(folder: Path, config: ModelConfig | None = None) -> FrontEnd:
     # Weights are mapped, not read: the sizes need their names only.
     config = config or read_config(folder, read_tensors(find_part(folder, "flow")))
     card = read_card(folder)
-    text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=card.scripts)
+    text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=card.scripts, processes=text_processes)
     extractor = VoiceExtractor(
         config,
         SpeechTokenizer.from_file(folder / SPEECH_TOKENIZER),

@@ -101,10 +101,16 @@ class Synthesizer:
         dtype: torch.dtype = torch.float32,
         variant: str | None = None,
         settings: EngineSettings = EngineSettings(),
+        text_processes: int = 0,
     ) -> Synthesizer:
-        """Load an official folder; see `build_models` for the arguments and errors."""
+        """Load an official folder; see `build_models` and `TextFrontEnd` for the arguments and errors."""
         models = build_models(folder, device, dtype, variant)
-        return cls(Engine(models, settings), load_front_end(folder, models.config))
+        return cls(Engine(models, settings), load_front_end(folder, models.config, text_processes))
+
+    def close(self) -> None:
+        """Finish what was asked for, and stop."""
+        self.engine.close()
+        self.text.close()
 
     @property
     def config(self) -> ModelConfig:

@@ -8,6 +8,7 @@ from vivavoce.errors import InvalidText
 from vivavoce.service.text.bound import cut_long
 from vivavoce.service.text.checks import check_characters, check_length, excerpt
 from vivavoce.service.text.normalize import load_languages
+from vivavoce.service.text.readers import ReadingProcesses
 from vivavoce.service.text.rules import has_markup, is_only_punctuation, is_speakable
 from vivavoce.service.text.scripts import KnownScripts, drop_symbols
 from vivavoce.service.text.split import Language, split_paragraph
@@ -31,19 +32,34 @@ class TextFrontEnd:
 
     `normalize=False` gives text to the model as it is written, unsplit but for the bound. `scripts` names the scripts
     a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and symbols that remain after
-    normalisation left out.
+    normalisation left out. `processes`: so many others read the texts, which holds the interpreter for milliseconds
+    each; 0: this one does.
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, normalize: bool = True, scripts: frozenset[str] | None = None
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        normalize: bool = True,
+        scripts: frozenset[str] | None = None,
+        processes: int = 0,
     ) -> None:
         """Load the rules of the languages if `normalize`; `CheckpointError` if `scripts` holds an unknown name."""
         self._tokenizer = tokenizer
         self._scripts = None if scripts is None else KnownScripts(scripts)
         digits_in_chinese = self._scripts is None or self._scripts.has_chinese
         self._languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
+        self._elsewhere = None
+        if self._languages is not None and processes:
+            self._elsewhere = ReadingProcesses(processes, self._languages, digits_in_chinese=digits_in_chinese)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
+
+    def close(self) -> None:
+        """End the processes that read; then this one does."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+            self._elsewhere = None
 
     def segments(self, text: str) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -90,7 +106,7 @@ class TextFrontEnd:
         if not text.strip():
             return "", language
         if self._languages is not None and not has_markup(text):
-            spoken = self._languages.spoken_form(text)
+            spoken = (self._elsewhere or self._languages).spoken_form(text)
             text, language = spoken.text, spoken.language
         return (text if self._scripts is None else drop_symbols(text)), language
 
