@@ -19,10 +19,10 @@ from torch import Tensor
 
 from vivavoce.models.flow.memory import KEY_TILE
 from vivavoce.models.kernels.compile_ahead import launched
+from vivavoce.models.kernels.running_softmax import HIDDEN, absorb_scores, channels
 
 SPARE = 128
 """Rows of zeros before and behind a table of distances: no tile reads past its ends."""
-_HIDDEN = tl.constexpr(-1e30)
 _LOG2_E = 1.4426950408889634
 
 
@@ -76,30 +76,10 @@ class RelativePlaces:
 
 @triton.jit
 def _absorb(query, asker, key, value, distant, pick, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more in the running softmax (arXiv:1805.02867).
-
-    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
-    """
+    """One tile of keys more: their scores, into the running softmax."""
     score = tl.gather(tl.dot(asker, distant, input_precision="ieee"), pick, 1)
     score = tl.dot(query, key, input_precision="ieee") + score
-    if MASKED:
-        score = tl.where(position[None, :] < end[:, None], score, _HIDDEN)
-    higher = tl.maximum(peak, tl.max(score, 1) * scale)
-    weight = tl.exp2(score * scale - higher[:, None])
-    fade = tl.exp2(peak - higher)
-    total = total * fade + tl.sum(weight, 1)
-    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
-    return higher, total, out
-
-
-@triton.jit
-def _channels(pointer, inside, WHOLE: tl.constexpr):
-    """Load where `inside`; WHOLE: that is everywhere."""
-    if WHOLE:
-        loaded = tl.load(pointer)
-    else:
-        loaded = tl.load(pointer, inside, 0.0)
-    return loaded
+    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
 
 
 @triton.jit
@@ -179,15 +159,15 @@ def _attend(
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
     pick = (QUERIES - 1 - line)[:, None] + key_line[None, :]
     table, products_here, keys_here = pages + row * pages_width, products + head * HEAD, keys + head * HEAD
-    peak, total = tl.full([QUERIES], _HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
     for place in range(0, seen_by_all, KEYS):
         source = _sources(
             products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
         )
-        key = _channels(source[None, :] + channel[:, None], inside[:, None], whole)
-        value = _channels(source[:, None] + inner + channel[None, :], inside[None, :], whole)
-        distant = _channels(furthest + place * HEAD + wide, inside[:, None], whole)
+        key = channels(source[None, :] + channel[:, None], inside[:, None], whole)
+        value = channels(source[:, None] + inner + channel[None, :], inside[None, :], whole)
+        distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
         peak, total, mixed = _absorb(
             query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, False
         )
@@ -199,7 +179,7 @@ def _attend(
         seen = place + key_line < last
         key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
-        distant = _channels(furthest + place * HEAD + wide, inside[:, None], whole)
+        distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
         peak, total, mixed = _absorb(
             query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, True
         )

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.models.kernels.compile_ahead import launched
+from vivavoce.models.kernels.flow_math import layer_norm_rows
 
 _VALUES = 4096
 
@@ -41,15 +42,10 @@ def _norm(
     inside = channel < SIZE
     there = (row < num_rows)[:, None] & inside[None, :]
     at = row[:, None] * SIZE + channel[None, :]
-    missing = tl.load(shift + channel, inside, 0.0).to(tl.float32)
-    factor = tl.load(weight + channel, inside, 0.0).to(tl.float32)
-    term = tl.load(bias + channel, inside, 0.0).to(tl.float32)
-    value = tl.load(x + at, there, 0.0).to(tl.float32) + missing[None, :]
-    value -= (tl.sum(value, 1) / SIZE)[:, None]
-    if BLOCK != SIZE:
-        value = tl.where(inside[None, :], value, 0.0)
-    scale = tl.rsqrt(tl.sum(value * value, 1) / SIZE + EPS)
-    value = value * scale[:, None] * factor[None, :] + term[None, :]
+    value = tl.load(x + at, there, 0.0).to(tl.float32) + tl.load(shift + channel, inside, 0.0)[None, :].to(tl.float32)
+    value = layer_norm_rows(
+        value, tl.load(weight + channel, inside, 0.0), tl.load(bias + channel, inside, 0.0), inside, SIZE, EPS
+    )
     tl.store(out + at, value.to(out.dtype.element_ty), there)
 
 

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.models.flow.memory import KEY_TILE
+from vivavoce.models.kernels.running_softmax import HIDDEN, absorb_scores, channels
 
-_HIDDEN = tl.constexpr(-1e30)
 _LOG2_E = 1.4426950408889634
 
 
@@ -31,29 +31,9 @@ class AttentionTile:
 
 @triton.jit
 def _absorb(query, key, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more in the running softmax (arXiv:1805.02867).
-
-    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
-    """
+    """One tile of keys more: their scores, into the running softmax."""
     score = tl.dot(query, key, input_precision="ieee")
-    if MASKED:
-        score = tl.where(position[None, :] < end[:, None], score, _HIDDEN)
-    higher = tl.maximum(peak, tl.max(score, 1) * scale)
-    weight = tl.exp2(score * scale - higher[:, None])
-    fade = tl.exp2(peak - higher)
-    total = total * fade + tl.sum(weight, 1)
-    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
-    return higher, total, out
-
-
-@triton.jit
-def _channels(pointer, inside, WHOLE: tl.constexpr):
-    """Load where `inside`; WHOLE: that is everywhere."""
-    if WHOLE:
-        loaded = tl.load(pointer)
-    else:
-        loaded = tl.load(pointer, inside, 0.0)
-    return loaded
+    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
 
 
 @triton.jit(do_not_specialize=["site", "frames", "pages_width"])
@@ -103,15 +83,15 @@ def _attend(
     else:
         base = products + (copy * frames + tl.load(first + row)).to(tl.int64) * stride + inner + head * HEAD
         table = pages
-    peak, total = tl.full([QUERIES], _HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
     for place in range(0, seen_by_all, KEYS):
         if PAGED:
             source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
         else:
             source = base + place * stride
-        key = _channels(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None], whole)
-        value = _channels(source + inner + (key_line * stride)[:, None] + channel[None, :], inside[None, :], whole)
+        key = channels(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None], whole)
+        value = channels(source + inner + (key_line * stride)[:, None] + channel[None, :], inside[None, :], whole)
         peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, False)
     for place in range(seen_by_all, last, KEYS):
         if PAGED:

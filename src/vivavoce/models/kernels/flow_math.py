@@ -21,12 +21,12 @@ def tile_of(size: int, most: int) -> int:
 
 
 @triton.jit
-def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr):
+def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
     """LayerNorm of each row; x: [rows, block], zeros where `inside` [block] is not; SIZE channels are inside."""
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
         x = tl.where(inside[None, :], x, 0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / SIZE + NORM_EPS)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / SIZE + EPS)
     return x * scale[:, None] * weight[None, :].to(tl.float32) + bias[None, :].to(tl.float32)
 
 
