@@ -115,7 +115,7 @@ def test_two_engines_share_models(models, alone):
 
 def test_little_state_changes_nothing(models, alone):
     """Without room for the past it is computed again."""
-    names = ["stream", "conversion"]
+    names = ["stream", "short hops", "conversion"]
     with running(models, settings=EngineSettings(slots=8, state_bytes=0)) as engine:
         handles = submit_all(engine, names)
         for name in names:

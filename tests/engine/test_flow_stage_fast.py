@@ -78,14 +78,14 @@ def take_turns(jobs):
     return [mel for job in jobs for mel in job.result()]
 
 
-def mels_of(stage, schedule, *, apart):
-    """Mels of all streams; apart: each stream in a batch of its own, the batches taking turns."""
+def mels_of(stage, schedule, *, apart, ahead=3):
+    """Mels of all streams; apart: each stream in a batch of its own, the batches taking turns; ahead: lookahead."""
 
     def compute(stage, work):
         return take_turns([stage.start([one]) for one in work]) if apart else run(stage, work)
 
     opened = [stage.open(voice(*one)) for one, _ in schedule[0]]
-    return perform(stage, opened, TOKENS, schedule, evict, compute)
+    return perform(stage, opened, TOKENS, schedule, evict, compute, ahead)
 
 
 MIXED = ([((30, 0), [3, 9]), ((30, 0), [14]), ((3, 0), [2, 1])], [([0, 1], ""), ([2, 0], "evict"), ([2], "abandon")])
@@ -94,17 +94,18 @@ CROWDED = ([((30, 1), [4]), ((45, 0), [6, 1]), ((0, 0), [20])], [([0, 1, 2], "pr
 
 
 @pytest.mark.parametrize(
-    ("schedule", "pages", "apart"),
+    ("schedule", "pages", "apart", "ahead"),
     [
-        pytest.param(MIXED, 40, False, id="with_state"),
-        pytest.param(MIXED, 0, False, id="without_state"),
-        pytest.param(CROWDED, 4, True, id="short_of_pages"),
+        pytest.param(MIXED, 40, False, 3, id="with_state"),
+        pytest.param(MIXED, 0, False, 3, id="without_state"),
+        pytest.param(CROWDED, 4, True, 3, id="short_of_pages"),
+        pytest.param(MIXED, 0, False, 0, id="without_state_and_lookahead"),
     ],
 )
 @torch.inference_mode()
-def test_a_schedule_gives_what_the_plain_stage_gives(small, schedule, pages, apart):
-    fast = mels_of(stage_of(small, pages, kernels=True), schedule, apart=apart)
-    for mel, expected in zip(fast, mels_of(stage_of(small, 40), schedule, apart=False), strict=True):
+def test_a_schedule_gives_what_the_plain_stage_gives(small, schedule, pages, apart, ahead):
+    fast = mels_of(stage_of(small, pages, kernels=True), schedule, apart=apart, ahead=ahead)
+    for mel, expected in zip(fast, mels_of(stage_of(small, 40), schedule, apart=False, ahead=ahead), strict=True):
         check(mel, expected)
 
 

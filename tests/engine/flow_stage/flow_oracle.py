@@ -90,10 +90,10 @@ def _velocity(estimator, t, mask, point, mu, speaker, condition):
     return estimator.velocity(features, estimator.time_biases(torch.tensor([t])), mask)
 
 
-def perform(stage, opened, tokens, schedule, evict, compute=run):
+def perform(stage, opened, tokens, schedule, evict, compute=run, ahead=3):
     """Mels of all streams, whose hops and whose batches, each with what happens before it, the schedule tells.
 
-    evict: takes state away; compute: turns a batch's work into mels.
+    evict: takes state away; compute: turns a batch's work into mels; ahead: tokens known beyond each hop.
     """
     streams, batches = schedule
     mels = [[] for _ in streams]
@@ -101,7 +101,7 @@ def perform(stage, opened, tokens, schedule, evict, compute=run):
         work = []
         for place in batch:
             hop, stream = streams[place][1][len(mels[place])], opened[place]
-            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + 3], hop, Attention.BLOCKS))
+            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + ahead], hop, Attention.BLOCKS))
         if event == "prompts":
             lacking = [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)]
             run(stage, lacking or [PromptWork(opened[0])])

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.engine.flow_stage.blocks import at_rate, block_ends, grid_ends, near_equal, whole_ends
+from vivavoce.engine.flow_stage.blocks import Block, at_rate, grid_ends, near_equal, of_blocks, whole_ends
 from vivavoce.models.layers.masks import visible_keys
 
 
@@ -16,9 +16,14 @@ def test_blocks_are_few_and_near_equal(start, size, most):
 
 
 def test_a_position_sees_to_the_end_of_its_block():
-    assert block_ends((2, 5, 6), 0, 6).tolist() == [2, 2, 5, 5, 5, 6]
-    assert block_ends((2, 5, 6), 2, 6).tolist() == [5, 5, 5, 6]
-    assert at_rate(block_ends((2, 3), 0, 3), 2).tolist() == [4, 4, 4, 4, 6, 6]
+    blocks = (Block(2, 3), Block(5, 5), Block(6, 9))
+    ends, known = of_blocks(blocks, 0, 6)
+    assert ends.tolist() == [2, 2, 5, 5, 5, 6]
+    assert known.tolist() == [3, 3, 5, 5, 5, 9]
+    ends, known = of_blocks(blocks, 2, 6)
+    assert ends.tolist() == [5, 5, 5, 6]
+    assert known.tolist() == [5, 5, 5, 9]
+    assert at_rate(of_blocks(blocks[:1], 0, 2)[0], 2).tolist() == [4, 4, 4, 4]
 
 
 @given(size=st.integers(1, 40), chunk=st.integers(1, 12))

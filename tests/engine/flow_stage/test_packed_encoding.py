@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
 from vivavoce.engine.flow_stage import encoder_tables, packed_encoding
-from vivavoce.engine.flow_stage.blocks import at_rate, block_ends, grid_ends, whole_ends
+from vivavoce.engine.flow_stage.blocks import Block, at_rate, grid_ends, of_blocks, whole_ends
 from vivavoce.engine.flow_stage.encoder_tables import EncoderBucket, EncoderShape
 from vivavoce.engine.flow_stage.packed_encoding import PackedEncoding
 from vivavoce.engine.flow_stage.planning import Row, Sight
@@ -58,13 +58,13 @@ class Voice:
     """A sequence of tokens whose rows follow one another."""
 
     def __init__(self, pool, seed, length=120):
-        self.pool, self.state, self.bounds = pool, None, ()
+        self.pool, self.state, self.blocks = pool, None, ()
         self.tokens = np.random.default_rng(seed).integers(0, 50, length)
 
     def row(self, *bounds, ahead=3, forget=False):
         """Blocks that end at `bounds`; forget: compute all of it again, and leave no state."""
-        self.bounds += tuple(bound for bound in bounds if bound not in self.bounds)
-        end, before = self.bounds[-1], None if forget else self.state
+        self.blocks += tuple(Block(bound, bounds[-1] + ahead) for bound in bounds)
+        end, before = self.blocks[-1].end, None if forget else self.state
         past, after = before.tokens if before else 0, None
         if not forget:
             pages = before.pages if before else ()
@@ -73,24 +73,25 @@ class Voice:
                 shelf.keys[list(fresh)] = float("nan")
             pages += fresh
             after = RowState(end, pages, before.slot if before else pages[0])
-        ends = block_ends(self.bounds, past, end)
+        ends, known = of_blocks(self.blocks, past, end)
         frames = at_rate(ends, 2)
-        sight = Sight(ends, frames, frames)
-        return Row(None, self.tokens[past : end + ahead], past, end, self.bounds, sight, before, after)
+        sight = Sight(ends, frames, frames, known)
+        return Row(None, self.tokens[past : end + ahead], past, end, self.blocks, sight, before, after)
 
 
-def expected_of(models, tokens, ends, frame_ends):
+def expected_of(models, tokens, ends, frame_ends, known):
     """mu of a whole row, [frames, bins]."""
     flow, tokens = models.flow, torch.as_tensor(tokens)
     masks = tuple(keys_before(torch.as_tensor(one)[None], len(one)) for one in (ends, frame_ends))
-    return flow.encoder.encode(flow.token_embedding(tokens)[None], torch.tensor([len(tokens)]), len(ends), masks)[0]
+    embedded, lengths = flow.token_embedding(tokens)[None], torch.tensor([len(tokens)])
+    return flow.encoder.encode(embedded, lengths, len(ends), masks, known=torch.as_tensor(known)[None])[0]
 
 
 def whole(models, voice, row):
     """mu of a voice's row from the start of the sequence, of which the row's own frames are given."""
-    ends = block_ends(voice.bounds, 0, row.end)
+    ends, known = of_blocks(voice.blocks, 0, row.end)
     tokens = voice.tokens[: row.past + len(row.tokens)]
-    return expected_of(models, tokens, ends, at_rate(ends, 2))[2 * row.past :]
+    return expected_of(models, tokens, ends, at_rate(ends, 2), known)[2 * row.past :]
 
 
 def check(made, expected):
@@ -117,6 +118,7 @@ def test_rows_continue_their_pasts(small, invariant):
         [(one, (20, 38), 3), (two, (31,), 3)],
         [(two, (32,), 3), (three, (5,), 3), (one, (50, 70), 0)],
         [(three, (6,), 2), (two, (33, 67), 1)],
+        [(one, (73,), 1), (three, (17,), 3)],
     ):
         rows = [voice.row(*bounds, ahead=ahead) for voice, bounds, ahead in batch]
         voices = [voice for voice, *_ in batch]
@@ -136,12 +138,12 @@ def test_rows_without_state(small):
     encoding = PackedEncoding(small, pool_of(small, 0), invariant=False)
     tokens = Voice(None, 5).tokens
     sights = [
-        Sight(whole_ends(0, 33), whole_ends(0, 66), whole_ends(0, 66)),
-        Sight(grid_ends(0, 30, 25), grid_ends(0, 60, 50), grid_ends(0, 60, 50)),
+        Sight(whole_ends(0, 33), whole_ends(0, 66), whole_ends(0, 66), np.full(33, 35)),
+        Sight(grid_ends(0, 30, 25), grid_ends(0, 60, 50), grid_ends(0, 60, 50), np.full(30, 32)),
     ]
     rows = [Row(None, tokens[: len(one.tokens) + 2], 0, len(one.tokens), (), one) for one in sights]
     encoded = encoding.encode(rows)
-    expected = [expected_of(small, row.tokens, row.sight.tokens, row.sight.up_frames) for row in rows]
+    expected = [expected_of(small, row.tokens, row.sight.tokens, row.sight.up_frames, row.sight.known) for row in rows]
     check(encoded.mu, torch.cat(expected))
     assert encoded.slots is None
     encoded.commit()

@@ -10,7 +10,7 @@ from torch.nn.functional import linear, pad
 pytest.importorskip("triton")
 
 from tests.fast_flow import quick_interpreter
-from vivavoce.engine.flow_stage.blocks import at_rate, block_ends, grid_ends, whole_ends
+from vivavoce.engine.flow_stage.blocks import at_rate, grid_ends, whole_ends
 from vivavoce.engine.flow_stage.encoder_tables import EncoderBucket, EncoderShape
 from vivavoce.engine.flow_stage.planning import Row, Sight
 from vivavoce.models.flow import packed_encoder
@@ -49,7 +49,7 @@ def row_of(flow, ends, ahead, seed=0):
     count = len(ends)
     tokens = torch.randint(0, 50, (count + ahead,), generator=torch.Generator().manual_seed(seed)).numpy()
     frames = at_rate(np.asarray(ends), flow.encoder.config.upsampling)
-    return Row(None, tokens, 0, count, (), Sight(np.asarray(ends), frames, frames))
+    return Row(None, tokens, 0, count, (), Sight(np.asarray(ends), frames, frames, np.full(count, len(tokens))))
 
 
 def expected_of(flow, row):
@@ -87,7 +87,7 @@ def path(request, monkeypatch):
 @torch.inference_mode()
 def test_whole_rows(models, path):
     flow = network(models)
-    ends = [whole_ends(0, 40), grid_ends(0, 45, 20), block_ends([4, 9], 0, 9), whole_ends(0, 1)]
+    ends = [whole_ends(0, 40), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), whole_ends(0, 1)]
     rows = [row_of(flow, one, ahead, seed) for seed, (one, ahead) in enumerate(zip(ends, (0, 3, 2, 1), strict=True))]
     expected = torch.cat([expected_of(flow, row) for row in rows])
     made = encoded(flow, rows)

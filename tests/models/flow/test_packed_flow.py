@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.fast_flow import quick_interpreter
 from vivavoce.checkpoint.config import UNetConfig
-from vivavoce.engine.flow_stage.blocks import block_ends, grid_ends, whole_ends
+from vivavoce.engine.flow_stage.blocks import Block, grid_ends, of_blocks, whole_ends
 from vivavoce.models.flow import packed as packed_module
 from vivavoce.models.flow.matching import Schedule
 from vivavoce.models.flow.packed import PackedUNet
@@ -161,7 +162,14 @@ def rows_of(unet, schedule, step, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(0, (2, 20)), (130, (2,)), (64, (5, 66)), (127, (3, 4))]
     return [
-        row_of(unet, schedule, step, past, block_ends([past + b for b in bounds], past, past + bounds[-1]), generator)
+        row_of(
+            unet,
+            schedule,
+            step,
+            past,
+            of_blocks([Block(past + b, 0) for b in bounds], past, past + bounds[-1])[0],
+            generator,
+        )
         for past, bounds in shapes
     ]
 
@@ -212,7 +220,7 @@ def test_whole_rows_without_pages(path):
     unet, schedule = network(SIZES["powers_of_two"])
     packed = PackedUNet(unet, schedule, 0.7)
     generator = torch.Generator().manual_seed(2)
-    ends = [whole_ends(0, 66), grid_ends(0, 45, 20), block_ends([4, 9], 0, 9), whole_ends(0, 2)]
+    ends = [whole_ends(0, 66), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), whole_ends(0, 2)]
     rows = [row_of(unet, schedule, 0, 0, one, generator) for one in ends]
     batch = pack(unet, rows, 0, 128, packed.cuts(128).attention.queries, paged=False)
     velocity = packed.velocity(batch)

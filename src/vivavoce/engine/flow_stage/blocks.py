@@ -6,9 +6,21 @@ Ends are positions from the row's start, the prompt's first token or frame; a qu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Block(NamedTuple):
+    """Positions that are computed once, together.
+
+    end: of the block; known: end of the tokens that were known then, past which the lookahead of its last tokens
+    heard nothing.
+    """
+
+    end: int
+    known: int
 
 
 def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
@@ -20,10 +32,11 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
     return tuple(start + (end - start) * (place + 1) // count for place in range(count))
 
 
-def block_ends(bounds: Sequence[int], start: int, end: int) -> NDArray[np.int64]:
-    """The end of each position's block in [start, end), where the blocks before `end` end at `bounds`."""
-    limits = np.asarray(bounds, dtype=np.int64)
-    return limits[np.searchsorted(limits, np.arange(start, end), side="right")]
+def of_blocks(blocks: Sequence[Block], start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """End of its block, and of what was known to it, for each position in [start, end) of a row cut into `blocks`."""
+    ends, known = np.asarray(blocks, dtype=np.int64).T
+    place = np.searchsorted(ends, np.arange(start, end), side="right")
+    return ends[place], known[place]
 
 
 def grid_ends(start: int, end: int, chunk: int) -> NDArray[np.int64]:

@@ -121,7 +121,8 @@ class EncoderShape:
         local[used:] = -1
         ids[:] = -1
         if rows:
-            ids[:used] = self._windows(rows, row[:used], np.arange(used))
+            known = np.concatenate([one.sight.known for one in rows]) - np.repeat(past[:count], new)
+            ids[:used] = self._windows(rows, row[:used], local[:used], known)
             # Padding ends nowhere: attention makes zeros of it.
             ends[:used] = np.concatenate([one.sight.tokens for one in rows])
             frame_ends[: used * up] = np.concatenate([one.sight.up_frames for one in rows])
@@ -137,12 +138,15 @@ class EncoderShape:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         pages[row, place] = np.fromiter(chain.from_iterable(held), dtype=np.int32, count=total)
 
-    def _windows(self, rows: Sequence[Row], row: Numbers, token: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids that each token hears: [tokens, 1 + lookahead]; rows lie end to end, each with room for its lookahead."""
+    def _windows(
+        self, rows: Sequence[Row], row: Numbers, local: Numbers, known: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Ids that each token hears: [tokens, 1 + lookahead]. Rows lie end to end, each with room for its lookahead;
+        what was not yet known to a token is nothing."""
         nothing = np.full(self.lookahead, -1, dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         for one in rows:
             parts += (one.tokens, nothing[: one.new + self.lookahead - len(one.tokens)])
-        begin = token + row * self.lookahead
-        windows: NDArray[np.int64] = np.concatenate(parts)[begin[:, None] + np.arange(1 + self.lookahead)]
-        return windows
+        begin, window = (np.arange(len(row)) + row * self.lookahead)[:, None], np.arange(1 + self.lookahead)
+        heard: NDArray[np.bool_] = local[:, None] + window < known[:, None]
+        return np.where(heard, np.concatenate(parts)[begin + window], -1)

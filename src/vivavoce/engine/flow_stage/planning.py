@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import FlowConfig
-from vivavoce.engine.flow_stage.blocks import at_rate, block_ends, grid_ends, near_equal, whole_ends
+from vivavoce.engine.flow_stage.blocks import Block, at_rate, grid_ends, near_equal, of_blocks, whole_ends
 from vivavoce.engine.flow_stage.pool import PagePool
 from vivavoce.engine.flow_stage.prompts import PromptCache
 from vivavoce.engine.flow_stage.state import RowState
@@ -25,12 +25,14 @@ Ends = NDArray[np.int64]
 class Sight:
     """How far each new position of a row sees, in absolute positions.
 
-    tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator.
+    tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator;
+    known: [new tokens], where the lookahead of each ends at the latest.
     """
 
     tokens: Ends
     up_frames: Ends
     frames: Ends
+    known: Ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Row:
     """One row of a batch.
 
     tokens: [tokens] int64, from the first new one on, the lookahead included; past: tokens before them, whose state
-    is read; end: position after the last new token; bounds: of all blocks up to `end`, empty without blocks;
+    is read; end: position after the last new token; blocks: all up to `end`, none where attention has none;
     before: the state that is read; after: the state that is left, its pages held for the row; None: none is kept.
     """
 
@@ -46,7 +48,7 @@ class Row:
     tokens: NDArray[np.int64]
     past: int
     end: int
-    bounds: tuple[int, ...]
+    blocks: tuple[Block, ...]
     sight: Sight
     before: RowState | None = None
     after: RowState | None = None
@@ -60,6 +62,11 @@ class Row:
     def new(self) -> int:
         """Tokens that are computed."""
         return self.end - self.past
+
+    def cuts_lookahead(self, lookahead: int) -> bool:
+        """Whether the lookahead of a token, of so many more, ends before the row's tokens do."""
+        wanted = np.minimum(np.arange(self.past, self.end) + 1 + lookahead, self.past + len(self.tokens))
+        return bool((self.sight.known < wanted).any())
 
 
 class Planner:
@@ -99,16 +106,17 @@ class Planner:
             return None
         self.prompt_misses += 1
         pages = self._pool.acquire(count)
-        return self._blocks(work, stream.prompt, 0, end, stream.prompt_bounds, None, RowState(end, pages, pages[0]))
+        return self._blocks(work, stream.prompt, 0, stream.prompt_blocks, None, RowState(end, pages, pages[0]))
 
     def chunk(self, work: FlowChunk) -> Row:
         """The row of a chunk, with state if there is, or can be, any."""
         stream = work.stream
         row, end = (*stream.prompt, *work.tokens), len(stream.prompt) + stream.spoken + work.hop
         if work.attention is not Attention.BLOCKS:
-            return Row(work, self._window(row, 0, end), 0, end, (), self._whole_sight(work.attention, end))
-        start = stream.bounds[-1] if stream.bounds else 0
-        bounds = (*stream.bounds, *near_equal(start, end, self._config.encoder.chunk))
+            tokens = self._window(row, 0, end)
+            return Row(work, tokens, 0, end, (), self._whole_sight(work.attention, end, len(tokens)))
+        start = stream.blocks[-1].end if stream.blocks else 0
+        new = (Block(bound, len(row)) for bound in near_equal(start, end, self._config.encoder.chunk))
         before = stream.known
         after = self._extended(stream, before, end)
         if after is None:
@@ -119,31 +127,33 @@ class Planner:
         if before and not stream.state and stream.voice is not None:
             self.prompt_hits += 1
             self._prompts.use(stream.voice)
-        return self._blocks(work, row, past, end, bounds, before, after)
+        return self._blocks(work, row, past, (*stream.blocks, *new), before, after)
 
     def _blocks(
         self,
         work: FlowChunk | PromptWork,
         row: Sequence[int],
         past: int,
-        end: int,
-        bounds: tuple[int, ...],
+        blocks: tuple[Block, ...],
         before: RowState | None,
         after: RowState | None,
     ) -> Row:
-        ends = block_ends(bounds, past, end)
+        end = blocks[-1].end
+        ends, known = of_blocks(blocks, past, end)
         frames = at_rate(ends, self._config.encoder.upsampling)
-        return Row(work, self._window(row, past, end), past, end, bounds, Sight(ends, frames, frames), before, after)
+        sight = Sight(ends, frames, frames, known)
+        return Row(work, self._window(row, past, end), past, end, blocks, sight, before, after)
 
-    def _whole_sight(self, attention: Attention, end: int) -> Sight:
+    def _whole_sight(self, attention: Attention, end: int, known: int) -> Sight:
         encoder = self._config.encoder
-        frames = end * encoder.upsampling
+        frames, known_to_all = end * encoder.upsampling, np.full(end, known)
         if attention is Attention.FULL:
-            return Sight(whole_ends(0, end), whole_ends(0, frames), whole_ends(0, frames))
+            return Sight(whole_ends(0, end), whole_ends(0, frames), whole_ends(0, frames), known_to_all)
         return Sight(
             grid_ends(0, end, encoder.chunk),
             grid_ends(0, frames, encoder.chunk * encoder.upsampling),
             grid_ends(0, frames, self._config.estimator.chunk),
+            known_to_all,
         )
 
     def _window(self, row: Sequence[int], past: int, end: int) -> NDArray[np.int64]:

@@ -206,8 +206,8 @@ class FlowStage:
             stream = row.stream
             if isinstance(row.work, FlowChunk) and done:
                 stream.spoken += row.work.hop
-                stream.bounds = row.bounds or stream.bounds
-                if row.bounds:
+                if row.blocks:
+                    stream.blocks = row.blocks
                     self._drop(stream)
                 if row.after and not stream.closed:
                     stream.state = row.after

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vivavoce.engine.flow_stage.blocks import Block
 from vivavoce.engine.flow_stage.prompts import PromptCache
 from vivavoce.engine.flow_stage.state import RowState
 from vivavoce.engine.request import Conditioning
@@ -36,7 +37,9 @@ class FlowStream:
     ) -> None:
         self.conditioning, self.upsampling = conditioning, upsampling
         self.prompt = conditioning.flow_prompt
-        self.prompt_bounds = self.bounds = prompt_bounds
+        self.prompt_bounds = prompt_bounds
+        self.prompt_blocks = self.blocks = tuple(Block(end, len(self.prompt)) for end in prompt_bounds)
+        """Those of the prompt and of the chunks so far. Whoever computes them again cuts them as they were."""
         self.voice = conditioning.flow_key if prompt_bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
         self.spoken = 0
