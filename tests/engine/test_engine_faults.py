@@ -1,6 +1,7 @@
 """What fails, and who is hurt by it: the requests of that batch, and nobody else."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -212,6 +213,16 @@ def test_a_voice_of_wrong_tensors_hurts_itself(engine, alone):
     neighbour, victim = engine.submit(NEIGHBOUR), engine.submit(stream(segment(4, voice=broken)))
     with pytest.raises(StageFailed):
         victim.result()
+    same(neighbour.result().samples, alone.samples)
+    assert_clean(engine)
+
+
+def test_numbers_that_overflow_are_never_heard(engine, alone):
+    loud = replace(voice(), flow_mel=torch.full((60, 80), 3e38))
+    neighbour, victims = engine.submit(NEIGHBOUR), [stream(segment(20, voice=loud)), offline(segment(20, voice=loud))]
+    for victim in [engine.submit(one) for one in victims]:
+        with pytest.raises(StageFailed, match="dtype"):
+            victim.result()
     same(neighbour.result().samples, alone.samples)
     assert_clean(engine)
 

@@ -21,6 +21,14 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
+def not_finite() -> StageFailed:
+    """What a request ends with whose samples are no numbers. No network makes such of numbers, but overflow does."""
+    return StageFailed(
+        "engine: samples of this request came out as no numbers, as where float16 overflows; load the model with "
+        "--dtype bfloat16 or float32"
+    )
+
+
 def explained(error: Exception) -> VivavoceError:
     """The error that a request ends with when a stage raised this one."""
     if isinstance(error, VivavoceError):

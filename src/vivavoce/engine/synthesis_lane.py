@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.engine.cost_model import CostModel, Stage, Work
-from vivavoce.engine.faults import Fail, is_out_of_memory
+from vivavoce.engine.faults import Fail, is_out_of_memory, not_finite
 from vivavoce.engine.flow_batches import FlowItem
 from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowJob, FlowStage, PromptWork
 from vivavoce.engine.lane import Lane, Mark
@@ -213,7 +214,10 @@ class SynthesisLane:
                 if part.item.cut is not None:
                     # A copy of its own: listeners keep chunks, and page-locked memory is dear.
                     samples = copy.numpy().copy() if copy.is_pinned() else copy.numpy()
-                    made.append(Made(part.track, part.item.cut, samples))
+                    if np.isfinite(samples).all():
+                        made.append(Made(part.track, part.item.cut, samples))
+                    else:
+                        self._fail([part.track], not_finite())
             self._settle_parts(leaving.parts)
         return made
 

@@ -196,3 +196,14 @@ def test_transforms_are_torchs(n_fft):
         magnitude, phase = own[:, :half].exp().clamp(max=3.0), own[:, width : width + half].sin()
         theirs = istft(magnitude, phase, None, n_fft, hop)[0].clamp(-0.9, 0.9)
         torch.testing.assert_close(made[start * rate * hop :][: len(theirs)], theirs, atol=1e-5, rtol=0)
+
+
+def test_what_is_no_number_stays_so():
+    """Clamped it would be the loudest sample there is."""
+    frames = packed_anyhow((3, 2), 8, 1)
+    inverse, envelope = inverse_table(8), torch.hann_window(8).square()
+    polar = torch.zeros(8, forward_table(8).shape[1])
+    polar[1, :3] = float("nan")
+    made = wave(polar, frames.tags, inverse, envelope, 1, 4, limit=0.9, largest=3.0)
+    assert made[4:8].isnan().all()
+    assert made[12:].isfinite().all()

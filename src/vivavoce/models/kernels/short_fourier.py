@@ -97,7 +97,9 @@ def _wave(
         at = polar + q[:, None] * (2 * LANES) + lane[None, :]
         magnitude = tl.load(at, mask=reached[:, None], other=0.0)
         phase = tl.sin(tl.load(at + LANES, mask=reached[:, None], other=0.0))
-        magnitude = tl.where(reached[:, None], tl.exp(tl.minimum(magnitude, largest)), 0.0)
+        # What is no number stays so, here and below: clamped it would pass for a loud sample.
+        magnitude = tl.exp(tl.minimum(magnitude, largest, propagate_nan=tl.PropagateNan.ALL))
+        magnitude = tl.where(reached[:, None], magnitude, 0.0)
         real, imaginary = magnitude * tl.cos(phase), magnitude * tl.sin(phase)
         rows = table + (back * HOP + sample)[:, None] * (2 * LANES) + lane[None, :]
         from_real, from_imaginary = tl.load(rows), tl.load(rows + LANES)
@@ -106,7 +108,8 @@ def _wave(
         share = tl.load(envelope + back * HOP + sample)[None, :]
         weight += tl.where(reached[:, None], share, 0.0)
     value = total / tl.maximum(weight, 1e-11)
-    value = tl.where(inside[:, None], tl.minimum(tl.maximum(value, -limit), limit), 0.0)
+    value = tl.maximum(value, -limit, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.where(inside[:, None], tl.minimum(value, limit, propagate_nan=tl.PropagateNan.ALL), 0.0)
     tl.store(wave + p[:, None] * HOP + sample[None, :], value, mask=there[:, None])
 
 
