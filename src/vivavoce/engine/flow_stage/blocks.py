@@ -5,7 +5,9 @@ Ends are positions from the row's start, the prompt's first token or frame; a qu
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +36,11 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
 
 def of_blocks(blocks: Sequence[Block], start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """End of its block, and of what was known to it, for each position in [start, end) of a row cut into `blocks`."""
-    ends, known = np.asarray(blocks, dtype=np.int64).T
-    place = np.searchsorted(ends, np.arange(start, end), side="right")
-    return ends[place], known[place]
+    # Of a long row only the last blocks are asked for, at every chunk.
+    reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
+    starts = [start, *(block.end for block in reached[:-1]), end]
+    ends, known = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)
+    return ends, known
 
 
 def grid_ends(start: int, end: int, chunk: int) -> NDArray[np.int64]:

@@ -83,7 +83,7 @@ class Planner:
             InvalidRequest: the row has more frames than the flow has noise for.
         """
         if isinstance(work, PromptWork):
-            tokens, hop = 0, work.stream.prompt_bounds[-1] if work.stream.prompt_bounds else 0
+            tokens, hop = 0, work.stream.prompt_end
         else:
             tokens, hop = len(work.stream.prompt), work.stream.spoken + work.hop
             if work.hop < 1 or len(work.tokens) < hop:
@@ -100,7 +100,7 @@ class Planner:
         stream = work.stream
         if stream.voice is None or self._prompts.get(stream.voice):
             return None
-        end = stream.prompt_bounds[-1]
+        end = stream.prompt_end
         count = self._pool.pages_for(end)
         if not self._prompts.make_room(count):
             return None

@@ -125,7 +125,7 @@ class FlowStage:
         """
         if stream.voice is None or stream.known:
             return False
-        pages = self._pool.pages_for(stream.prompt_bounds[-1]) + 1
+        pages = self._pool.pages_for(stream.prompt_end) + 1
         return self._pool.free + self._prompts.could_free() >= pages
 
     def start(self, work: Sequence[FlowChunk | PromptWork]) -> FlowJob:

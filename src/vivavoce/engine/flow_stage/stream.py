@@ -37,11 +37,13 @@ class FlowStream:
     ) -> None:
         self.conditioning, self.upsampling = conditioning, upsampling
         self.prompt = conditioning.flow_prompt
-        self.prompt_bounds = prompt_bounds
-        self.prompt_blocks = self.blocks = tuple(Block(end, len(self.prompt)) for end in prompt_bounds)
-        """Those of the prompt and of the chunks so far. Whoever computes them again cuts them as they were."""
+        self.prompt_blocks = tuple(Block(end, len(self.prompt)) for end in prompt_bounds)
+        self.blocks = self.prompt_blocks
+        """The prompt's and those of all chunks so far: whoever computes them again cuts them as they were."""
         self.voice = conditioning.flow_key if prompt_bounds else None
         """Key of the prompt's state; None: the prompt is too short to have one."""
+        self.prompt_end = prompt_bounds[-1] if prompt_bounds else 0
+        """Tokens of the prompt that have a state."""
         self.spoken = 0
         """Speech tokens whose mel was given out."""
         self.state: RowState | None = None

@@ -61,4 +61,4 @@ class PromptWork:
     def frames(self) -> int:
         """Frames of the prompt that the text does not change."""
         stream = self.stream
-        return stream.prompt_bounds[-1] * stream.upsampling if stream.prompt_bounds else 0
+        return stream.prompt_end * stream.upsampling
