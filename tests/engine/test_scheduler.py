@@ -291,14 +291,14 @@ def test_the_next_segment_is_decoded_while_the_last_one_is_heard():
     assert scheduler().plan([stream], AT).start[0].segment is following
 
 
-def urgent_batch(stream):
+def batch_of(stream):
     return RunningBatch(0, (FlowItem(segment_of(stream), Cut(15, final=False, kind=Kind.CHUNK)),), 0.05)
 
 
-def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
+def test_decode_steps_that_nobody_waits_for_give_way_to_an_batch_of():
     silent = a_stream(produced=18)
     segment_of(silent).busy = True
-    at = replace(AT, running=(urgent_batch(silent),), synthesis_open=False)
+    at = replace(AT, running=(batch_of(silent),), synthesis_open=False)
     two_lanes = scheduler(exclusive=False)
     assert two_lanes.plan([silent], at) == Plan()
     assert two_lanes.plan([silent, sounding(5.0)], at) == Plan()
@@ -311,8 +311,27 @@ def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
     silent.closed = True
     assert two_lanes.plan([silent, sounding(5.0)], at).decode  # nobody waits for the batch any more
     silent.closed = False
-    calm = replace(at, running=(urgent_batch(sounding(5.0, produced=100)),))
+    calm = replace(at, running=(batch_of(sounding(5.0, produced=100)),))
     assert two_lanes.plan([silent], calm).decode
+
+
+def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited():
+    crowd = [sounding(9.0) for _ in range(10)]
+    new = a_stream(produced=1, accepted_at=NOW - 0.015)
+    at = replace(AT, running=(batch_of(sounding(9.0, produced=100)),), synthesis_open=False)
+    two_lanes = scheduler(exclusive=False)
+    assert two_lanes.plan(crowd, at) == Plan()
+    assert two_lanes.plan([*crowd, new], at) == Plan()
+    new.accepted_at = NOW - 0.025  # 2 ms for each of eleven
+    assert two_lanes.plan([*crowd, new], at).decode
+    many = [sounding(9.0) for _ in range(100)]
+    assert two_lanes.plan([*many, new], at) == Plan()
+    new.accepted_at = NOW - 0.105
+    assert two_lanes.plan([*many, new], at).decode
+    assert two_lanes.plan([*crowd, sounding(0.1)], at).decode  # its listener would run dry
+    assert two_lanes.plan([*crowd[:5], new], at).decode  # of few each step costs the same
+    assert two_lanes.plan(crowd, replace(at, running=())).decode
+    assert two_lanes.plan(crowd, replace(at, running=(batch_of(offline(produced=100)),))).decode
 
 
 def test_where_batches_are_short_streams_are_about_to_run_dry_later():

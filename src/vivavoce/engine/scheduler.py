@@ -40,9 +40,12 @@ _PAST_STEP = 64
 """Frames of a chunk's past that are told apart when it is priced."""
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
-_GUARD_BATCHES = 4
+_GUARD_BATCHES = 3
 """Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and as much
 again for what the device does beside them."""
+_SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
+"""From so many decoding segments on, first tokens may wait for others to share their steps: so many seconds for each of
+the segments, and at most."""
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
 """Of the only work that a lane of its own can do: nobody compares it."""
 _STEPS = ((32, 4), (8, 2))
@@ -200,21 +203,33 @@ class Scheduler:
         return int(at.slots_total * self._limits.spare_slots)
 
     def _gives_way(self, decoding: Sequence[Segment], at: Situation) -> bool:
-        """Whether decode steps, of which none is urgent, wait for an urgent batch: on one device they slow it down."""
-        if self._exclusive or all(self._urgency_of(batch, at.now).rank > FIRST for batch in at.running):
+        """Whether decode steps, of which none is urgent, wait for a batch: on one device they slow it down.
+
+        Of few segments they wait for urgent batches. Of many they wait for those of any stream: the fewer steps it
+        takes to bring everyone's tokens, because more segments share each, the more of the device is the flow's.
+        """
+        many = len(decoding) >= _SHARED_SLOTS
+        ranks = () if self._exclusive else (self._urgency_of(batch, at.now).rank for batch in at.running)
+        if all(rank > (AHEAD if many else FIRST) for rank in ranks):
             return False
         past = sum(segment.positions for segment in decoding)
         step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(decoding)), past=past))
-        return not any(self._presses(segment, at.now, step_s) for segment in decoding)
+        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * len(decoding)) if many else 0.0
+        return not any(self._presses(segment, at.now, step_s, pause_s) for segment in decoding)
 
-    def _presses(self, segment: Segment, now: float, step_s: float) -> bool:
-        """Whether a listener will soon miss tokens of a segment, or its work has waited for too long."""
+    def _presses(self, segment: Segment, now: float, step_s: float, pause_s: float) -> bool:
+        """Whether a listener will soon miss tokens of a segment, or its work has waited for too long.
+
+        pause_s: how long first tokens may wait.
+        """
         stream = segment.stream
         if stream.policy is None:
             return now - stream.accepted_at > self._limits.patience_s
         lacking = segment.tokens_lacking(now)
-        if not lacking or stream.sounding_since is None:
-            return lacking > 0
+        if not lacking:
+            return False
+        if stream.sounding_since is None:
+            return now - stream.accepted_at >= pause_s
         chunk_s = self._seconds(stream.rates.tokens_per_second, 0)
         return stream.dry_at - now - lacking * step_s - chunk_s < self._guard_s
 
