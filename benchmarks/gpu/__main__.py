@@ -10,7 +10,6 @@ with --tiny, sizes are tiny: then the figures mean nothing, and the run shows th
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -23,14 +22,13 @@ import torch
 
 from benchmarks.gpu import loads, report, stages
 from benchmarks.gpu.model import make_model, reader
+from benchmarks.gpu.origin import origin
 from benchmarks.gpu.startup import startups
 from vivavoce.checkpoint.babble_weights import RELEASE, TINY
-from vivavoce.doors.cli.bench_machine import machine
 from vivavoce.doors.python import Vivavoce, load
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings, uses_kernels
 from vivavoce.models.build import build_models
-from vivavoce.version import __version__
 
 PARTS = ("stages", "loads", "bounded", "startup")
 Figures = dict[str, Any]
@@ -44,7 +42,7 @@ def main() -> None:
     model = make_model(
         options.model or Path(f"/tmp/vivavoce-{'tiny' if tiny else 'release'}"), TINY if tiny else RELEASE
     )
-    figures: Figures = {"command": "python -m benchmarks.gpu", "vivavoce": __version__, "commit": _commit()}
+    figures: Figures = origin("benchmarks.gpu", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     begun = time.perf_counter()
     parts: dict[str, Callable[[], Iterable[Figures]]] = {
         "stages": lambda: _stages(model, tiny, options.no_kernels),
@@ -82,7 +80,6 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
     models = build_models(model, torch.device("cuda" if cuda else "cpu"), torch.float16 if cuda else torch.float32)
     conditioning = reader()
     kernels = not plain and uses_kernels(models, EngineSettings())
-    yield machine(models.device)
     cases = stages.FLOW_CASES if not tiny else (stages.FlowCase(1, 30, 174), stages.FlowCase(2, 204))
     # Launches are recorded on a stream of their own, as the engine's lanes have one.
     with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
@@ -94,7 +91,6 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
 def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
     tts = _loaded(model, kernels=False if plain else None)
     try:
-        yield machine(tts.device)
         which = loads.LOADS
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
@@ -110,7 +106,7 @@ def _bounded(model: Path, tiny: bool) -> Iterable[Figures]:
     for gigabytes, one in cases if not tiny else ((4, loads.Load.listeners(2, tokens=25)),):
         tts = _loaded(model, memory_bytes=int(gigabytes * 1e9))
         try:
-            for found in loads.loads(tts, model, (one,)):
+            for found in loads.loads(tts, model, (one,), gigabytes):
                 yield {f"bounded_{key}": value for key, value in found.items()}
         finally:
             tts.close()
@@ -130,11 +126,6 @@ def _line(found: Figures) -> str:
     return "  ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in found.items()
     )
-
-
-def _commit() -> str | None:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
 
 
 if __name__ == "__main__":

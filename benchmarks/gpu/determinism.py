@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.model import make_model, reader
+from benchmarks.gpu.origin import origin
 from vivavoce.checkpoint.babble_weights import RELEASE, TINY
-from vivavoce.doors.cli.bench_machine import machine
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
@@ -83,7 +83,7 @@ def main() -> None:
         options.model or Path(f"/tmp/vivavoce-{'release' if cuda else 'tiny'}"), RELEASE if cuda else TINY
     )
     device = torch.device("cuda" if cuda else "cpu")
-    found: dict[str, Any] = machine(device)
+    found: dict[str, Any] = origin("benchmarks.gpu.determinism", device)
     for deterministic in (False, True):
         models = build_models(model, device, torch.float16 if cuda else torch.float32)
         settings = EngineSettings(

@@ -54,25 +54,31 @@ KEYS = (
 )  # fmt: skip
 
 
-def loads(tts: Talker, model: Path, which: tuple[Load, ...], warmed_up: bool = True) -> Iterator[dict[str, Any]]:
-    """Figures of each load, their keys ending with its name, and the command that gives them."""
+def loads(
+    tts: Talker, model: Path, which: tuple[Load, ...], memory_gb: float | None = None
+) -> Iterator[dict[str, Any]]:
+    """Figures of each load, their keys beginning with its name, and the command that gives them.
+
+    memory_gb: the bound that `tts`, which is warmed up, was loaded with.
+    """
+    bound = f"--memory {memory_gb:g} " if memory_gb else ""
     for load in which:
-        report = measure(tts, model, load, warmed_up)
+        report = measure(tts, model, load, memory_gb)
         yield {
-            f"{load.name}_command": f"vivavoce bench --model {model} --admission all {load.options()}",
+            f"{load.name}_command": f"vivavoce bench --model {model} --admission all {bound}{load.options()}",
             **{f"{load.name}_{key}": report[key] for key in KEYS},
         }
 
 
-def measure(tts: Talker, model: Path, load: Load, warmed_up: bool) -> Mapping[str, Any]:
+def measure(tts: Talker, model: Path, load: Load, memory_gb: float | None = None) -> Mapping[str, Any]:
     """The report of one load, as `vivavoce bench --json` writes it."""
     asked = BenchRequest(
         choice=ModelChoice(str(model)),
-        engine=EngineChoice("all"),
+        engine=EngineChoice("all", memory_gb),
         concurrency=load.concurrency,
         rate=load.rate,
         requests=load.requests,
-        warmup=0 if warmed_up else None,
+        warmup=0,
         text_file=None,
         words=None,
         tokens=load.tokens,

@@ -29,9 +29,9 @@ import torch
 from benchmarks.gpu import errors, stages
 from benchmarks.gpu.heard import words
 from benchmarks.gpu.model import make_model, reader
+from benchmarks.gpu.origin import origin
 from vivavoce.bench.texts import SENTENCES
 from vivavoce.checkpoint.babble_weights import RELEASE, TINY
-from vivavoce.doors.cli.bench_machine import machine
 from vivavoce.engine.precision import FlowLinear, LMWeights, Precision
 from vivavoce.models.build import Models, build_models
 from vivavoce.service.default_model import model_folder
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cuda = torch.cuda.is_available()
     tiny = options.tiny or not cuda
     device, dtype = (torch.device("cuda"), torch.float16) if cuda else (torch.device("cpu"), torch.float32)
-    figures: Figures = machine(device)
+    figures: Figures = origin("benchmarks.gpu.precision", device)
     for found in _measured(options, device, dtype, tiny=tiny):
         figures.update(found)
         print("  ".join(f"{key} {_shown(value)}" for key, value in found.items()), flush=True)
@@ -122,7 +122,9 @@ def _measured(
                 cases = (stages.FlowCase(1, 204),) if tiny else CASES
                 yield from stage_times(build_models(model, device, dtype), (1, 2) if tiny else SLOTS, cases)
     if "heard" in parts and options.mini:
-        yield from mini_words(SENTENCES[: options.sentences])
+        sentences = SENTENCES[: options.sentences]
+        yield {"sentences": len(sentences)}
+        yield from mini_words(sentences)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -130,7 +132,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
     parser.add_argument("--mini", action="store_true", help="let a recogniser hear the mini model")
-    parser.add_argument("--sentences", type=int, default=32, help="that it hears")
+    parser.add_argument("--sentences", type=int, default=len(SENTENCES), help="that it hears")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
     options = parser.parse_args(arguments)

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import make_model
-from vivavoce.doors.cli.bench_machine import machine
+from benchmarks.gpu.origin import origin
 from vivavoce.doors.python import load
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings
@@ -86,7 +86,7 @@ def main() -> None:
     asked = Load.listeners(options.listeners)
     if options.offline:
         asked = Load("offline", options.offline, options.offline, offline=True)
-    user = threading.Thread(target=measure, args=(tts, model, asked, True))
+    user = threading.Thread(target=measure, args=(tts, model, asked))
     user.start()
     time.sleep(0.3 if options.offline else options.after)
     with profile(activities=[ProfilerActivity.CUDA]) as looked:
@@ -100,7 +100,7 @@ def main() -> None:
         for event in looked.profiler.kineto_results.events()
         if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
     ]
-    result = {**machine(tts.device), "load": asked.options(), **summary(found)}
+    result = {**origin("benchmarks.gpu.trace", tts.device), "load": asked.options(), **summary(found)}
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.chrome:
         looked.export_chrome_trace(str(options.chrome))
