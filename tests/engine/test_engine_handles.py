@@ -27,7 +27,7 @@ from tests.engine.engine_helpers import (
 )
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import EngineStopped, RequestCancelled
+from vivavoce.errors import EngineStopped, InvalidRequest, RequestCancelled
 
 LONG = stream(segment(300))
 SMALL = EngineSettings(slots=4, state_bytes=16 << 20)
@@ -229,6 +229,15 @@ def test_warming_up_measures_and_is_no_request(models):
         snapshot = engine.statistics
     assert snapshot.requests.accepted == snapshot.requests.finished == 0
     assert all(stage.batches > 0 for stage in snapshot.stages)
+
+
+def test_warming_up_for_a_few_asks_for_no_more_at_once(models):
+    with Engine(models, SMALL) as engine:
+        with pytest.raises(InvalidRequest, match="streams: 0"):
+            engine.warm_up(streams=0)
+        engine.warm_up(60.0, streams=1)  # an end, though not of the time
+        stages = engine.statistics.stages
+    assert all(stage.batch_size.total == stage.batches for stage in stages)
 
 
 def test_statistics_count_what_happened(models):

@@ -32,11 +32,11 @@ class IdleLane:
     steps_in_flight = 0
 
     def __init__(self):
-        self.released = []
-        self.prepared = self.waited = 0
+        self.released, self.prepared = [], []
+        self.waited = 0
 
-    def prepare(self):
-        self.prepared += 1
+    def prepare(self, size):
+        self.prepared.append(size)
 
     def wait(self):
         self.waited += 1
@@ -141,12 +141,16 @@ def test_stopping_tells_all_who_listen():
 def test_stages_are_prepared_in_the_loop_s_thread_and_whoever_asked_hears_how_it_went():
     bench = Bench()
     well, badly = Future(), Future()
-    bench.loop.post(Prepare(well))
+    bench.loop.post(Prepare(None, well))
     bench.loop.run_once()
     assert well.result(PATIENCE_S) is None
-    assert [lane.prepared for lane in bench.lanes] == [1, 1]
-    bench.lanes[1].prepare = lambda: 1 / 0
-    bench.loop.post(Prepare(badly))
+    for streams in (3, 20):
+        bench.loop.post(Prepare(streams, Future()))
+    bench.loop.run_once()
+    # Slots, and mel frames.
+    assert [lane.prepared for lane in bench.lanes] == [[None, 3, 20], [None, 1_024, 2_560]]
+    bench.lanes[1].prepare = lambda frames: 1 / 0
+    bench.loop.post(Prepare(None, badly))
     bench.loop.run_once()
     assert isinstance(badly.exception(PATIENCE_S), ZeroDivisionError)
 
@@ -155,7 +159,7 @@ def test_nobody_waits_for_a_loop_that_has_ended_to_prepare():
     bench = Bench()
     bench.run_until(Stop(drain=False))
     late = Future()
-    bench.loop.post(Prepare(late))
+    bench.loop.post(Prepare(None, late))
     assert isinstance(late.exception(PATIENCE_S), EngineStopped)
 
 

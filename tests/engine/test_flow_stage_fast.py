@@ -1,6 +1,7 @@
 """The flow stage with kernels makes the mel that it makes without, and the same in any company."""
 
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,11 +14,7 @@ from vivavoce.engine.flow_stage import (
     Attention,
     FlowChunk,
     FlowStage,
-    encoder_tables,
-    packed_buffers,
-    packed_encoding,
     packed_lane,
-    packed_tables,
 )
 from vivavoce.engine.flow_stage.lane import voice_features
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
@@ -212,11 +209,7 @@ def test_prepared_sizes_are_recorded_once(small, monkeypatch):
     # What they compute is not looked at here.
     monkeypatch.setattr(PackedUNet, "step", lambda self, batch: None)
     monkeypatch.setattr(PackedEncoder, "encode", lambda self, batch: None)
-    monkeypatch.setattr(packed_buffers, "FRAME_BUCKETS", (64,))
-    monkeypatch.setattr(packed_tables, "FRAME_BUCKETS", (64,))
-    for module in (encoder_tables, packed_encoding):
-        monkeypatch.setattr(module, "TOKEN_BUCKETS", (32,))
-    stage = stage_of(small, 6, kernels=True)
+    stage = stage_of(small, 6, kernels=True, most_frames=64)
     stage.prepare()
     graphs = stage._lanes._buffers._graphs
     assert graphs.captured == 2
@@ -226,6 +219,18 @@ def test_prepared_sizes_are_recorded_once(small, monkeypatch):
     # Past the largest size a batch is not recorded.
     say(stage, stage.open(voice(4)), TOKENS[:40], 30, Attention.FULL)
     assert graphs.captured == 2
+    assert [len(part) for part in stage._lanes.parts([Mock(new=20), Mock(new=12), Mock(new=1)])] == [2, 1]
+
+
+@torch.inference_mode()
+def test_what_few_streams_need_is_recorded_first(small, monkeypatch):
+    monkeypatch.setattr(PackedUNet, "step", lambda self, batch: None)
+    monkeypatch.setattr(PackedEncoder, "encode", lambda self, batch: None)
+    stage = stage_of(small, 6, kernels=True, most_frames=256)
+    graphs = stage._lanes._buffers._graphs
+    for frames, captured in ((100, 4), (128, 4), (129, 6), (None, 8)):
+        stage.prepare(frames)
+        assert graphs.captured == captured
 
 
 def test_buckets():

@@ -171,6 +171,8 @@ def test_everything_usual_is_recorded_ahead(models, small, monkeypatch):
     recorded = []
     monkeypatch.setattr("vivavoce.engine.graphs.Graphs.capture", lambda _, work: recorded.append(work) or work)
     stage = LMStage(models, slots=20, capacity=CAPACITY, kernels=True)
+    stage.prepare(8)
+    assert len(recorded) == len({1, 8}) + 4 * len(SEQUENCES)
     stage.prepare()
     assert len(recorded) == len({1, 8, 16, 20}) + 4 * len(SEQUENCES)
     begin(stage, models, [request(1), request(2, top_k=1)])

@@ -65,7 +65,7 @@ def test_stages_are_made_as_chosen(models, monkeypatch, choice):
     for name in ("LMStage", "FlowStage", "VocoderStage"):
         monkeypatch.setattr(workshop, name, lambda *_, name=name, **asked: made.update({name: asked}))
     precision = choice.settings().precision
-    memory = workshop.MemoryPlan(1, 64, 0)
+    memory = workshop.MemoryPlan(1, 64, 0, 1_024)
     workshop.Workshop(models, memory, kernels=True, deterministic=True, precision=precision, official=False,
                       chooser=None, source_noise=True)  # fmt: skip
     assert made["LMStage"]["int8"] is choice.int8_lm

@@ -350,6 +350,13 @@ def test_batches_of_offline_work_alone_are_larger_where_nothing_is_padded():
     assert len(Scheduler(FlatCosts(), limits, exclusive=False, padded=False).plan(waiting, AT).start) == 4
 
 
+def test_limits_within_what_memory_allows():
+    assert Limits().within(16_384) == Limits()
+    small = Limits().within(2_048)
+    assert (small.batch_frames, small.urgent_batch_frames, small.offline_batch_frames) == (2_048,) * 3
+    assert Limits(urgent_batch_frames=100).within(2_048).urgent_batch_frames == 100
+
+
 def test_on_a_lane_of_its_own_the_flow_finishes_the_oldest_stream_first():
     old, new = sounding(9.0, produced=130, spoken=50, chunks=3), sounding(5.0, produced=130, spoken=50, chunks=3)
     old.accepted_at, new.accepted_at = NOW - 11.0, NOW - 4.0

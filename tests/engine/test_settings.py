@@ -47,12 +47,16 @@ def slot_bytes(models, plan):
 def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
     assert plan.slots == 256
-    assert plan.state_bytes == int(0.8 * (100 << 30)) - 257 * slot_bytes(on_a_gpu, plan)
+    assert plan.state_bytes == (88 << 30) - 257 * slot_bytes(on_a_gpu, plan)
+    assert plan.batch_frames == 16_384
 
 
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30))
-    assert plan.state_bytes + (plan.slots + 1) * slot_bytes(on_a_gpu, plan) == int(0.8 * (10 << 30))
+    assert plan.state_bytes + (plan.slots + 1) * slot_bytes(on_a_gpu, plan) == (10 << 30) - int(0.2 * (10 << 30))
+    assert 1_024 < plan.batch_frames < 16_384
+    least = plan_memory(on_a_gpu, EngineSettings(memory_bytes=4 << 30, slots=1))
+    assert least.batch_frames == 1_024
     with pytest.raises(InvalidRequest, match="memory_bytes"):
         plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
 

@@ -117,9 +117,16 @@ class Vivavoce:
         """What each stage's batches have cost so far, by their size: what admission reckons with."""
         return self._synthesizer.engine.costs
 
-    def warm_up(self, seconds: float = 3.0) -> None:
-        """Measure the machine before its first user comes: what admission and deadlines are planned with."""
-        self._synthesizer.engine.warm_up(seconds)
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
+        """Get ready before the first user comes: on a CUDA device record the stages' launches, then measure what
+        admission and deadlines are planned with.
+
+        streams: record what so many at once need, which takes less time; None: what any load needs.
+
+        Raises:
+            InvalidRequest: streams is below 1.
+        """
+        self._synthesizer.engine.warm_up(seconds, streams)
 
     def close(self) -> None:
         """Finish what was asked for, and stop; nothing can be spoken after it."""

@@ -31,7 +31,7 @@ from vivavoce.engine.stream import Stream
 from vivavoce.engine.synthesis_lane import SynthesisLane
 from vivavoce.engine.ticket import Ticket, Track
 from vivavoce.engine.workshop import Workshop
-from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded
+from vivavoce.errors import EngineStopped, InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import Models
 
 NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
@@ -131,23 +131,31 @@ class Engine:
             self._statistics.request(RequestEvent.REFUSED)
             raise
 
-    def warm_up(self, seconds: float = 3.0) -> None:
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
         once, for about that many seconds.
+
+        streams: record what so many at once need, and the rest when it is first met; None: all.
+
+        Raises:
+            InvalidRequest: streams is below 1.
         """
+        if streams is not None and streams < 1:
+            raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         self._start()
         prepared: Future[None] = Future()
-        self._loop.post(Prepare(prepared))
+        self._loop.post(Prepare(streams, prepared))
         prepared.result()
-        streams, until = 1, time.perf_counter() + seconds
-        while streams == 1 or (time.perf_counter() < until and streams <= self.memory.slots):
-            requests = [self._nonsense(seed) for seed in range(streams)]
+        most = min(streams or self.memory.slots, self.memory.slots)
+        count, until = 1, time.perf_counter() + seconds
+        while count == 1 or (time.perf_counter() < until and count <= most):
+            requests = [self._nonsense(seed) for seed in range(count)]
             try:
                 for handle in [self._enqueue(one, asked=False) for one in requests]:
                     handle.result()
             except OutOfMemory:
                 return  # what smaller batches have taught is enough
-            streams *= 2
+            count *= 2
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
@@ -202,6 +210,7 @@ class Engine:
 
     def _make_loop(self) -> Loop:
         workshop, device = self._workshop, self.models.device
+        limits = self.settings.limits.within(self.memory.batch_frames)
         # The lanes report failures to the loop, which is made of them.
         loop: Loop
 
@@ -213,7 +222,7 @@ class Engine:
             SynthesisLane(
                 workshop.flow, workshop.vocoder, device, self._costs, self._statistics, fail, padded=not self._kernels
             ),
-            Scheduler(self._costs, self.settings.limits, exclusive=self._exclusive, padded=not self._kernels),
+            Scheduler(self._costs, limits, exclusive=self._exclusive, padded=not self._kernels),
             self._statistics,
             self.models.config.rates.sample_rate,
             self._books,

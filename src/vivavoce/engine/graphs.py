@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 Work = Callable[[], None]
 """Reads and writes tensors that stay where they are; waits for nothing; makes the same launches each time."""
+
+
+def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
+    """Of ascending sizes of recordings those that work of at most `most` comes in; None: all."""
+    smaller = (0, *sizes)
+    return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
 
 class Graphs:

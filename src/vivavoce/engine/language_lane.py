@@ -60,10 +60,10 @@ class LanguageLane:
         """All slots."""
         return self._stage.slots
 
-    def prepare(self) -> None:
-        """Get ready for steps of any size."""
+    def prepare(self, slots: int | None) -> None:
+        """Get ready for steps of up to so many slots; None: of all."""
         with self._lane.entered():
-            self._stage.prepare()
+            self._stage.prepare(slots)
 
     def prefill(self, tracks: Sequence[Track]) -> None:
         """Read the tracks' rows in one forward; whoever has no slot takes one."""

@@ -30,6 +30,9 @@ from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
 
+_STREAM_FRAMES, _LEAST_FRAMES = 128, 1_024
+"""Mel frames of a stream's largest chunk, with room; those of a batch that even one listener may need."""
+
 
 class Loop:
     """All accepted requests, and the two lanes that work for them.
@@ -153,8 +156,8 @@ class Loop:
 
     def _prepare(self, message: Prepare) -> None:
         try:
-            self._language.prepare()
-            self._synthesis.prepare()
+            self._language.prepare(message.streams)
+            self._synthesis.prepare(message.streams and max(_LEAST_FRAMES, message.streams * _STREAM_FRAMES))
         except Exception as error:  # too little memory, say: whoever asked decides what to do without
             message.done.set_exception(error)
         else:

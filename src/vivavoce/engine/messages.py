@@ -39,8 +39,9 @@ class Stop:
 
 @dataclass(frozen=True, eq=False)
 class Prepare:
-    """Get the stages ready for work of any size; `done` is told how that went."""
+    """Get the stages ready for what so many streams need, None: for work of any size; `done` is told how that went."""
 
+    streams: int | None
     done: Future[None]
 
 

@@ -17,7 +17,7 @@ Slack is the time until the listener runs dry, less the time that the next chunk
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from vivavoce.engine.cost_model import CostModel, Stage, Work
@@ -73,6 +73,15 @@ class Limits:
     guard_s: float = 0.4
     calm_s: float = 2.0
     patience_s: float = 60.0
+
+    def within(self, frames: int) -> Limits:
+        """These, with batches of at most so many mel frames."""
+        return replace(
+            self,
+            batch_frames=min(self.batch_frames, frames),
+            urgent_batch_frames=min(self.urgent_batch_frames, frames),
+            offline_batch_frames=min(self.offline_batch_frames, frames),
+        )
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,14 @@ CPU_SLOTS = 32
 CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
-SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.2
+SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 12 << 30
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
-and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
-flow's state."""
+and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
+size never need more than so many bytes; all else is for the flow's state."""
+RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
+"""What of it does not grow with batches, and what a mel frame of the largest one takes, above all in the vocoder."""
+FEWEST_FRAMES, MOST_FRAMES = 1_024, 16_384
+"""Mel frames of the largest batch that is recorded: fewer would cost time, more save none."""
 FEWEST_SLOTS = 8
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
@@ -36,11 +40,10 @@ class EngineSettings:
     slots: sequences that the language model decodes at once; state_bytes: memory for the flow's state of the past;
     memory_bytes: all that may be taken of a CUDA device's memory, the weights included; kernels: whether our own
     kernels and recorded launches are used, None: where they are faster, on CUDA devices in 16 bit; deterministic: the
-    same request gives the same bits whoever shares its batches, which costs speed; precision: what is
-    of eight bits, with kernels only: faster, and less exact;
-    admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
-    first_chunk_s: the time to a first chunk that admission plans for; headroom: the share of real time that streams may
-    use before more of them wait or are refused.
+    same request gives the same bits whoever shares its batches, which costs speed; precision: what is of eight bits,
+    with kernels only: faster, and less exact; admission: whether streams that would make others run dry are refused or
+    wait; max_waiting: requests that may wait; first_chunk_s: the time to a first chunk that admission plans for;
+    headroom: the share of real time that streams may use before more of them wait or are refused.
     """
 
     slots: int | None = None
@@ -72,11 +75,12 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Slots and positions of the key-value cache, and bytes for the flow's state."""
+    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch."""
 
     slots: int
     capacity: int
     state_bytes: int
+    batch_frames: int
 
 
 def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
@@ -87,24 +91,27 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     """
     lm = models.config.lm
     capacity = min(lm.max_positions, MAX_POSITIONS)
+    batch_frames = MOST_FRAMES
     width = torch.finfo(models.dtype).bits // 8
     slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * width
     if models.device.type == "cuda":
         room = _cuda_room(models.device, settings.memory_bytes)
         slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
+        batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
+        batch_frames = max(FEWEST_FRAMES, min(MOST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES))
         # One slot more takes what only pads.
-        state_bytes = int(room * (1 - BATCHES_SHARE)) - (slots + 1) * slot_bytes
+        state_bytes = room - batches - (slots + 1) * slot_bytes
         if state_bytes < 0:
             raise InvalidRequest(
                 f"memory: {slots} slots take {(slots + 1) * slot_bytes} bytes, beside the weights there are {room}, of "
-                f"which {BATCHES_SHARE:.0%} are for batches; allow more memory or fewer slots"
+                f"which {batches} are for batches; allow more memory or fewer slots"
             )
     else:
         slots = settings.slots or CPU_SLOTS
         state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4)
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
-    return MemoryPlan(slots, capacity, state_bytes)
+    return MemoryPlan(slots, capacity, state_bytes, batch_frames)
 
 
 def uses_kernels(models: Models, settings: EngineSettings) -> bool:

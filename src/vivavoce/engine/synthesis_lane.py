@@ -147,11 +147,11 @@ class SynthesisLane:
         )
         return (*flows, *voiceless)
 
-    def prepare(self) -> None:
-        """Get ready for batches of any size."""
+    def prepare(self, frames: int | None) -> None:
+        """Get ready for batches of up to so many mel frames; None: of any size."""
         with self._lane.entered():
-            self._flow.prepare()
-            self._vocoder.prepare()
+            self._flow.prepare(frames)
+            self._vocoder.prepare(frames)
 
     def retry(self) -> bool:
         """Begin a batch that did not fit before, in a smaller form; False: there is none."""

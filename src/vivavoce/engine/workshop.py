@@ -61,10 +61,11 @@ class Workshop:
                 kernels=kernels,
                 deterministic=deterministic,
                 fp8=precision.fp8_flow,
+                most_frames=memory.batch_frames,
             )
         except ValueError as error:
             raise InvalidRequest(f"kernels: {error}") from None
-        self.vocoder = VocoderStage(models, source_noise=source_noise, kernels=kernels)
+        self.vocoder = VocoderStage(models, source_noise=source_noise, kernels=kernels, most_frames=memory.batch_frames)
 
     def check_in(self, request: SynthesisRequest, arrival: Arrival) -> Arrived:
         """A segment and the language model's work for it; safe to call from any thread.

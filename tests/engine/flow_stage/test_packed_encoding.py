@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
-from vivavoce.engine.flow_stage import encoder_tables, packed_encoding
+from vivavoce.engine.flow_stage import encoder_tables
 from vivavoce.engine.flow_stage.blocks import Block, at_rate, grid_ends, of_blocks, whole_ends
-from vivavoce.engine.flow_stage.encoder_tables import EncoderBucket, EncoderShape
+from vivavoce.engine.flow_stage.encoder_tables import TOKEN_BUCKETS, EncoderBucket, EncoderShape
 from vivavoce.engine.flow_stage.packed_encoding import PackedEncoding
 from vivavoce.engine.flow_stage.planning import Row, Sight
 from vivavoce.engine.flow_stage.pool import SINK, PagePool
@@ -112,7 +112,7 @@ def take(encoding, voices, rows):
 def test_rows_continue_their_pasts(small, invariant):
     """Over the ends of pages, by one token, beside rows that begin, and at the end without lookahead."""
     pool = pool_of(small)
-    encoding = PackedEncoding(small, pool, invariant=invariant)
+    encoding = PackedEncoding(small, pool, TOKEN_BUCKETS, invariant=invariant)
     one, two, three = (Voice(pool, seed) for seed in range(3))
     for batch in (
         [(one, (20, 38), 3), (two, (31,), 3)],
@@ -135,7 +135,7 @@ def test_rows_continue_their_pasts(small, invariant):
 
 @torch.inference_mode()
 def test_rows_without_state(small):
-    encoding = PackedEncoding(small, pool_of(small, 0), invariant=False)
+    encoding = PackedEncoding(small, pool_of(small, 0), TOKEN_BUCKETS, invariant=False)
     tokens = Voice(None, 5).tokens
     sights = [
         Sight(whole_ends(0, 33), whole_ends(0, 66), whole_ends(0, 66), np.full(33, 35)),
@@ -152,7 +152,7 @@ def test_rows_without_state(small):
 @torch.inference_mode()
 def test_an_abandoned_batch_leaves_tails_as_they_were(small):
     pool = pool_of(small)
-    encoding, voice = PackedEncoding(small, pool, invariant=False), Voice(pool, 1)
+    encoding, voice = PackedEncoding(small, pool, TOKEN_BUCKETS, invariant=False), Voice(pool, 1)
     take(encoding, [voice], [voice.row(20)])
     before = [shelf.tails.clone() for shelf in pool.shelves[:2]]
     row = voice.row(30)
@@ -171,7 +171,10 @@ def test_an_abandoned_batch_leaves_tails_as_they_were(small):
 @torch.inference_mode()
 def test_tails_are_a_batch_s_own_until_they_are_committed(small):
     pool = pool_of(small)
-    encoding, voices = PackedEncoding(small, pool, invariant=False), [Voice(pool, seed) for seed in (1, 2)]
+    encoding, voices = (
+        PackedEncoding(small, pool, TOKEN_BUCKETS, invariant=False),
+        [Voice(pool, seed) for seed in (1, 2)],
+    )
     batches = []
     for voice in voices:
         row = voice.row(12)
@@ -189,7 +192,7 @@ def test_invariant_rows_are_equal_to_the_bit(small):
     """Alone and in company, with a past in pages and computed again."""
     with products_in_order():
         pool = pool_of(small)
-        encoding = PackedEncoding(small, pool, invariant=True)
+        encoding = PackedEncoding(small, pool, TOKEN_BUCKETS, invariant=True)
         alone, voice, other = Voice(pool, 1), Voice(pool, 1), Voice(pool, 2)
         for bounds, beside in (((20, 39), 7), ((45,), 44)):
             (expected,) = take(encoding, [alone], [alone.row(*bounds)])
@@ -202,19 +205,20 @@ def test_invariant_rows_are_equal_to_the_bit(small):
 
 @torch.inference_mode()
 def test_common_sizes_are_recorded_once_and_larger_ones_never(small, monkeypatch):
-    for module in (encoder_tables, packed_encoding):
-        monkeypatch.setattr(module, "TOKEN_BUCKETS", (16, 32))
+    monkeypatch.setattr(encoder_tables, "TOKEN_BUCKETS", (16, 32, 64))
     pool = pool_of(small)
-    encoding, voice = PackedEncoding(small, pool, invariant=False), Voice(pool, 1)
-    encoding.prepare()
+    encoding, voice = PackedEncoding(small, pool, (16, 32), invariant=False), Voice(pool, 1)
+    encoding.prepare(16)
+    assert encoding._graphs.captured == 2
+    encoding.prepare(None)
     assert encoding._graphs.captured == 4
     take(encoding, [voice], [voice.row(10)])
     row = voice.row(50)
     (made,) = take(encoding, [voice], [row])
     check(made, whole(small, voice, row))
     assert encoding._graphs.captured == 4
-    without = PackedEncoding(small, pool_of(small, 0), invariant=False)
-    without.prepare()
+    without = PackedEncoding(small, pool_of(small, 0), (16, 32), invariant=False)
+    without.prepare(None)
     assert without._graphs.captured == 2
 
 

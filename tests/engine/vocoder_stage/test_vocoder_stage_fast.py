@@ -156,10 +156,21 @@ def test_a_bucket_is_recorded_once(small, monkeypatch):
         stage.run([plan.piece(plan.open(stage), 0)])
     graphs = stage._packed._graphs
     assert graphs.captured == 1
+    stage.prepare(65)
+    assert graphs.captured == 3
     stage.prepare()
     assert graphs.captured == len(packed_buffers.BUCKETS)
     stage.run([plan.piece(plan.open(stage), 0)])
     assert graphs.captured == len(packed_buffers.BUCKETS)
+
+
+def test_batches_are_cut_where_memory_bounds_them(small):
+    plan = Plan([30], whole=True)
+    bounded, free = VocoderStage(small, kernels=True, most_frames=64), VocoderStage(small, kernels=True)
+    waves = [stage.run([plan.piece(plan.open(stage), 0) for _ in range(3)]) for stage in (bounded, free)]
+    assert max(bounded._packed._recordings) <= 64 < max(free._packed._recordings)
+    for one, other in zip(*waves, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
 
 
 def test_sizes_that_the_kernels_do_not_know_stay_on_the_plain_path(models):
@@ -180,7 +191,7 @@ def test_nothing_at_all_is_silence(small):
 
 @pytest.mark.parametrize(("frames", "bucket"), [(1, 48), (48, 48), (49, 64), (8192, 8192), (8193, 16384)])
 def test_buckets(frames, bucket):
-    assert packed_buffers.bucket_of(frames) == bucket
+    assert packed_buffers.bucket_of(frames, packed_buffers.BUCKETS) == bucket
 
 
 def test_columns_of_the_table_are_the_rows_fields():

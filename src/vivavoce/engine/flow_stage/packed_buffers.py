@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import UNetConfig
-from vivavoce.engine.flow_stage.packed_tables import FRAME_BUCKETS, Bucket, TableShape
+from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.pool import Shelf
-from vivavoce.engine.graphs import Graphs, Work
+from vivavoce.engine.graphs import Graphs, Work, sizes_for
 from vivavoce.models.flow.packed import PackedUNet
 from vivavoce.models.flow.packed_batch import PackedBatch
 from vivavoce.models.kernels.flow_conv import Tails
@@ -122,33 +122,36 @@ class PackedBuffers:
 
 
 class BufferShelf:
-    """The buffers of all buckets, made and recorded as they are first needed, or ahead."""
+    """The buffers of all buckets, made and recorded as they are first needed, or ahead.
 
-    def __init__(self, network: PackedUNet, config: UNetConfig, shelf: Shelf) -> None:
-        self._network, self._config, self._shelf = network, config, shelf
+    sizes: frames of the common buckets, ascending.
+    """
+
+    def __init__(self, network: PackedUNet, config: UNetConfig, shelf: Shelf, sizes: Sequence[int]) -> None:
+        self._network, self._config, self._shelf, self._sizes = network, config, shelf, sizes
         self._graphs = Graphs(shelf.keys.device)
         self._buffers: dict[Bucket, PackedBuffers] = {}
-        self._storage = Storage([self._shape(bucket) for bucket in self._common()], config, shelf)
+        self._storage = Storage([self._shape(bucket) for bucket in self._common(None)], config, shelf)
 
     def of(self, bucket: Bucket) -> PackedBuffers:
         """Those of a bucket; of one that is not common, new ones, which nobody else will use."""
         shape = self._shape(bucket)
-        if not bucket.is_common:
+        if not bucket.is_common or bucket.frames > self._sizes[-1]:
             # Launching takes less time than so large a batch, and each would need a recording of its own.
             return PackedBuffers(shape, Storage([shape], self._config, self._shelf), self._network, lambda work: work)
         if bucket not in self._buffers:
             self._buffers[bucket] = PackedBuffers(shape, self._storage, self._network, self._graphs.capture)
         return self._buffers[bucket]
 
-    def prepare(self) -> None:
-        """Record all common buckets."""
-        for bucket in self._common():
+    def prepare(self, frames: int | None) -> None:
+        """Record all common buckets that batches of up to so many frames come in."""
+        for bucket in self._common(frames):
             self.of(bucket)
 
-    def _common(self) -> list[Bucket]:
+    def _common(self, frames: int | None) -> list[Bucket]:
         # The largest first: the others' intermediate tensors then fit into the memory of its recording.
         sources = (True, False) if len(self._shelf.keys) else (False,)
-        return [Bucket.common(frames, paged) for frames in reversed(FRAME_BUCKETS) for paged in sources]
+        return [Bucket.common(size, paged) for size in reversed(sizes_for(self._sizes, frames)) for paged in sources]
 
     def _shape(self, bucket: Bucket) -> TableShape:
         return TableShape(bucket, self._network.cuts(bucket.frames).attention.queries)

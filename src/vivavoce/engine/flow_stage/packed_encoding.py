@@ -14,10 +14,10 @@ from torch import Tensor
 
 from vivavoce.engine.flow_stage.arrays import upload
 from vivavoce.engine.flow_stage.encoder_buffers import EncoderBuffers, EncoderStorage, Shelves
-from vivavoce.engine.flow_stage.encoder_tables import TOKEN_BUCKETS, EncoderBucket, EncoderShape
+from vivavoce.engine.flow_stage.encoder_tables import EncoderBucket, EncoderShape
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.pool import SINK, PagePool
-from vivavoce.engine.graphs import Graphs
+from vivavoce.engine.graphs import Graphs, sizes_for
 from vivavoce.models.build import Models
 from vivavoce.models.flow.packed_encoder import PackedEncoder
 from vivavoce.models.kernels.compile_ahead import compiled_ahead
@@ -51,6 +51,7 @@ class PackedEncoding:
     """Encodes packed batches, which share buffers and recordings.
 
     Args:
+        sizes: tokens of the common buckets, ascending.
         invariant: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
             computed again, to the bit; slower.
 
@@ -58,7 +59,8 @@ class PackedEncoding:
         ValueError: sizes that the kernels do not take.
     """
 
-    def __init__(self, models: Models, pool: PagePool, *, invariant: bool) -> None:
+    def __init__(self, models: Models, pool: PagePool, sizes: Sequence[int], *, invariant: bool) -> None:
+        self._sizes = sizes
         self._config, self._bins, self._device = (
             models.config.flow.encoder,
             models.config.flow.num_mel_bins,
@@ -68,7 +70,7 @@ class PackedEncoding:
         self._shelves: Shelves = pool.shelves[:2]
         self._graphs = Graphs(models.device)
         self._buffers: dict[EncoderBucket, EncoderBuffers] = {}
-        self._storage = self._store([self._shape(bucket) for bucket in self._common()])
+        self._storage = self._store([self._shape(bucket) for bucket in self._common(None)])
 
     def encode(self, rows: Sequence[Row]) -> EncodedRows:
         """Rows that all leave a state, or none; keys and values go to their pages, tails to the pool at `commit`."""
@@ -80,28 +82,31 @@ class PackedEncoding:
             (slots,) = upload((np.array(pairs, dtype=np.int64).T.copy(),), self._device)
         return EncodedRows(mu=mu, slots=slots, shelves=self._shelves, tails=tails)
 
-    def prepare(self) -> None:
-        """Record all common buckets."""
+    def prepare(self, tokens: int | None) -> None:
+        """Record all common buckets that batches of up to so many tokens come in."""
+        common = self._common(tokens)
         with compiled_ahead() as apart:
-            for bucket in self._common() if apart else ():
+            for bucket in common if apart else ():
                 self._network.encode(self._storage.batch(self._shape(bucket)))
-        for bucket in self._common():
+        for bucket in common:
             self._buffers_of(bucket)
 
     def _buffers_of(self, bucket: EncoderBucket) -> EncoderBuffers:
         """Those of a bucket; of one that is not common, new ones, which nobody else will use."""
         shape = self._shape(bucket)
-        if not bucket.is_common:
+        if not bucket.is_common or bucket.tokens > self._sizes[-1]:
             # Launching takes less time than so large a batch, and each would need a recording of its own.
             return EncoderBuffers(shape, self._store([shape]), self._network, lambda work: work)
         if bucket not in self._buffers:
             self._buffers[bucket] = EncoderBuffers(shape, self._storage, self._network, self._graphs.capture)
         return self._buffers[bucket]
 
-    def _common(self) -> list[EncoderBucket]:
+    def _common(self, tokens: int | None) -> list[EncoderBucket]:
         # The largest first: the others' intermediate tensors then fit into the memory of its recording.
         sources = (True, False) if len(self._shelves[0].keys) else (False,)
-        return [EncoderBucket.common(tokens, paged) for tokens in reversed(TOKEN_BUCKETS) for paged in sources]
+        return [
+            EncoderBucket.common(size, paged) for size in reversed(sizes_for(self._sizes, tokens)) for paged in sources
+        ]
 
     def _shape(self, bucket: EncoderBucket) -> EncoderShape:
         queries = self._network.cuts(bucket.tokens).attention.queries

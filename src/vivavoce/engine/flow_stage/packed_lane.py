@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vivavoce.engine.flow_stage.arrays import upload
 from vivavoce.engine.flow_stage.buckets import MOST_ROWS
+from vivavoce.engine.flow_stage.encoder_tables import TOKEN_BUCKETS
 from vivavoce.engine.flow_stage.lane import Workplace, first_frame, voice_features
 from vivavoce.engine.flow_stage.packed_buffers import BufferShelf, PackedBuffers, PackedState
 from vivavoce.engine.flow_stage.packed_encoding import EncodedRows, PackedEncoding
@@ -18,6 +19,7 @@ from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.stream import VoiceFeatures
 from vivavoce.engine.flow_stage.voices import load_voices
 from vivavoce.engine.flow_stage.work import FlowChunk
+from vivavoce.engine.graphs import sizes_for
 from vivavoce.models.flow.memory import KEY_TILE
 from vivavoce.models.flow.packed import PackedUNet
 from vivavoce.models.kernels.flow_conv import TAIL
@@ -30,12 +32,13 @@ class PackedLanes:
         deterministic: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
             computed again, to the bit; slower.
         fp8: see `PackedUNet`.
+        most_frames: of the largest batch that is recorded; None: of all common sizes.
 
     Raises:
         ValueError: sizes that the kernels do not take.
     """
 
-    def __init__(self, place: Workplace, *, deterministic: bool, fp8: bool) -> None:
+    def __init__(self, place: Workplace, *, deterministic: bool, fp8: bool, most_frames: int | None = None) -> None:
         flow, shelf = place.models.config.flow, place.pool.shelves[2]
         if shelf.positions != KEY_TILE or flow.encoder.upsampling < TAIL:
             raise ValueError(
@@ -46,16 +49,19 @@ class PackedLanes:
             place.models.flow.estimator, place.schedule, flow.guidance, invariant=deterministic, fp8=fp8
         )
         self._place, self._alone = place, deterministic
-        self._encoding = PackedEncoding(place.models, place.pool, invariant=deterministic)
-        self._buffers = BufferShelf(network, flow.estimator, shelf)
+        sizes = sizes_for(FRAME_BUCKETS, most_frames)
+        self._upsampling, self._most_frames = flow.encoder.upsampling, sizes[-1]
+        tokens = sizes_for(TOKEN_BUCKETS, self._tokens(most_frames))
+        self._encoding = PackedEncoding(place.models, place.pool, tokens, invariant=deterministic)
+        self._buffers = BufferShelf(network, flow.estimator, shelf, sizes)
 
     def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
         """Parts that have recordings: pasts that are computed again may make a batch larger than it was planned."""
         parts: list[list[Row]] = [[]]
         frames = 0
         for row in rows:
-            new = row.new * self._place.models.config.flow.encoder.upsampling
-            if parts[-1] and (frames + new > FRAME_BUCKETS[-1] or len(parts[-1]) == MOST_ROWS):
+            new = row.new * self._upsampling
+            if parts[-1] and (frames + new > self._most_frames or len(parts[-1]) == MOST_ROWS):
                 parts.append([])
                 frames = 0
             parts[-1].append(row)
@@ -64,16 +70,19 @@ class PackedLanes:
 
     def begin(self, rows: Sequence[Row]) -> PackedLane:
         """Rows that all leave a state, or none."""
-        frames = sum(row.new for row in rows) * self._place.models.config.flow.encoder.upsampling
+        frames = sum(row.new for row in rows) * self._upsampling
         buffers = self._buffers.of(Bucket.of(frames, len(rows), rows[0].after is not None))
         if not self._alone:
             load_voices([row.stream for row in rows], self._place.models)
         return PackedLane(self._place, rows, self._encoding.encode(rows), buffers)
 
-    def prepare(self) -> None:
-        """Record the encoder and the steps of all common sizes."""
-        self._encoding.prepare()
-        self._buffers.prepare()
+    def prepare(self, frames: int | None) -> None:
+        """Record the encoder and the steps of all common sizes that batches of up to so many frames come in."""
+        self._encoding.prepare(self._tokens(frames))
+        self._buffers.prepare(frames)
+
+    def _tokens(self, frames: int | None) -> int | None:
+        return None if frames is None else -(-frames // self._upsampling)
 
 
 class PackedLane:

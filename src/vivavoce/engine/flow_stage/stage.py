@@ -43,7 +43,7 @@ class _Lanes(Protocol):
 
     def begin(self, rows: Sequence[Row]) -> Lane: ...
 
-    def prepare(self) -> None: ...
+    def prepare(self, frames: int | None) -> None: ...
 
 
 class _PaddedLanes:
@@ -58,7 +58,7 @@ class _PaddedLanes:
     def begin(self, rows: Sequence[Row]) -> Lane:
         return PaddedLane(self._place, rows)
 
-    def prepare(self) -> None:
+    def prepare(self, frames: int | None) -> None:
         """Nothing is to be done."""
 
 
@@ -75,6 +75,7 @@ class FlowStage:
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
         fp8: with kernels; the products of the estimator's transformer blocks are of e4m3.
+        most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
 
     Raises:
         ValueError: a network of sizes that the kernels do not take; or deterministic or fp8 without kernels.
@@ -88,6 +89,7 @@ class FlowStage:
         kernels: bool = False,
         deterministic: bool = False,
         fp8: bool = False,
+        most_frames: int | None = None,
     ) -> None:
         if (deterministic or fp8) and not kernels:
             asked = "deterministic" if deterministic else "fp8"
@@ -100,7 +102,7 @@ class FlowStage:
         schedule = Schedule.of(models.flow.estimator, config.num_steps)
         noise = fixed_noise(config.num_mel_bins).to(models.device)
         place = Workplace(models, self._pool, schedule, noise)
-        self._lanes: _Lanes = _packed_lanes(place, deterministic, fp8) if kernels else _PaddedLanes(place)
+        self._lanes: _Lanes = _packed_lanes(place, deterministic, fp8, most_frames) if kernels else _PaddedLanes(place)
         self._streams: set[FlowStream] = set()
         self._jobs: set[FlowJob] = set()
 
@@ -152,9 +154,9 @@ class FlowStage:
             raise
         return job
 
-    def prepare(self) -> None:
-        """Do ahead what the first batches of each size would wait for; seconds on a CUDA device with kernels."""
-        self._lanes.prepare()
+    def prepare(self, frames: int | None = None) -> None:
+        """Do ahead what the first batches of each size up to so many frames would wait for; None: of all sizes."""
+        self._lanes.prepare(frames)
 
     def statistics(self) -> FlowStatistics:
         """A snapshot."""
@@ -224,8 +226,8 @@ class FlowStage:
             stream.state = None
 
 
-def _packed_lanes(place: Workplace, deterministic: bool, fp8: bool) -> _Lanes:
+def _packed_lanes(place: Workplace, deterministic: bool, fp8: bool, most_frames: int | None) -> _Lanes:
     # Triton is not installed everywhere.
     from vivavoce.engine.flow_stage.packed_lane import PackedLanes
 
-    return PackedLanes(place, deterministic=deterministic, fp8=fp8)
+    return PackedLanes(place, deterministic=deterministic, fp8=fp8, most_frames=most_frames)

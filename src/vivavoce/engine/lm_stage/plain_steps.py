@@ -72,7 +72,7 @@ class PlainSteps:
         self._cache.move(sources, targets, self._reach(positions))
         self._states.move(sources, targets)
 
-    def prepare(self) -> None:
+    def prepare(self, slots: int | None) -> None:
         """There is nothing to be made ahead."""
 
     def _reach(self, positions: int) -> int:

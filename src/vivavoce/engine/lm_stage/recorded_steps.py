@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vivavoce.engine.graphs import Graphs, Work
+from vivavoce.engine.graphs import Graphs, Work, sizes_for
 from vivavoce.engine.lm_stage.buckets import ROWS, ROWS_AHEAD, SEQUENCES, SLOTS, fitting
 from vivavoce.engine.lm_stage.choosing import repetition_aware
 from vivavoce.engine.lm_stage.slots import Slot
@@ -112,22 +112,24 @@ class RecordedSteps:
         self._cache.move(sources, targets, min(self._capacity, positions))
         self._states.move(sources, targets)
 
-    def prepare(self) -> None:
-        """Record all decode steps, and the prefills that are usual."""
-        slots = {self.bucket(size) for size in (*SLOTS, self._slots) if size <= self._slots}
+    def prepare(self, slots: int | None) -> None:
+        """Record the decode steps of up to so many slots, and the prefills that are usual."""
+        most = min(slots or self._slots, self._slots)
+        counts = {self.bucket(size) for size in (*sizes_for(SLOTS, most), most)} - {size for size, _ in self._decodes}
         layouts = [
             layout_for(rows, sequences, self._vocabulary)
             for sequences in (SEQUENCES[:1] if self._fixed else SEQUENCES)
             for rows in ROWS
             if rows <= ROWS_AHEAD
         ]
+        layouts = [layout for layout in layouts if (layout, True) not in self._prefills]
         with compiled_ahead() as apart:
             if apart:
-                works = [self._decode(count, sampled=True) for count in slots]
+                works = [self._decode(count, sampled=True) for count in counts]
                 works += [self._prefill(layout, sampled=True) for layout in layouts]
                 for recording in works:
                     recording.launch()
-        for count in slots:
+        for count in counts:
             self._record_decode(count, sampled=True)
         for layout in layouts:
             self._record_prefill(layout, sampled=True)

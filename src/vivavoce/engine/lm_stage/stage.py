@@ -43,8 +43,8 @@ class Steps(Protocol):
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
         """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
 
-    def prepare(self) -> None:
-        """Make ahead what would otherwise be made when it is first needed."""
+    def prepare(self, slots: int | None) -> None:
+        """Make ahead what so many slots would otherwise wait for when it is first needed; None: all slots."""
 
 
 class LMStage:
@@ -96,9 +96,9 @@ class LMStage:
         self._table = SlotTable(slots)
         self._readback = Readback(slots, models.device)
 
-    def prepare(self) -> None:
-        """Record the launches that will be needed; on CUDA call it on the stage's stream, before anything else."""
-        self._steps.prepare()
+    def prepare(self, slots: int | None = None) -> None:
+        """Record the launches that so many slots need, None: all; on CUDA call it on the stage's stream."""
+        self._steps.prepare(slots)
 
     @property
     def free_slots(self) -> int:

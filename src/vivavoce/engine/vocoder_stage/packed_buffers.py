@@ -18,9 +18,9 @@ BUCKETS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 409
 """Frames of a batch, padding included: a recording for each."""
 
 
-def bucket_of(frames: int) -> int:
-    """The smallest bucket that holds so many frames; past the largest a multiple of it."""
-    return next((size for size in BUCKETS if size >= frames), -(-frames // BUCKETS[-1]) * BUCKETS[-1])
+def bucket_of(frames: int, sizes: Sequence[int]) -> int:
+    """The smallest of the ascending sizes that holds so many frames; past the largest a multiple of it."""
+    return next((size for size in sizes if size >= frames), -(-frames // sizes[-1]) * sizes[-1])
 
 
 @dataclass(frozen=True, eq=False)

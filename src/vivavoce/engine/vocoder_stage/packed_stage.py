@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vivavoce.engine.graphs import Graphs
+from vivavoce.engine.graphs import Graphs, sizes_for
 from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES, join_rule
 from vivavoce.engine.vocoder_stage.packed_buffers import BUCKETS, Buffers, bucket_of
 from vivavoce.engine.vocoder_stage.packed_work import RULES, PackedWork, packed_batches, packed_work
@@ -44,16 +44,18 @@ class PackedStage:
         models: networks on one device; where they are in 16 bit, of either kind, the vocoder's products are in float16:
             on the mini model it is 1.4e-3 of the waveform from float32, bfloat16 1.2e-2, and no operand is above 24.
         source_noise: as of the stage.
+        most_frames: of the largest batch that is recorded; None: of all common sizes.
     """
 
-    def __init__(self, models: Models, *, source_noise: bool) -> None:
+    def __init__(self, models: Models, *, source_noise: bool, most_frames: int | None = None) -> None:
         config, self._device = models.vocoder.config, models.device
         dtype = torch.float32 if models.dtype == torch.float32 else torch.float16
         self._vocoder, self._noise = PackedVocoder(models.vocoder, dtype), source_noise
         self._gap, self._bins, self._samples = gap_frames(config), config.num_mel_bins, config.samples_per_frame
         self._pool = TailPool(self._bins, self._samples, self._vocoder.lanes, models.device)
         self._graphs, self._recordings = Graphs(models.device), dict[int, Recording]()
-        self._buffers = self._make_buffers(BUCKETS[-1])
+        self._sizes = sizes_for(BUCKETS, most_frames)
+        self._buffers = self._make_buffers(self._sizes[-1])
         self._windows = torch.zeros(len(RULES), 2, OVERLAP_FRAMES * self._samples, device=models.device)
         for number, joins in enumerate(RULES):
             window = join_rule(joins, self._samples, models.device).window
@@ -66,12 +68,16 @@ class PackedStage:
         """Streams whose tails are kept."""
         return self._pool.taken
 
-    def prepare(self) -> None:
-        """Compile and record all buckets, the largest first: the others find their memory made."""
+    def prepare(self, frames: int | None) -> None:
+        """Compile and record all buckets that batches of up to so many frames come in.
+
+        The largest first: the others find their memory made.
+        """
+        sizes = sizes_for(self._sizes, frames)
         with compiled_ahead() as compiling:
-            for recording in map(self._make_recording, BUCKETS if compiling else ()):
+            for recording in map(self._make_recording, sizes if compiling else ()):
                 self._lay_in_and_out(recording, self._no_mel, self._no_samples, recording.compute)
-        for size in reversed(BUCKETS):
+        for size in reversed(sizes):
             self._recording(size)
 
     def close(self, stream: VocoderStream) -> None:
@@ -89,7 +95,7 @@ class PackedStage:
             for work in ready:
                 if work.lasting:
                     places[id(work)] = work.place_after(self._pool.take())
-            for batch in packed_batches(ready, self._gap, BUCKETS[-1]):
+            for batch in packed_batches(ready, self._gap, self._sizes[-1]):
                 samples.update(zip(map(id, batch), self._vocode(batch, places), strict=True))
             waiting = {id(work): torch.cat(work.fresh) for work in works if not work.frames and not work.piece.whole}
         except BaseException:
@@ -117,7 +123,7 @@ class PackedStage:
             start += work.frames + self._gap
             fresh += work.new_frames
             out += work.given_frames
-        recording = self._recording(bucket_of(start))
+        recording = self._recording(bucket_of(start, self._sizes))
         recording.buffers.write_table(rows)
         mel = torch.cat([part for work in batch for part in work.fresh]) if fresh else self._no_mel
         given = self._no_samples.new_empty(out * self._samples)
@@ -137,13 +143,13 @@ class PackedStage:
         recording = self._recordings.get(size)
         if recording is None:
             recording = self._make_recording(size)
-            if size <= BUCKETS[-1]:
+            if size <= self._sizes[-1]:
                 recording.play = self._graphs.capture(recording.compute)
                 self._recordings[size] = recording
         return recording
 
     def _make_recording(self, size: int) -> Recording:
-        fits = size <= BUCKETS[-1]
+        fits = size <= self._sizes[-1]
         buffers = self._buffers.of_first(size, self._gap) if fits else self._make_buffers(size)
         return Recording(self._vocoder, buffers, noise=self._noise)
 

@@ -37,20 +37,23 @@ class VocoderStage:
         source_noise: whether the source has its noise; without it the audio is a function of the mel.
         kernels: whether our own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of
             sizes that they do not know stays on the plain path.
+        most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
     """
 
-    def __init__(self, models: Models, *, source_noise: bool = True, kernels: bool = False) -> None:
+    def __init__(
+        self, models: Models, *, source_noise: bool = True, kernels: bool = False, most_frames: int | None = None
+    ) -> None:
         self._vocoder, self._source_noise = models.vocoder, source_noise
         self._device = models.device
         self._hop = models.vocoder.config.samples_per_frame
         self._nothing = torch.zeros(0, device=models.device)
-        self._packed = _packed_stage(models, source_noise) if kernels else None
+        self._packed = _packed_stage(models, source_noise, most_frames) if kernels else None
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Compile and record what batches of any size need, so that none waits for it."""
+    def prepare(self, frames: int | None = None) -> None:
+        """Compile and record ahead what batches of up to so many frames need; None: of any size."""
         if self._packed is not None:
-            self._packed.prepare()
+            self._packed.prepare(frames)
 
     def open(self, seed: int, speed: float, joins: Joins) -> VocoderStream:
         """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
@@ -149,9 +152,11 @@ class VocoderStage:
         )
 
 
-def _packed_stage(models: Models, source_noise: bool) -> PackedStage | None:
+def _packed_stage(models: Models, source_noise: bool, most_frames: int | None) -> PackedStage | None:
     # Triton is not installed everywhere.
     from vivavoce.engine.vocoder_stage.packed_stage import PackedStage
     from vivavoce.models.vocoder.packed import supports
 
-    return PackedStage(models, source_noise=source_noise) if supports(models.vocoder.config) else None
+    if not supports(models.vocoder.config):
+        return None
+    return PackedStage(models, source_noise=source_noise, most_frames=most_frames)
