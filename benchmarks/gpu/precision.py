@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cuda = torch.cuda.is_available()
     tiny = options.tiny or not cuda
     device, dtype = (torch.device("cuda"), torch.float16) if cuda else (torch.device("cpu"), torch.float32)
-    figures: Figures = origin("benchmarks.gpu.precision", device)
+    figures: Figures = origin("benchmarks.gpu.precision", device, arguments)
     for found in _measured(options, device, dtype, tiny=tiny):
         figures.update(found)
         print("  ".join(f"{key} {_shown(value)}" for key, value in found.items()), flush=True)

@@ -148,7 +148,7 @@ def test_stages_are_prepared_in_the_loop_s_thread_and_whoever_asked_hears_how_it
         bench.loop.post(Prepare(streams, Future()))
     bench.loop.run_once()
     # Slots, and mel frames.
-    assert [lane.prepared for lane in bench.lanes] == [[None, 3, 20], [None, 1_024, 2_560]]
+    assert [lane.prepared for lane in bench.lanes] == [[None, 3, 20], [None, 1_024, 3_200]]
     bench.lanes[1].prepare = lambda frames: 1 / 0
     bench.loop.post(Prepare(None, badly))
     bench.loop.run_once()

@@ -14,7 +14,6 @@ from vivavoce.engine.flow_stage import (
     Attention,
     FlowChunk,
     FlowStage,
-    packed_lane,
 )
 from vivavoce.engine.flow_stage.lane import voice_features
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
@@ -162,7 +161,7 @@ def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
         return begun[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed_lane, "MOST_ROWS", 1)
+        patch.setattr(stage._lanes, "_most_rows", 1)
         patch.setattr(stage._lanes, "begin", begin_one)
         # So long that the rows need pages of their own.
         with pytest.raises(MemoryError):
@@ -220,15 +219,16 @@ def test_prepared_sizes_are_recorded_once(small, monkeypatch):
     say(stage, stage.open(voice(4)), TOKENS[:40], 30, Attention.FULL)
     assert graphs.captured == 2
     assert [len(part) for part in stage._lanes.parts([Mock(new=20), Mock(new=12), Mock(new=1)])] == [2, 1]
+    assert [len(part) for part in stage._lanes.parts([Mock(new=1)] * 9)] == [8, 1]
 
 
 @torch.inference_mode()
-def test_what_few_streams_need_is_recorded_first(small, monkeypatch):
+def test_what_few_streams_need_is_recorded_and_the_largest_size(small, monkeypatch):
     monkeypatch.setattr(PackedUNet, "step", lambda self, batch: None)
     monkeypatch.setattr(PackedEncoder, "encode", lambda self, batch: None)
     stage = stage_of(small, 6, kernels=True, most_frames=256)
     graphs = stage._lanes._buffers._graphs
-    for frames, captured in ((100, 4), (128, 4), (129, 6), (None, 8)):
+    for frames, captured in ((100, 6), (128, 6), (129, 8), (None, 8)):
         stage.prepare(frames)
         assert graphs.captured == captured
 

@@ -295,7 +295,7 @@ def batch_of(stream):
     return RunningBatch(0, (FlowItem(segment_of(stream), Cut(15, final=False, kind=Kind.CHUNK)),), 0.05)
 
 
-def test_decode_steps_that_nobody_waits_for_give_way_to_an_batch_of():
+def test_decode_steps_that_nobody_waits_for_give_way_to_an_urgent_batch():
     silent = a_stream(produced=18)
     segment_of(silent).busy = True
     at = replace(AT, running=(batch_of(silent),), synthesis_open=False)
@@ -305,9 +305,11 @@ def test_decode_steps_that_nobody_waits_for_give_way_to_an_batch_of():
     assert two_lanes.plan([silent, a_stream(produced=3)], at).decode  # a first chunk lacks tokens
     assert two_lanes.plan([silent, sounding(0.1)], at).decode  # its listener would run dry
     assert two_lanes.plan([silent, offline(accepted_at=NOW - 61.0)], at).decode  # it has waited for too long
-    following = sounding(0.1, phase=Phase.DECODED, produced=30)
+    following = sounding(0.1, phase=Phase.DECODED, produced=30, spoken=30)
     following.segments.append(Segment(following, 1, prompt_rows=100, prompt_tokens=50, phase=Phase.DECODING))
     assert two_lanes.plan([silent, following], at).decode  # the next sentence begins before the listener runs dry
+    segment_of(following).spoken = 0
+    assert two_lanes.plan([silent, following], at) == Plan()  # more of this one is still to be heard
     silent.closed = True
     assert two_lanes.plan([silent, sounding(5.0)], at).decode  # nobody waits for the batch any more
     silent.closed = False
@@ -317,21 +319,25 @@ def test_decode_steps_that_nobody_waits_for_give_way_to_an_batch_of():
 
 def test_steps_that_many_share_wait_for_the_flow_until_first_tokens_have_waited():
     crowd = [sounding(9.0) for _ in range(10)]
-    new = a_stream(produced=1, accepted_at=NOW - 0.015)
+    new = a_stream(produced=1, accepted_at=NOW - 5)
+    segment_of(new).read_at = NOW - 0.015
     at = replace(AT, running=(batch_of(sounding(9.0, produced=100)),), synthesis_open=False)
     two_lanes = scheduler(exclusive=False)
     assert two_lanes.plan(crowd, at) == Plan()
     assert two_lanes.plan([*crowd, new], at) == Plan()
-    new.accepted_at = NOW - 0.025  # 2 ms for each of eleven
+    segment_of(new).read_at = NOW - 0.025  # 2 ms for each of eleven
     assert two_lanes.plan([*crowd, new], at).decode
     many = [sounding(9.0) for _ in range(100)]
     assert two_lanes.plan([*many, new], at) == Plan()
-    new.accepted_at = NOW - 0.105
+    segment_of(new).read_at = NOW - 0.105
     assert two_lanes.plan([*many, new], at).decode
     assert two_lanes.plan([*crowd, sounding(0.1)], at).decode  # its listener would run dry
     assert two_lanes.plan([*crowd[:5], new], at).decode  # of few each step costs the same
     assert two_lanes.plan(crowd, replace(at, running=())).decode
-    assert two_lanes.plan(crowd, replace(at, running=(batch_of(offline(produced=100)),))).decode
+    waiting, old = offline(phase=Phase.WAITING), offline(produced=100, accepted_at=NOW - 61.0)
+    assert two_lanes.plan([*crowd, waiting], at).prefill == (segment_of(waiting),)  # nobody is kept from tokens by it
+    assert two_lanes.plan([*crowd, old], at) == Plan()  # it gets its tokens with theirs
+    assert two_lanes.plan(crowd, replace(at, running=(batch_of(old),))).decode
 
 
 def test_where_batches_are_short_streams_are_about_to_run_dry_later():
@@ -352,6 +358,7 @@ def test_batches_of_offline_work_alone_are_larger_where_nothing_is_padded():
 
 def test_limits_within_what_memory_allows():
     assert Limits().within(16_384) == Limits()
+    assert Limits().within(None) == Limits()
     small = Limits().within(2_048)
     assert (small.batch_frames, small.urgent_batch_frames, small.offline_batch_frames) == (2_048,) * 3
     assert Limits(urgent_batch_frames=100).within(2_048).urgent_batch_frames == 100

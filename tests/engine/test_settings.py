@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vivavoce.engine.settings import LEAST_ROOM, MAX_POSITIONS, EngineSettings, plan_memory, uses_kernels
+from vivavoce.engine.settings import (
+    FRAME_BYTES,
+    LEAST_ROOM,
+    MAX_POSITIONS,
+    RECORDINGS_BYTES,
+    EngineSettings,
+    plan_memory,
+    uses_kernels,
+)
 from vivavoce.errors import InvalidRequest
 
 
@@ -36,6 +44,7 @@ def on_a_gpu(models, monkeypatch):
     """Models that say that they are on a device with 100 GiB free and 2 GiB of weights."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 139 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 << 30)
+    monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: True)
     return replace(models, device=torch.device("cuda"), dtype=torch.float16)
 
 
@@ -51,12 +60,20 @@ def test_a_device_is_divided(on_a_gpu):
     assert plan.batch_frames == 16_384
 
 
+def planned(models, memory_bytes, **settings):
+    """Bytes of slots, state and batches, and the largest batch's mel frames."""
+    plan = plan_memory(models, EngineSettings(memory_bytes=memory_bytes, **settings))
+    held = plan.state_bytes + (plan.slots + 1) * slot_bytes(models, plan)
+    return held, RECORDINGS_BYTES + (plan.batch_frames or 0) * FRAME_BYTES, plan.batch_frames
+
+
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
-    plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30))
-    assert plan.state_bytes + (plan.slots + 1) * slot_bytes(on_a_gpu, plan) == (10 << 30) - int(0.2 * (10 << 30))
-    assert 1_024 < plan.batch_frames < 16_384
-    least = plan_memory(on_a_gpu, EngineSettings(memory_bytes=4 << 30, slots=1))
-    assert least.batch_frames == 1_024
+    for gigabytes, frames in ((8, 2_048), (14, 4_000), (62, 16_384)):
+        held, batches, most = planned(on_a_gpu, gigabytes << 30)
+        assert most == frames or frames < most < 16_384
+        assert held + batches <= (gigabytes - 2) << 30
+    held, _, most = planned(on_a_gpu, 12 << 30, kernels=False)
+    assert (held, most) == ((10 << 30) - int(0.2 * (10 << 30)), None)
     with pytest.raises(InvalidRequest, match="memory_bytes"):
         plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
 

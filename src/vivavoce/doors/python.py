@@ -121,7 +121,8 @@ class Vivavoce:
         """Get ready before the first user comes: on a CUDA device record the stages' launches, then measure what
         admission and deadlines are planned with.
 
-        streams: record what so many at once need, which takes less time; None: what any load needs.
+        streams: record what so many low_latency ones at once need, which takes less time, and the rest when it is
+            first met; None: what any load needs.
 
         Raises:
             InvalidRequest: streams is below 1.

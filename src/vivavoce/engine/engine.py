@@ -135,7 +135,7 @@ class Engine:
         """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
         once, for about that many seconds.
 
-        streams: record what so many at once need, and the rest when it is first met; None: all.
+        streams: record what so many low_latency ones at once need, and the rest when it is first met; None: all.
 
         Raises:
             InvalidRequest: streams is below 1.

@@ -24,8 +24,8 @@ def is_out_of_memory(error: Exception) -> bool:
 def not_finite() -> StageFailed:
     """What a request ends with whose samples are no numbers. No network makes such of numbers, but overflow does."""
     return StageFailed(
-        "engine: samples of this request came out as no numbers, as where float16 overflows; load the model with "
-        "--dtype bfloat16 or float32"
+        "engine: samples of this request came out as no numbers; with --dtype float32 nothing overflows, and if it is "
+        "the same there, the voice or the model's weights are at fault"
     )
 
 

@@ -10,10 +10,22 @@ Work = Callable[[], None]
 """Reads and writes tensors that stay where they are; waits for nothing; makes the same launches each time."""
 
 
+def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
+    """Of ascending sizes of recordings those of `most` and below, and the smallest in any case; None: all."""
+    return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
+
+
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """Of ascending sizes of recordings those that work of at most `most` comes in; None: all."""
+    """Of ascending sizes of recordings those that work of at most `most` ≥ 1 comes in; None: all."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
+
+
+def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
+    """As `sizes_for`, descending, and before them the largest, needed or not: the intermediate tensors of the others,
+    whenever they are recorded, then fit into the memory of its recording.
+    """
+    return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
 
 
 class Graphs:

@@ -82,7 +82,7 @@ class LanguageLane:
             except InvalidRequest as error:
                 self._end_text(track, error)
                 continue
-            track.run, track.segment.phase = None, Phase.DECODING
+            track.run, track.segment.phase, track.segment.read_at = None, Phase.DECODING, now
             fed.append(track)
         slots = [track.slot for track in fed if track.slot is not None]
         if slots:

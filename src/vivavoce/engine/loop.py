@@ -30,8 +30,8 @@ from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
 
-_STREAM_FRAMES, _LEAST_FRAMES = 128, 1_024
-"""Mel frames of a stream's largest chunk, with room; those of a batch that even one listener may need."""
+_STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
+"""Mel frames of a low_latency stream's largest chunk, with room; those of a batch that even one listener may need."""
 
 
 class Loop:

@@ -41,8 +41,8 @@ _PAST_STEP = 64
 _ROW_FRAMES = 100
 """Mel frames of a stream's usual chunk."""
 _GUARD_BATCHES = 3
-"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and as much
-again for what the device does beside them."""
+"""Urgent batches in the time of which a stream is saved from running dry: one that has begun, its own, and one for what
+the device does beside them."""
 _SHARED_SLOTS, _PAUSE_S, _LONGEST_PAUSE_S = 8, 0.002, 0.1
 """From so many decoding segments on, first tokens may wait for others to share their steps: so many seconds for each of
 the segments, and at most."""
@@ -74,8 +74,10 @@ class Limits:
     calm_s: float = 2.0
     patience_s: float = 60.0
 
-    def within(self, frames: int) -> Limits:
-        """These, with batches of at most so many mel frames."""
+    def within(self, frames: int | None) -> Limits:
+        """These, with batches of at most so many mel frames; None: as they are."""
+        if frames is None:
+            return self
         return replace(
             self,
             batch_frames=min(self.batch_frames, frames),
@@ -175,14 +177,16 @@ class Scheduler:
             ((self._token_urgency(one, at.now, step_s), one) for one in waiting), key=lambda pair: pair[0]
         )
         prefill = self._prefill([segment for _, segment in by_urgency], at)
+        gives_way = bool(decoding) and self._gives_way(decoding, at)
         least = min((self._decode_urgency(segment, at.now, step_s) for segment in decoding), default=None)
         if prefill:
             # The most urgent one may have found no slot.
             reading = next(urgency for urgency, segment in by_urgency if segment is prefill[0])
             # Whoever is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
-            if least is None or least > Urgency(AHEAD, self._limits.calm_s) or reading.rank <= least.rank:
+            calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
+            if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
-        if least is None or self._gives_way(decoding, at):
+        if least is None or gives_way:
             return None
         return least, Plan(decode=self._steps(decoding, at))
 
@@ -212,14 +216,14 @@ class Scheduler:
         return int(at.slots_total * self._limits.spare_slots)
 
     def _gives_way(self, decoding: Sequence[Segment], at: Situation) -> bool:
-        """Whether decode steps, of which none is urgent, wait for a batch: on one device they slow it down.
+        """Whether decode steps, of which none is urgent, wait for a stream's batch: on one device they slow it down.
 
-        Of few segments they wait for urgent batches. Of many they wait for those of any stream: the fewer steps it
-        takes to bring everyone's tokens, because more segments share each, the more of the device is the flow's.
+        Of few segments they wait for urgent batches only. Of many they wait for any: the fewer steps it takes to bring
+        everyone's tokens, because more segments share each, the more of the device is the flow's.
         """
         many = len(decoding) >= _SHARED_SLOTS
-        ranks = () if self._exclusive else (self._urgency_of(batch, at.now).rank for batch in at.running)
-        if all(rank > (AHEAD if many else FIRST) for rank in ranks):
+        batches = () if self._exclusive else (batch for batch in at.running if _has_stream(batch))
+        if all(self._urgency_of(batch, at.now).rank > (AHEAD if many else FIRST) for batch in batches):
             return False
         past = sum(segment.positions for segment in decoding)
         step_s = self._costs.predict(Stage.DECODE, Work(max(1, len(decoding)), past=past))
@@ -229,18 +233,22 @@ class Scheduler:
     def _presses(self, segment: Segment, now: float, step_s: float, pause_s: float) -> bool:
         """Whether a listener will soon miss tokens of a segment, or its work has waited for too long.
 
-        pause_s: how long first tokens may wait.
+        pause_s: how long first tokens may wait from when their segment was read; 0: few segments share a step.
         """
         stream = segment.stream
         if stream.policy is None:
-            return now - stream.accepted_at > self._limits.patience_s
+            # Of many, the others' tokens bring its own along.
+            return pause_s == 0 and now - stream.accepted_at > self._limits.patience_s
         lacking = segment.tokens_lacking(now)
         if not lacking:
             return False
         if stream.sounding_since is None:
-            return now - stream.accepted_at >= pause_s
+            return now - segment.read_at >= pause_s
         chunk_s = self._seconds(stream.rates.tokens_per_second, 0)
-        return stream.dry_at - now - lacking * step_s - chunk_s < self._guard_s
+        before = sum(one.produced - one.spoken for one in stream.segments[stream.current : segment.place])
+        before_s = before / stream.rates.tokens_per_second
+        # Twice the guard: whoever is about to run dry keeps newcomers from being read.
+        return stream.dry_at + before_s - now - lacking * step_s - chunk_s < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[Segment], at: Situation) -> int:
         """Decode steps to launch at once: the fewer segments share them, the sooner each token is wanted."""
@@ -364,3 +372,8 @@ class Scheduler:
             seconds = flow + self._costs.predict(Stage.VOCODER, Work(1, frames))
             self._chunks_s[frames, past] = seconds
         return seconds
+
+
+def _has_stream(batch: RunningBatch) -> bool:
+    """Whether a listener waits for something of the batch."""
+    return any(item.segment.stream.streaming for item in batch.items)

@@ -25,8 +25,9 @@ SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 12 << 30
 and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
 size never need more than so many bytes; all else is for the flow's state."""
 RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
-"""What of it does not grow with batches, and what a mel frame of the largest one takes, above all in the vocoder."""
-FEWEST_FRAMES, MOST_FRAMES = 1_024, 16_384
+"""With kernels: what of it does not grow with batches, and what a mel frame of the largest one takes, above all in the
+vocoder."""
+FEWEST_FRAMES, MOST_FRAMES = 2_048, 16_384
 """Mel frames of the largest batch that is recorded: fewer would cost time, more save none."""
 FEWEST_SLOTS = 8
 LEAST_ROOM = 1 << 30
@@ -75,12 +76,14 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch."""
+    """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch that
+    is recorded; None: nothing is.
+    """
 
     slots: int
     capacity: int
     state_bytes: int
-    batch_frames: int
+    batch_frames: int | None
 
 
 def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
@@ -91,14 +94,16 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     """
     lm = models.config.lm
     capacity = min(lm.max_positions, MAX_POSITIONS)
-    batch_frames = MOST_FRAMES
+    batch_frames = None
     width = torch.finfo(models.dtype).bits // 8
     slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * width
     if models.device.type == "cuda":
         room = _cuda_room(models.device, settings.memory_bytes)
         slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
         batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
-        batch_frames = max(FEWEST_FRAMES, min(MOST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES))
+        if uses_kernels(models, settings):
+            batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
+            batch_frames = max(FEWEST_FRAMES, min(MOST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES))
         # One slot more takes what only pads.
         state_bytes = room - batches - (slots + 1) * slot_bytes
         if state_bytes < 0:

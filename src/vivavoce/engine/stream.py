@@ -73,6 +73,8 @@ class Segment:
     """A chunk or the prompt is in the flow or the vocoder now."""
     finished: bool = False
     """Its last chunk was cut."""
+    read_at: float = 0.0
+    """When its rows were read and it began to decode, on the engine's clock."""
     ready_at: float | None = None
     """Since when its next chunk could have been begun."""
     _next: tuple[int, int, int, int] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.stream import Kind
 from vivavoce.engine.ticket import Made, Track
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+
+log = logging.getLogger(__name__)
 
 _ATTENTION = {Kind.CHUNK: Attention.BLOCKS, Kind.GRID: Attention.GRID, Kind.WHOLE: Attention.FULL}
 
@@ -217,6 +220,7 @@ class SynthesisLane:
                     if np.isfinite(samples).all():
                         made.append(Made(part.track, part.item.cut, samples))
                     else:
+                        log.warning("samples of request %d are no numbers", part.track.ticket.stream.id)
                         self._fail([part.track], not_finite())
             self._settle_parts(leaving.parts)
         return made

@@ -84,7 +84,7 @@ def expected_of(models, tokens, ends, frame_ends, known):
     flow, tokens = models.flow, torch.as_tensor(tokens)
     masks = tuple(keys_before(torch.as_tensor(one)[None], len(one)) for one in (ends, frame_ends))
     embedded, lengths = flow.token_embedding(tokens)[None], torch.tensor([len(tokens)])
-    return flow.encoder.encode(embedded, lengths, len(ends), masks, known=torch.as_tensor(known)[None])[0]
+    return flow.encoder.encode(embedded, lengths, len(ends), masks, lookahead_ends=torch.as_tensor(known)[None])[0]
 
 
 def whole(models, voice, row):
@@ -143,7 +143,9 @@ def test_rows_without_state(small):
     ]
     rows = [Row(None, tokens[: len(one.tokens) + 2], 0, len(one.tokens), (), one) for one in sights]
     encoded = encoding.encode(rows)
-    expected = [expected_of(small, row.tokens, row.sight.tokens, row.sight.up_frames, row.sight.known) for row in rows]
+    expected = [
+        expected_of(small, row.tokens, row.sight.tokens, row.sight.up_frames, row.sight.lookahead_ends) for row in rows
+    ]
     check(encoded.mu, torch.cat(expected))
     assert encoded.slots is None
     encoded.commit()
@@ -208,8 +210,6 @@ def test_common_sizes_are_recorded_once_and_larger_ones_never(small, monkeypatch
     monkeypatch.setattr(encoder_tables, "TOKEN_BUCKETS", (16, 32, 64))
     pool = pool_of(small)
     encoding, voice = PackedEncoding(small, pool, (16, 32), invariant=False), Voice(pool, 1)
-    encoding.prepare(16)
-    assert encoding._graphs.captured == 2
     encoding.prepare(None)
     assert encoding._graphs.captured == 4
     take(encoding, [voice], [voice.row(10)])

@@ -24,8 +24,9 @@ class BatchArrays:
     """What the rows of a batch compute, padded to the longest; all int64.
 
     tokens: [rows, new tokens and lookahead]; lengths: [rows], tokens of each; past: [rows], tokens before them;
-    frames: [new frames of all rows], their places in the noise; known: [rows, new tokens], how many of `tokens` the
-    lookahead of each hears, empty if all that there are; ends: what tokens, the encoder's frames and the
+    frames: [new frames of all rows], their places in the noise; lookahead_ends: [rows, new tokens], places in
+    `tokens` where the lookahead of each ends, empty if each hears all that there are (the bits of a row may depend on
+    which of the two it is); ends: what tokens, the encoder's frames and the
     estimator's frames see, [rows, positions or 1] each, empty if every position sees every key; slots: [2, rows],
     pages beside which tails lie and will lie, empty without state.
     """
@@ -34,7 +35,7 @@ class BatchArrays:
     lengths: Array
     past: Array
     frames: Array
-    known: Array
+    lookahead_ends: Array
     ends: tuple[Array, Array, Array]
     slots: Array
 
@@ -53,7 +54,7 @@ class BatchArrays:
             np.array([len(row.tokens) for row in rows]),
             past,
             np.minimum(frames, MAX_FRAMES - 1).ravel(),
-            _known(rows, size, config.lookahead),
+            _lookahead_ends(rows, size, config.lookahead),
             (
                 _ends([row.sight.tokens for row in rows], size, keys),
                 _ends([row.sight.up_frames for row in rows], size * up, keys * up),
@@ -74,10 +75,10 @@ def upload(arrays: Iterable[NDArray[Any]], device: torch.device, dtype: torch.dt
     return [part.view(array.shape) for part, array in zip(torch.split(whole, sizes), arrays, strict=True)]
 
 
-def _known(rows: Sequence[Row], size: int, lookahead: int) -> Array:
+def _lookahead_ends(rows: Sequence[Row], size: int, lookahead: int) -> Array:
     if not any(row.cuts_lookahead(lookahead) for row in rows):
         return np.zeros(0, dtype=np.int64)
-    return np.stack([np.pad(row.sight.known - row.past, (0, size - row.new), mode="edge") for row in rows])
+    return np.stack([np.pad(row.sight.lookahead_ends - row.past, (0, size - row.new), mode="edge") for row in rows])
 
 
 def _ends(rows: Sequence[Array], size: int, keys: int) -> Array:

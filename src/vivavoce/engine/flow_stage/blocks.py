@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 class Block(NamedTuple):
     """Positions that are computed once, together.
 
-    end: of the block; known: end of the tokens that were known then, past which the lookahead of its last tokens
-    heard nothing.
+    end: of the block; lookahead_end: of the tokens that there were then: past it the lookahead of its last tokens heard
+    nothing. Both are positions in the row.
     """
 
     end: int
-    known: int
+    lookahead_end: int
 
 
 def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
@@ -35,12 +35,12 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
 
 
 def of_blocks(blocks: Sequence[Block], start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """End of its block, and of what was known to it, for each position in [start, end) of a row cut into `blocks`."""
+    """Ends of its block and of its lookahead, for each position in [start, end) of a row that is cut into `blocks`."""
     # Of a long row only the last blocks are asked for, at every chunk.
     reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
     starts = [start, *(block.end for block in reached[:-1]), end]
-    ends, known = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)
-    return ends, known
+    ends, lookahead_ends = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)
+    return ends, lookahead_ends
 
 
 def grid_ends(start: int, end: int, chunk: int) -> NDArray[np.int64]:

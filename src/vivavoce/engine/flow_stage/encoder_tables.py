@@ -121,8 +121,8 @@ class EncoderShape:
         local[used:] = -1
         ids[:] = -1
         if rows:
-            known = np.concatenate([one.sight.known for one in rows]) - np.repeat(past[:count], new)
-            ids[:used] = self._windows(rows, row[:used], local[:used], known)
+            heard = np.concatenate([one.sight.lookahead_ends for one in rows]) - np.repeat(past[:count], new)
+            ids[:used] = self._windows(rows, row[:used], local[:used], heard)
             # Padding ends nowhere: attention makes zeros of it.
             ends[:used] = np.concatenate([one.sight.tokens for one in rows])
             frame_ends[: used * up] = np.concatenate([one.sight.up_frames for one in rows])
@@ -139,14 +139,14 @@ class EncoderShape:
         pages[row, place] = np.fromiter(chain.from_iterable(held), dtype=np.int32, count=total)
 
     def _windows(
-        self, rows: Sequence[Row], row: Numbers, local: Numbers, known: NDArray[np.int64]
+        self, rows: Sequence[Row], row: Numbers, local: Numbers, lookahead_ends: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Ids that each token hears: [tokens, 1 + lookahead]. Rows lie end to end, each with room for its lookahead;
-        what was not yet known to a token is nothing."""
+        a token hears nothing past its lookahead's end."""
         nothing = np.full(self.lookahead, -1, dtype=np.int64)
         parts: list[NDArray[np.int64]] = []
         for one in rows:
             parts += (one.tokens, nothing[: one.new + self.lookahead - len(one.tokens)])
         begin, window = (np.arange(len(row)) + row * self.lookahead)[:, None], np.arange(1 + self.lookahead)
-        heard: NDArray[np.bool_] = local[:, None] + window < known[:, None]
+        heard: NDArray[np.bool_] = local[:, None] + window < lookahead_ends[:, None]
         return np.where(heard, np.concatenate(parts)[begin + window], -1)

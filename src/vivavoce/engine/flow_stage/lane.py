@@ -41,7 +41,7 @@ class PaddedLane:
         self._memories: list[ShelfMemory] = []
         arrays = BatchArrays.of(rows, place.models.config.flow.encoder)
         geometries = _geometries(place.pool, rows)
-        (tokens, lengths, past, frames, known, *ends, self._slots), indices = _sent(
+        (tokens, lengths, past, frames, lookahead_ends, *ends, self._slots), indices = _sent(
             arrays, geometries, place.models.device
         )
         for shelf, geometry, (write, read, tails) in zip(place.pool.shelves, geometries, indices, strict=False):
@@ -60,7 +60,7 @@ class PaddedLane:
             keys,
             past if len({row.past for row in rows}) > 1 else None,
             (PassMemory(self._memories[0]), PassMemory(self._memories[1])) if self._memories else None,
-            known if known.numel() else None,
+            lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, place.models) for row in rows]
         self._path = Path(
@@ -127,7 +127,7 @@ def _geometries(pool: PagePool, rows: Sequence[Row]) -> list[Geometry]:
 def _sent(
     arrays: BatchArrays, geometries: Sequence[Geometry], device: torch.device
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
-    own = [arrays.tokens, arrays.lengths, arrays.past, arrays.frames, arrays.known, *arrays.ends, arrays.slots]
+    own = [arrays.tokens, arrays.lengths, arrays.past, arrays.frames, arrays.lookahead_ends, *arrays.ends, arrays.slots]
     indices = [array for geometry in geometries for array in (geometry.write, geometry.read, geometry.tails)]
     sent = upload((*own, *indices), device)
     return sent[: len(own)], [sent[first : first + 3] for first in range(len(own), len(sent), 3)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from vivavoce.checkpoint.config import UNetConfig
 from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.pool import Shelf
-from vivavoce.engine.graphs import Graphs, Work, sizes_for
+from vivavoce.engine.graphs import Graphs, Work, in_order_of_recording
 from vivavoce.models.flow.packed import PackedUNet
 from vivavoce.models.flow.packed_batch import PackedBatch
 from vivavoce.models.kernels.flow_conv import Tails
@@ -137,7 +137,7 @@ class BufferShelf:
         """Those of a bucket; of one that is not common, new ones, which nobody else will use."""
         shape = self._shape(bucket)
         if not bucket.is_common or bucket.frames > self._sizes[-1]:
-            # Launching takes less time than so large a batch, and each would need a recording of its own.
+            # Launching takes little beside so large a batch, and each would need a recording of its own.
             return PackedBuffers(shape, Storage([shape], self._config, self._shelf), self._network, lambda work: work)
         if bucket not in self._buffers:
             self._buffers[bucket] = PackedBuffers(shape, self._storage, self._network, self._graphs.capture)
@@ -149,9 +149,8 @@ class BufferShelf:
             self.of(bucket)
 
     def _common(self, frames: int | None) -> list[Bucket]:
-        # The largest first: the others' intermediate tensors then fit into the memory of its recording.
         sources = (True, False) if len(self._shelf.keys) else (False,)
-        return [Bucket.common(size, paged) for size in reversed(sizes_for(self._sizes, frames)) for paged in sources]
+        return [Bucket.common(size, paged) for size in in_order_of_recording(self._sizes, frames) for paged in sources]
 
     def _shape(self, bucket: Bucket) -> TableShape:
         return TableShape(bucket, self._network.cuts(bucket.frames).attention.queries)

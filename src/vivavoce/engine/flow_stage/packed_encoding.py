@@ -17,7 +17,7 @@ from vivavoce.engine.flow_stage.encoder_buffers import EncoderBuffers, EncoderSt
 from vivavoce.engine.flow_stage.encoder_tables import EncoderBucket, EncoderShape
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.pool import SINK, PagePool
-from vivavoce.engine.graphs import Graphs, sizes_for
+from vivavoce.engine.graphs import Graphs, in_order_of_recording
 from vivavoce.models.build import Models
 from vivavoce.models.flow.packed_encoder import PackedEncoder
 from vivavoce.models.kernels.compile_ahead import compiled_ahead
@@ -95,17 +95,18 @@ class PackedEncoding:
         """Those of a bucket; of one that is not common, new ones, which nobody else will use."""
         shape = self._shape(bucket)
         if not bucket.is_common or bucket.tokens > self._sizes[-1]:
-            # Launching takes less time than so large a batch, and each would need a recording of its own.
+            # Launching takes little beside so large a batch, and each would need a recording of its own.
             return EncoderBuffers(shape, self._store([shape]), self._network, lambda work: work)
         if bucket not in self._buffers:
             self._buffers[bucket] = EncoderBuffers(shape, self._storage, self._network, self._graphs.capture)
         return self._buffers[bucket]
 
     def _common(self, tokens: int | None) -> list[EncoderBucket]:
-        # The largest first: the others' intermediate tensors then fit into the memory of its recording.
         sources = (True, False) if len(self._shelves[0].keys) else (False,)
         return [
-            EncoderBucket.common(size, paged) for size in reversed(sizes_for(self._sizes, tokens)) for paged in sources
+            EncoderBucket.common(size, paged)
+            for size in in_order_of_recording(self._sizes, tokens)
+            for paged in sources
         ]
 
     def _shape(self, bucket: EncoderBucket) -> EncoderShape:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage.arrays import upload
-from vivavoce.engine.flow_stage.buckets import MOST_ROWS
 from vivavoce.engine.flow_stage.encoder_tables import TOKEN_BUCKETS
 from vivavoce.engine.flow_stage.lane import Workplace, first_frame, voice_features
 from vivavoce.engine.flow_stage.packed_buffers import BufferShelf, PackedBuffers, PackedState
@@ -19,7 +18,7 @@ from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.stream import VoiceFeatures
 from vivavoce.engine.flow_stage.voices import load_voices
 from vivavoce.engine.flow_stage.work import FlowChunk
-from vivavoce.engine.graphs import sizes_for
+from vivavoce.engine.graphs import sizes_within
 from vivavoce.models.flow.memory import KEY_TILE
 from vivavoce.models.flow.packed import PackedUNet
 from vivavoce.models.kernels.flow_conv import TAIL
@@ -49,9 +48,10 @@ class PackedLanes:
             place.models.flow.estimator, place.schedule, flow.guidance, invariant=deterministic, fp8=fp8
         )
         self._place, self._alone = place, deterministic
-        sizes = sizes_for(FRAME_BUCKETS, most_frames)
+        sizes = sizes_within(FRAME_BUCKETS, most_frames)
         self._upsampling, self._most_frames = flow.encoder.upsampling, sizes[-1]
-        tokens = sizes_for(TOKEN_BUCKETS, self._tokens(most_frames))
+        self._most_rows = Bucket.common(self._most_frames, True).rows
+        tokens = sizes_within(TOKEN_BUCKETS, self._tokens(self._most_frames))
         self._encoding = PackedEncoding(place.models, place.pool, tokens, invariant=deterministic)
         self._buffers = BufferShelf(network, flow.estimator, shelf, sizes)
 
@@ -61,7 +61,7 @@ class PackedLanes:
         frames = 0
         for row in rows:
             new = row.new * self._upsampling
-            if parts[-1] and (frames + new > self._most_frames or len(parts[-1]) == MOST_ROWS):
+            if parts[-1] and (frames + new > self._most_frames or len(parts[-1]) == self._most_rows):
                 parts.append([])
                 frames = 0
             parts[-1].append(row)

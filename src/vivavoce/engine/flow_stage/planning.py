@@ -26,13 +26,13 @@ class Sight:
     """How far each new position of a row sees, in absolute positions.
 
     tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator;
-    known: [new tokens], where the lookahead of each ends at the latest.
+    lookahead_ends: [new tokens], where the tokens ended that each could hear when it was computed first.
     """
 
     tokens: Ends
     up_frames: Ends
     frames: Ends
-    known: Ends
+    lookahead_ends: Ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +64,9 @@ class Row:
         return self.end - self.past
 
     def cuts_lookahead(self, lookahead: int) -> bool:
-        """Whether the lookahead of a token, of so many more, ends before the row's tokens do."""
+        """Whether some token may hear less than the `lookahead` tokens after it, though the row has them."""
         wanted = np.minimum(np.arange(self.past, self.end) + 1 + lookahead, self.past + len(self.tokens))
-        return bool((self.sight.known < wanted).any())
+        return bool((self.sight.lookahead_ends < wanted).any())
 
 
 class Planner:
@@ -139,21 +139,21 @@ class Planner:
         after: RowState | None,
     ) -> Row:
         end = blocks[-1].end
-        ends, known = of_blocks(blocks, past, end)
+        ends, lookahead_ends = of_blocks(blocks, past, end)
         frames = at_rate(ends, self._config.encoder.upsampling)
-        sight = Sight(ends, frames, frames, known)
+        sight = Sight(ends, frames, frames, lookahead_ends)
         return Row(work, self._window(row, past, end), past, end, blocks, sight, before, after)
 
-    def _whole_sight(self, attention: Attention, end: int, known: int) -> Sight:
+    def _whole_sight(self, attention: Attention, end: int, lookahead_end: int) -> Sight:
         encoder = self._config.encoder
-        frames, known_to_all = end * encoder.upsampling, np.full(end, known)
+        frames, lookahead_ends = end * encoder.upsampling, np.full(end, lookahead_end)
         if attention is Attention.FULL:
-            return Sight(whole_ends(0, end), whole_ends(0, frames), whole_ends(0, frames), known_to_all)
+            return Sight(whole_ends(0, end), whole_ends(0, frames), whole_ends(0, frames), lookahead_ends)
         return Sight(
             grid_ends(0, end, encoder.chunk),
             grid_ends(0, frames, encoder.chunk * encoder.upsampling),
             grid_ends(0, frames, self._config.estimator.chunk),
-            known_to_all,
+            lookahead_ends,
         )
 
     def _window(self, row: Sequence[int], past: int, end: int) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vivavoce.engine.graphs import Graphs, sizes_for
+from vivavoce.engine.graphs import Graphs, in_order_of_recording, sizes_within
 from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES, join_rule
 from vivavoce.engine.vocoder_stage.packed_buffers import BUCKETS, Buffers, bucket_of
 from vivavoce.engine.vocoder_stage.packed_work import RULES, PackedWork, packed_batches, packed_work
@@ -54,7 +54,7 @@ class PackedStage:
         self._gap, self._bins, self._samples = gap_frames(config), config.num_mel_bins, config.samples_per_frame
         self._pool = TailPool(self._bins, self._samples, self._vocoder.lanes, models.device)
         self._graphs, self._recordings = Graphs(models.device), dict[int, Recording]()
-        self._sizes = sizes_for(BUCKETS, most_frames)
+        self._sizes = sizes_within(BUCKETS, most_frames)
         self._buffers = self._make_buffers(self._sizes[-1])
         self._windows = torch.zeros(len(RULES), 2, OVERLAP_FRAMES * self._samples, device=models.device)
         for number, joins in enumerate(RULES):
@@ -69,15 +69,12 @@ class PackedStage:
         return self._pool.taken
 
     def prepare(self, frames: int | None) -> None:
-        """Compile and record all buckets that batches of up to so many frames come in.
-
-        The largest first: the others find their memory made.
-        """
-        sizes = sizes_for(self._sizes, frames)
+        """Compile and record all buckets that batches of up to so many frames come in."""
+        sizes = in_order_of_recording(self._sizes, frames)
         with compiled_ahead() as compiling:
             for recording in map(self._make_recording, sizes if compiling else ()):
                 self._lay_in_and_out(recording, self._no_mel, self._no_samples, recording.compute)
-        for size in reversed(sizes):
+        for size in sizes:
             self._recording(size)
 
     def close(self, stream: VocoderStream) -> None:

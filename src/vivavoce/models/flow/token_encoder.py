@@ -123,7 +123,7 @@ class TokenEncoder(nn.Module):
         keys: int | None = None,
         past: Tensor | None = None,
         memory: tuple[Memory, Memory] | None = None,
-        known: Tensor | None = None,
+        lookahead_ends: Tensor | None = None,
     ) -> Tensor:
         """Encode tokens that may have a past, and may be followed by others.
 
@@ -136,8 +136,8 @@ class TokenEncoder(nn.Module):
             keys: tokens of the longest row with its past; None: `size`.
             past: [batch] int64, tokens before each row; None: keys − size for all.
             memory: the past at token rate and at mel rate, shaped as `memory_shapes` says; None: there is none.
-            known: [batch, size] int64, how many of the row's tokens there were when each was heard first: its
-                lookahead hears zeros beyond them; None: there were all.
+            lookahead_ends: [batch, size] int64, places in `x` from which on the lookahead of each token hears zeros;
+                None: it hears all of the row.
 
         Returns:
             mu [batch, frames, mel bins].
@@ -145,7 +145,7 @@ class TokenEncoder(nn.Module):
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
         x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
-        x = self._look_ahead(x, size, of_tokens, known)
+        x = self._look_ahead(x, size, of_tokens, lookahead_ends)
         sight = Sight.of(x, keys, masks[0], past)
         for block in self.blocks:
             x = block(x, sight, of_tokens)
@@ -162,20 +162,20 @@ class TokenEncoder(nn.Module):
         for conv in (self.lookahead_conv, self.history_conv, self.up_conv):
             lay_for_windows(conv)
 
-    def _look_ahead(self, x: Tensor, size: int, memory: Memory | None, known: Tensor | None) -> Tensor:
+    def _look_ahead(self, x: Tensor, size: int, memory: Memory | None, lookahead_ends: Tensor | None) -> Tensor:
         y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
         weight, bias = self.lookahead_conv.weight, self.lookahead_conv.bias
-        y = convolve(y, weight, bias) if known is None else _hear_known(y, known, weight, bias)
+        y = convolve(y, weight, bias) if lookahead_ends is None else _up_to_ends(y, lookahead_ends, weight, bias)
         # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
         y = leaky_relu(y, 0.01)
         y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
         return x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)
 
 
-def _hear_known(x: Tensor, known: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`convolve`, each window's positions from its row's `known` on being zeros; known: [batch, time]."""
-    batch, time = known.shape
+def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
+    batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
     place = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
-    heard = windows * (place < known[..., None])[..., None]
+    heard = windows * (place < lookahead_ends[..., None])[..., None]
     return convolve(heard.flatten(0, 1), weight, bias).view(batch, time, -1)
