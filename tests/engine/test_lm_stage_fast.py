@@ -181,6 +181,16 @@ def test_everything_usual_is_recorded_ahead(models, small, monkeypatch):
 
 
 @torch.inference_mode()
+def test_a_step_that_torch_samples_is_not_taken_for_a_recorded_one(models, small):
+    stage = LMStage(models, slots=20, capacity=CAPACITY, kernels=True)
+    begin(stage, models, [request(1, top_k=500)])
+    stage.decode()
+    assert list(stage._steps._decodes) == [(1, False)]
+    stage.prepare(1)
+    assert (1, True) in stage._steps._decodes
+
+
+@torch.inference_mode()
 def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, monkeypatch):
     shapes = []
     decode, prefill = RecordedSteps.decode, RecordedSteps.prefill

@@ -115,7 +115,8 @@ class RecordedSteps:
     def prepare(self, slots: int | None) -> None:
         """Record the decode steps of up to so many slots, and the prefills that are usual."""
         most = min(slots or self._slots, self._slots)
-        counts = {self.bucket(size) for size in (*sizes_for(SLOTS, most), most)} - {size for size, _ in self._decodes}
+        counts = {self.bucket(size) for size in (*sizes_for(SLOTS, most), most)}
+        counts = {count for count in counts if (count, True) not in self._decodes}
         layouts = [
             layout_for(rows, sequences, self._vocabulary)
             for sequences in (SEQUENCES[:1] if self._fixed else SEQUENCES)
