@@ -111,7 +111,6 @@ def _bounded(model: Path, tiny: bool) -> Iterable[Figures]:
         finally:
             tts.close()
             del tts
-            torch.cuda.empty_cache()
 
 
 def _loaded(model: Path, **settings: Any) -> Vivavoce:

@@ -1,5 +1,6 @@
 """What an operator may choose, and what is planned where nothing was chosen."""
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,19 @@ def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
     assert (held, most) == ((10 << 30) - int(0.2 * (10 << 30)), None)
     with pytest.raises(InvalidRequest, match="memory_bytes"):
         plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
+
+
+class Held:
+    """Stands for what a closed engine leaves: it knows itself, so only the collector frees it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_left_of_closed_engines_is_freed_before_memory_is_divided(on_a_gpu):
+    held = weakref.ref(Held())
+    plan_memory(on_a_gpu, EngineSettings())
+    assert held() is None
 
 
 def test_kernels_run_where_they_are_faster(models, on_a_gpu, monkeypatch):

@@ -65,6 +65,15 @@ def spoken(models: Models, requests: Sequence[SynthesisRequest]) -> list[tuple[i
         return [handle.result().tokens[0] for handle in handles]
 
 
+def test_a_closed_engine_gives_its_memory_back(cuda):
+    room = torch.cuda.memory_reserved() + (4 << 30)
+    settings = EngineSettings(slots=8, memory_bytes=room)
+    for _ in range(3):  # one engine's memory is all that may be taken
+        with Engine(cuda, settings) as engine:
+            assert engine.memory.state_bytes > 1 << 30
+        del engine
+
+
 def test_float32_says_what_the_cpu_says(cuda, models, conditioning):
     assert spoken(cuda, texts(conditioning)) == spoken(models, texts(conditioning))
 

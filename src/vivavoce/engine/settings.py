@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass, field
 
@@ -141,6 +142,9 @@ def uses_kernels(models: Models, settings: EngineSettings) -> bool:
 
 def _cuda_room(device: torch.device, memory_bytes: int | None) -> int:
     """Bytes that may be taken beside the weights."""
+    # What engines that were closed have held, and torch keeps.
+    gc.collect()
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     if free < LEAST_ROOM:
         raise InvalidRequest(
