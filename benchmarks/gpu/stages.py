@@ -20,7 +20,7 @@ from vivavoce.models.build import Models
 
 BYTES_PER_S, FLOPS = 4.3e12, 788e12
 """What one H200 reads and multiplies (bf16, random data) at most, as measured with large copies and products."""
-TEXT, STEPS, REPEATS = 40, 40, 3
+TEXT, STEPS, REPEATS, TOGETHER = 40, 40, 3, 8
 
 Figures = dict[str, Any]
 
@@ -57,17 +57,10 @@ def decode(
     """Milliseconds of a decode step with so many slots in use, the sampling included."""
     for count in slots:
         stage = LMStage(models, slots=count, capacity=1024, kernels=kernels, int8=int8)
-        for seed in range(count):
-            sampling = SamplingParams(exact_tokens=400)
-            slot = stage.open(sampling, seed)
-            request = SynthesisRequest(voice, text=(1,) * TEXT, sampling=sampling, seed=seed)
-            stage.feed(slot, plain_run(models.config.lm, request, official=False, room=None))
-        opened = range(count)
-        prefill_ms = None
-        for first in range(0, count, 8):
-            group = opened[first : first + 8]
-            ms = device_ms(partial(stage.prefill, group), models.device, 1)
-            prefill_ms = ms if len(group) == min(8, count) else prefill_ms
+        _read(stage, models, voice, count)
+        for slot in range(count):
+            stage.close(slot)
+        prefill_ms, rows = _read(stage, models, voice, count)
         stage.decode()
 
         def steps(stage: LMStage = stage) -> None:
@@ -75,16 +68,31 @@ def decode(
                 stage.decode()
 
         step_ms = device_ms(steps, models.device, REPEATS) / STEPS
-        rows = len(plain_run(models.config.lm, request, official=False, room=None).rows)
         width = torch.finfo(models.dtype).bits // 8
         floor_ms = decode_bytes(models.config.lm, count, rows + 2 * STEPS, width) / BYTES_PER_S * 1e3
         yield {
             f"decode_step_ms_{count}": step_ms,
             f"decode_step_floor_ms_{count}": floor_ms,
-            f"prefill_ms_{min(8, count)}": prefill_ms,
+            f"prefill_ms_{min(TOGETHER, count)}": prefill_ms,
         }
         while stage.in_flight:
             stage.collect(wait=True)
+
+
+def _read(stage: LMStage, models: Models, voice: Conditioning, count: int) -> tuple[float, int]:
+    """Fill so many slots; milliseconds of the first prefill, of several together, and rows of each prompt."""
+    sampling = SamplingParams(exact_tokens=400)
+    taken = []
+    for seed in range(count):
+        request = SynthesisRequest(voice, text=(1,) * TEXT, sampling=sampling, seed=seed)
+        run = plain_run(models.config.lm, request, official=False, room=None)
+        stage.feed(stage.open(sampling, seed), run)
+    for first in range(0, count, TOGETHER):
+        slots = range(first, min(first + TOGETHER, count))
+        taken.append(device_ms(partial(stage.prefill, slots), models.device, 1))
+    while stage.in_flight:
+        stage.collect(wait=True)
+    return taken[0], len(run.rows)
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vivavoce.engine.settings import (
+    BATCHES_BYTES,
     FRAME_BYTES,
     LEAST_ROOM,
     MAX_POSITIONS,
@@ -57,7 +58,7 @@ def slot_bytes(models, plan):
 def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
     assert plan.slots == 256
-    assert plan.state_bytes == (88 << 30) - 257 * slot_bytes(on_a_gpu, plan)
+    assert plan.state_bytes == (100 << 30) - BATCHES_BYTES - 257 * slot_bytes(on_a_gpu, plan)
     assert plan.batch_frames == 16_384
 
 

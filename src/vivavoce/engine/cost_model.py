@@ -124,10 +124,10 @@ class Priors:
 
 
 GPU_PRIORS = Priors(
-    prefill=Coefficients(1e-3, 4e-5, 1e-6, 2.6e-9),
-    decode=Coefficients(8e-4, 3e-6, 0.0, 1e-8),
-    flow=Coefficients(2.5e-2, 5e-4, 1.1e-5, 1e-9),
-    vocoder=Coefficients(1e-3, 2e-5, 2e-6, 0.0),
+    prefill=Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
+    decode=Coefficients(1e-3, 6e-6, 0.0, 6e-9),
+    flow=Coefficients(2.2e-2, 3e-4, 8e-6, 6e-9),
+    vocoder=Coefficients(9e-4, 3e-5, 2e-6, 0.0),
 )
 """A data-centre GPU that runs the 0.5 B model on kernels of our own, as fitted under load on one H200."""
 

@@ -15,6 +15,7 @@ import torch
 
 from vivavoce.engine.books import Books
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.collector import LivingSetAside
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
 from vivavoce.engine.host_threads import release_idle_team
@@ -85,7 +86,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopped = False
         # The thread holds the loop, not the engine: an engine that nobody uses any more stops by itself.
-        self._finalizer = weakref.finalize(self, self._loop.post, Stop(drain=False))
+        self._set_aside = LivingSetAside()
+        self._finalizer = weakref.finalize(self, _leave, self._loop, self._set_aside)
 
     @property
     def healthy(self) -> bool:
@@ -133,7 +135,8 @@ class Engine:
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
         """Record the stages' launches, then speak nonsense until the costs are known: one stream, then 2, 4, 8 … at
-        once, for about that many seconds.
+        once, for about that many seconds. What the process holds by then is set aside from garbage collection, whose
+        pauses streams would hear, until the engine is closed (`engine/collector.py`).
 
         streams: record what so many low_latency ones at once need, and the rest when it is first met; None: all.
 
@@ -146,7 +149,11 @@ class Engine:
         prepared: Future[None] = Future()
         self._loop.post(Prepare(streams, prepared))
         prepared.result()
-        most = min(streams or self.memory.slots, self.memory.slots)
+        self._measure(seconds, min(streams or self.memory.slots, self.memory.slots))
+        self._set_aside.begin()
+
+    def _measure(self, seconds: float, most: int) -> None:
+        """Speak nonsense: one stream, then more, `most` at last."""
         count, until = 1, time.perf_counter() + seconds
         while count == 1 or (time.perf_counter() < until and count <= most):
             requests = [self._nonsense(seed) for seed in range(count)]
@@ -166,6 +173,7 @@ class Engine:
             if self._thread.is_alive():
                 self._loop.post(Stop(drain=False))
                 self._thread.join()
+        self._set_aside.end()
 
     def __enter__(self) -> Engine:
         return self
@@ -240,6 +248,12 @@ class Engine:
         sampling = SamplingParams(exact_tokens=NONSENSE_TOKENS)
         segment = SynthesisRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
         return SpeechRequest((segment,), ChunkPolicy.low_latency())
+
+
+def _leave(loop: Loop, set_aside: LivingSetAside) -> None:
+    """What becomes of an engine that nobody uses any more, and nobody closed."""
+    loop.post(Stop(drain=False))
+    set_aside.end()
 
 
 def _stop_at_exit(thread: weakref.ref[threading.Thread], loop: weakref.ref[Loop]) -> None:

@@ -21,11 +21,11 @@ CPU_SLOTS = 32
 CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
-SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 12 << 30
+SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 8 << 30
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
 and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
 size never need more than so many bytes; all else is for the flow's state."""
-RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
+RECORDINGS_BYTES, FRAME_BYTES = 1 << 30, 240 << 10
 """With kernels: what of it does not grow with batches, and what a mel frame of the largest one takes, above all in the
 vocoder."""
 FEWEST_FRAMES, MOST_FRAMES = 2_048, 16_384
