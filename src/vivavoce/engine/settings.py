@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.flow_stage.packed_tables import FRAME_BUCKETS
+from vivavoce.engine.graphs import sizes_within
 from vivavoce.engine.precision import Precision
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
@@ -25,11 +27,11 @@ SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 8 << 30
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
 and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
 size never need more than so many bytes; all else is for the flow's state."""
-RECORDINGS_BYTES, FRAME_BYTES = 1 << 30, 240 << 10
+RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
 """With kernels: what of it does not grow with batches, and what a mel frame of the largest one takes, above all in the
 vocoder."""
-FEWEST_FRAMES, MOST_FRAMES = 2_048, 16_384
-"""Mel frames of the largest batch that is recorded: fewer would cost time, more save none."""
+FEWEST_FRAMES = 2_048
+"""Mel frames of the largest batch that is recorded: fewer would cost time."""
 FEWEST_SLOTS = 8
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
@@ -43,9 +45,9 @@ class EngineSettings:
     memory_bytes: all that may be taken of a CUDA device's memory, the weights included; kernels: whether our own
     kernels and recorded launches are used, None: where they are faster, on CUDA devices in 16 bit; deterministic: the
     same request gives the same bits whoever shares its batches, which costs speed; precision: what is of eight bits,
-    with kernels only: faster, and less exact; admission: whether streams that would make others run dry are refused or
-    wait; max_waiting: requests that may wait; first_chunk_s: the time to a first chunk that admission plans for;
-    headroom: the share of real time that streams may use before more of them wait or are refused.
+    with kernels only: less exact, and on an H200 slower; admission: whether streams that would make others run dry are
+    refused or wait; max_waiting: requests that may wait; first_chunk_s: the time to a first chunk that admission plans
+    for; headroom: the share of real time that streams may use before more of them wait or are refused.
     """
 
     slots: int | None = None
@@ -104,7 +106,8 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
         batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
         if uses_kernels(models, settings):
             batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
-            batch_frames = max(FEWEST_FRAMES, min(MOST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES))
+            frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
+            batch_frames = sizes_within(FRAME_BUCKETS, frames)[-1]
         # One slot more takes what only pads.
         state_bytes = room - batches - (slots + 1) * slot_bytes
         if state_bytes < 0:

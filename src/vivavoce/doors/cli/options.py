@@ -84,11 +84,17 @@ DeterministicOption = Annotated[
 ]
 Int8LmOption = Annotated[
     bool,
-    typer.Option("--int8-lm", help="Read the language model's matrices as int8: less exact; CUDA in 16 bit only."),
+    typer.Option(
+        "--int8-lm",
+        help="Read the language model's matrices as int8: less exact, and slower on an H200; CUDA in 16 bit only.",
+    ),
 ]
 Fp8FlowOption = Annotated[
     bool,
-    typer.Option("--fp8-flow", help="Multiply in fp8 within the flow: less exact; CUDA in 16 bit only, 8.9 and later."),
+    typer.Option(
+        "--fp8-flow",
+        help="Multiply in fp8 within the flow: less exact, and slower on an H200; CUDA in 16 bit only, 8.9 and later.",
+    ),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
