@@ -15,6 +15,8 @@ from vivavoce.models.flow.memory import KEY_TILE
 
 Numbers = NDArray[np.int32]
 
+FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384)
+"""Mel frames of the estimator's common batches."""
 MAX_PACKED = 1 << 19
 """Packed frames up to which every offset into a batch's tensors fits 32 bits."""
 MOST_PAGES = -(-MAX_FRAMES // KEY_TILE)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage.arrays import upload
+from vivavoce.engine.flow_stage.buckets import FRAME_BUCKETS
 from vivavoce.engine.flow_stage.encoder_tables import TOKEN_BUCKETS
 from vivavoce.engine.flow_stage.lane import Workplace, first_frame, voice_features
 from vivavoce.engine.flow_stage.packed_buffers import BufferShelf, PackedBuffers, PackedState
 from vivavoce.engine.flow_stage.packed_encoding import EncodedRows, PackedEncoding
-from vivavoce.engine.flow_stage.packed_tables import FRAME_BUCKETS, Bucket, TableShape
+from vivavoce.engine.flow_stage.packed_tables import Bucket, TableShape
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.engine.flow_stage.stream import VoiceFeatures
 from vivavoce.engine.flow_stage.voices import load_voices

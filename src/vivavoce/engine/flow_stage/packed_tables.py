@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage.buckets import (
+    FRAME_BUCKETS,
     MAX_PACKED,
     MOST_PAGES,
     Numbers,
@@ -25,7 +26,6 @@ from vivavoce.engine.flow_stage.buckets import (
 from vivavoce.engine.flow_stage.planning import Row
 from vivavoce.models.flow.packed_batch import PackedTables
 
-FRAME_BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384)
 _FRAMES_PER_ROW = 16
 
 
