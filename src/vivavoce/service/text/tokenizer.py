@@ -90,6 +90,10 @@ class TextTokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def to_json(self) -> str:
+        """The whole tokenizer as the content of a `tokenizer.json`, CosyVoice2's special tokens included."""
+        return str(self._tokenizer.to_str())
+
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 

@@ -1,0 +1,83 @@
+"""A safetensors file that is laid out first and filled in any order, from several threads, also after a break."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor will be."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class RankFile:
+    """The file of one GPU; what is never written is zero."""
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec]) -> None:
+        """Create the file, or go on with one that was begun with the same specs."""
+        # Wide dtypes first, as the format's own library orders them: every tensor is aligned to its dtype.
+        self._specs = dict(sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+        header = self._header()
+        self._start: dict[str, int] = {}
+        end = len(header)
+        for name, spec in self._specs.items():
+            self._start[name] = end
+            end += spec.num_bytes
+        self.num_bytes = end
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(self._descriptor, end)
+        os.pwrite(self._descriptor, header, 0)
+
+    def write(self, name: str, tensor: Tensor, row: int = 0) -> None:
+        """Put a tensor, or some rows of it from `row` on, in its place.
+
+        Raises:
+            ValueError: it is not what was announced.
+        """
+        spec = self._specs[name]
+        fits = tensor.shape == spec.shape or (tensor.shape[1:] == spec.shape[1:] and row + len(tensor) <= spec.shape[0])
+        if tensor.dtype != spec.dtype or not fits:
+            raise ValueError(f"{name}: {list(tensor.shape)} {tensor.dtype} at row {row} is not within {spec}")
+        offset = self._start[name] + row * math.prod(spec.shape[1:]) * spec.dtype.itemsize
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def flush(self) -> None:
+        """Return when all that was written is on the disk."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def _header(self) -> bytes:
+        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for name, spec in self._specs.items():
+            end = start + spec.num_bytes
+            entries[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
+            start = end
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
