@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.flow_stage.packed_tables import FRAME_BUCKETS
+from vivavoce.engine.flow_stage.buckets import FRAME_BUCKETS
 from vivavoce.engine.graphs import sizes_within
 from vivavoce.engine.precision import Precision
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.build import Models
+from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels import usable
 
 MAX_POSITIONS = 5_120
@@ -123,7 +123,7 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     return MemoryPlan(slots, capacity, state_bytes, batch_frames)
 
 
-def uses_kernels(models: Models, settings: EngineSettings) -> bool:
+def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bool:
     """Whether the stages run on our own kernels.
 
     Raises:

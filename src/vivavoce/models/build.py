@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.config import LMConfig, ModelConfig
 from vivavoce.checkpoint.folder import detect_generation, read_config
 from vivavoce.checkpoint.names import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable
 from vivavoce.checkpoint.weights import check_variant, find_part, fold_weight_norm, load_into, read_tensors
@@ -25,6 +25,23 @@ class Models:
     lm: SpeechLM
     flow: Flow
     vocoder: HiFT
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """Sizes of a language model that is on its own."""
+
+    lm: LMConfig
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """The language model on its own, on one device: `Models` for whoever makes speech tokens and no audio."""
+
+    config: LanguageConfig
+    lm: SpeechLM
     device: torch.device
     dtype: torch.dtype
 
@@ -46,10 +63,7 @@ def build_models(
     """
     detect_generation(folder)
     check_variant(folder, variant)
-    if device.type == "cuda":
-        # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
-        # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    prepare_device(device)
     paths = {part: find_part(folder, part, variant) for part in ("llm", "flow", "hift")}
     flow_state = read_tensors(paths["flow"])
     config = read_config(folder, flow_state)
@@ -64,3 +78,26 @@ def build_models(
     load(flow, flow_state, FLOW_NAMES, "flow", dtype)
     load(vocoder, fold_weight_norm(read_tensors(paths["hift"])), VOCODER_NAMES, "hift", torch.float32)
     return Models(config, lm, flow, vocoder, device, dtype)
+
+
+def build_language_model(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
+) -> LanguageModel:
+    """Load the language model of a CosyVoice2 folder; arguments and errors as in `build_models`."""
+    config = read_config(folder, ()).lm
+    check_variant(folder, variant)
+    prepare_device(device)
+    path = find_part(folder, "llm", variant)
+    with torch.device("meta"):
+        lm = SpeechLM(config)
+    load_into(lm, read_tensors(path), LM_NAMES, path.name, dtype)
+    lm.to(device).eval().requires_grad_(False)
+    return LanguageModel(LanguageConfig(config), lm, device, dtype)
+
+
+def prepare_device(device: torch.device) -> None:
+    """Set what the networks need of the process before they run on the device."""
+    if device.type == "cuda":
+        # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
+        # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.
+        torch.backends.cuda.enable_cudnn_sdp(False)

@@ -11,7 +11,7 @@ from vivavoce.engine.lm_stage.choosing import Chooser
 from vivavoce.engine.lm_stage.packing import pack
 from vivavoce.engine.lm_stage.slots import Slot
 from vivavoce.engine.lm_stage.state import SlotStates
-from vivavoce.models.build import Models
+from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.slot_cache import SlotCache
 from vivavoce.models.lm.slot_lm import SlotLM
 from vivavoce.models.lm.slot_numbers import Field
@@ -31,7 +31,9 @@ class PlainSteps:
         fixed: steps are of one shape, that of all slots and positions.
     """
 
-    def __init__(self, models: Models, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool) -> None:
+    def __init__(
+        self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool
+    ) -> None:
         config = models.config.lm
         self._slots, self._capacity, self._choose, self._fixed = slots, capacity, choose, fixed
         self._device, self._vocabulary = models.device, config.vocabulary

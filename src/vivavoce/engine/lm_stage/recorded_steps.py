@@ -18,7 +18,7 @@ from vivavoce.engine.lm_stage.slots import Slot
 from vivavoce.engine.lm_stage.state import SlotRows, SlotStates
 from vivavoce.engine.lm_stage.tiling import Layout, layout_for, tile, tiled_rows
 from vivavoce.engine.transfer import copy_into
-from vivavoce.models.build import Models
+from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels import lm_launch
 from vivavoce.models.kernels.compile_ahead import compiled_ahead
 from vivavoce.models.kernels.lm_products import TILES, Tiles
@@ -55,7 +55,7 @@ class RecordedSteps:
 
     def __init__(
         self,
-        models: Models,
+        models: Models | LanguageModel,
         slots: int,
         capacity: int,
         window: int,

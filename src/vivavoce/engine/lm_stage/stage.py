@@ -17,7 +17,7 @@ from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Slot, SlotTable
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
-from vivavoce.models.build import Models
+from vivavoce.models.build import LanguageModel, Models
 
 LARGEST_WINDOW = 200
 """Ids of a slot's past that are kept: no sampling window is wider."""
@@ -71,7 +71,7 @@ class LMStage:
 
     def __init__(
         self,
-        models: Models,
+        models: Models | LanguageModel,
         *,
         slots: int,
         capacity: int,
@@ -214,7 +214,9 @@ class LMStage:
             self._steps.move(sources, targets, max(slot.reach + 1 for slot in self._table.all))
 
 
-def _recorded(models: Models, slots: int, capacity: int, window: int, *, fixed: bool, int8: bool) -> Steps:
+def _recorded(
+    models: Models | LanguageModel, slots: int, capacity: int, window: int, *, fixed: bool, int8: bool
+) -> Steps:
     # Triton is not everywhere, and whoever asks for kernels has it.
     from vivavoce.engine.lm_stage.recorded_steps import RecordedSteps
 
