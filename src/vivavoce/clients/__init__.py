@@ -1,0 +1,1 @@
+"""Programs that speak to servers; they know nothing of models."""
