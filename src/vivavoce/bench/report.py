@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vivavoce.bench import json_file
 from vivavoce.bench.figures import figures
 from vivavoce.bench.outcome import Outcome
-from vivavoce.errors import InvalidRequest
 
 SCHEMA = "vivavoce-bench-1"
 """The form of the JSON; the number moves when a key changes its meaning."""
-
-_DIGITS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +36,12 @@ class Report:
             **self.resources,
             **self.quality,
         }
-        return {key: round(value, _DIGITS) if isinstance(value, float) else value for key, value in keys.items()}
+        return json_file.rounded(keys)
 
     def text(self) -> str:
         """The report as JSON text."""
-        return json.dumps(self.to_json(), ensure_ascii=False, indent=2, allow_nan=False)
+        return json_file.as_text(self.to_json())
 
     def save(self, path: Path) -> None:
         """Write the report as JSON; `InvalidRequest` if the place cannot be written."""
-        try:
-            path.write_text(self.text() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InvalidRequest(
-                f"json: {str(path)!r} cannot be written ({error.strerror}); choose another place"
-            ) from None
+        json_file.save(self.to_json(), path)

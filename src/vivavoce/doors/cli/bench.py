@@ -1,4 +1,4 @@
-"""`vivavoce bench`: how fast speech comes under load."""
+"""`vivavoce bench`: how fast speech comes under load; its commands measure the stages without an engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ from typing import Annotated
 
 import typer
 
-from vivavoce.doors.cli import options
+from vivavoce.doors.cli import bench_offline, bench_streaming, options
 from vivavoce.doors.cli.bench_request import BenchRequest, check
 from vivavoce.doors.cli.console import Reporter
 from vivavoce.doors.cli.model import EngineChoice, ModelChoice
+from vivavoce.errors import InvalidRequest
 
 EXAMPLES = options.examples(
     "vivavoce bench --concurrency 8 --requests 64",
     "vivavoce bench --model CosyVoice2-0.5B --rate 4 -n 200 --json bench.json --plot bench.png",
     "vivavoce bench --tokens 125 --policy official --warmup 4 --json -",
+    "vivavoce bench offline --help",
+)
+app = typer.Typer(epilog=EXAMPLES)
+app.command(epilog=bench_offline.EXAMPLES, short_help="Texts in batches, by runtime and batch size.")(
+    bench_offline.offline
+)
+app.command(epilog=bench_streaming.EXAMPLES, short_help="Speech tokens to sound, chunk by chunk.")(
+    bench_streaming.streaming
 )
 
 
+@app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", metavar="NUMBER", help="Users who ask again when answered.  [default: 1]"),
@@ -114,6 +125,9 @@ def bench(
 
     The exit code is 1 if a request failed; refusals are figures. docs/benchmark.md explains them all.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_lost_options(context)
+        return
     reporter = Reporter(quiet)
     request = BenchRequest(
         choice=ModelChoice(model, device, dtype, variant, voices),
@@ -143,3 +157,12 @@ def bench(
     failed = measure(checked, reporter)
     if failed:
         raise typer.Exit(1)
+
+
+def _refuse_lost_options(context: typer.Context) -> None:
+    """Options before the command are the load's, which is not put on: nobody would see that they did nothing."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            command = context.invoked_subcommand
+            raise InvalidRequest(f"bench: --{name.replace('_', '-')} stands before {command}; write it after {command}")
