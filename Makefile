@@ -33,8 +33,10 @@ speak: $(SETUP) ## say TEXT="..."; optional OUT=out.wav VOICE= PROMPT_TEXT= MODE
 	[ -z "$$MODEL" ] || set -- "$$@" --model "$$MODEL"; \
 	exec $(PYTHON) -m vivavoce speak --out "$$OUT" "$$@" -- "$$TEXT"
 
+# The server for the tests of the Triton repository; where it cannot be had, they are skipped and say why.
 # A file's tests stay together: what they share is made once.
 test: $(DEV) ## run the tests
+	-@$(PYTHON) -m vivavoce triton env --dir .venv/triton
 	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: $(DEV) ## check format, style and types

@@ -28,8 +28,8 @@ BESIDE = {
 }
 """Rooms beside the stack and what they may see; of the stack only doors may see them."""
 
-BETWEEN_DOORS = {("cli", "python")}
-"""Who may use another door: the command line speaks through the Python interface."""
+BETWEEN_DOORS = {("cli", "python"), ("cli", "triton")}
+"""Who may use another door: the command line speaks through the Python interface, and sets up the Triton server."""
 
 STANDARD_LIBRARY_ONLY = {
     f"{PACKAGE}.engine.{name}"
@@ -133,6 +133,7 @@ def test_no_file_is_longer_than_one_idea() -> None:
         ("doors.http.app", "doors.http.errors"),
         ("doors.cli.speak", "doors.python"),
         ("doors.cli.bench", "bench.load"),
+        ("doors.cli.triton", "doors.triton.templates"),
         ("service.modes", "errors"),
         ("engine.loop", "engine.stream"),
         ("models.lm.qwen2", "checkpoint.config"),

@@ -13,6 +13,7 @@ import torch
 
 import vivavoce
 from vivavoce.errors import InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VoiceNotFound
+from vivavoce.service.placement import count_text_processes
 
 RATE = 24_000
 SHORT = vivavoce.SamplingParams(max_ratio=2.0)
@@ -67,7 +68,7 @@ def test_how_many_processes_read(babble):
 
 
 def tts_text_processes(asked, device):
-    return vivavoce.doors.python._text_processes(asked, torch.device(device))
+    return count_text_processes(asked, torch.device(device))
 
 
 @pytest.mark.parametrize("text", [None, 5, b"bytes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
-from vivavoce.errors import InvalidRequest
 from vivavoce.service.default_model import model_folder
 from vivavoce.service.modes import Mode, parse_mode
+from vivavoce.service.placement import choose_device, choose_dtype, count_text_processes
 from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.extract import AudioSource
@@ -28,10 +27,6 @@ from vivavoce.service.voices.voice import Voice
 
 _untrained = logging.getLogger("vivavoce.untrained")
 """Of its own, so that a program that tells its user by itself can switch this one warning off."""
-
-_MOST_TEXT_PROCESSES, _MOST_ASKED_PROCESSES = 4, 64
-"""Unasked, they read more texts than one GPU speaks."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(
@@ -62,10 +57,10 @@ def load(
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
-    where = _device(device)
-    processes = _text_processes(text_processes, where)
+    where = choose_device(device)
+    processes = count_text_processes(text_processes, where)
     synthesizer = Synthesizer.load(
-        model_folder(model), where, _dtype(dtype, where), variant, settings or EngineSettings(), processes
+        model_folder(model), where, choose_dtype(dtype, where), variant, settings or EngineSettings(), processes
     )
     if not synthesizer.card.trained:
         _untrained.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
@@ -266,32 +261,3 @@ def _options(
 ) -> SpeakOptions:
     chosen = mode if mode is None or isinstance(mode, Mode) else parse_mode(mode)
     return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams())
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise InvalidRequest(f"device: {name!r} is not there (`vivavoce doctor` lists what is); use auto or cpu")
-    return device
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.float16 if device.type == "cuda" else torch.float32
-    if name not in _DTYPES:
-        raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-def _text_processes(asked: int | None, device: torch.device) -> int:
-    if asked is None:
-        return min(_MOST_TEXT_PROCESSES, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
-    if not 0 <= asked <= _MOST_ASKED_PROCESSES:
-        raise InvalidRequest(f"text_processes: {asked} is outside of 0 … {_MOST_ASKED_PROCESSES}; choose a few")
-    return asked

@@ -70,6 +70,11 @@ def choose_mode(voice: Voice, instruct: str | None, wanted: Mode | None = None) 
     return Mode.ZERO_SHOT if voice.prompt_text else Mode.CROSS_LINGUAL
 
 
+def ended(instruct: str) -> str:
+    """An instruction with its end mark, added where it is missing."""
+    return instruct if END_OF_PROMPT in instruct else instruct + END_OF_PROMPT
+
+
 def condition(voice: Voice, mode: Mode, instruction: tuple[int, ...] = ()) -> Conditioning:
     """Route a voice's features by the table above; `instruction`: text ids, for instruct only."""
     tokens = voice.speech_tokens.long()

@@ -25,7 +25,7 @@ from vivavoce.service.conditionings import Conditionings
 from vivavoce.service.feeding import Parts, feed
 from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import check_seed
-from vivavoce.service.modes import END_OF_PROMPT, Mode, choose_mode, condition
+from vivavoce.service.modes import Mode, choose_mode, condition, ended
 from vivavoce.service.text.pieces import whole_words
 from vivavoce.service.text.rules import is_speakable
 from vivavoce.service.text.sentences import whole_sentences
@@ -177,8 +177,7 @@ class Synthesizer:
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
         """Text ids of an instruction, its end mark added where it is missing."""
-        ended = instruct if END_OF_PROMPT in instruct else instruct + END_OF_PROMPT
-        return self.text.encode(self.text.normalize(ended))
+        return self.text.encode(self.text.normalize(ended(instruct)))
 
     def _words(self, pieces: Iterable[str], voice: Voice, options: SpeakOptions) -> Iterator[SynthesisRequest]:
         """Requests whose texts follow one another word by word."""

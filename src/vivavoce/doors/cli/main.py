@@ -15,7 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from vivavoce.doors.cli import bench, convert, doctor, download, evaluate, info, options, speak, voice
+from vivavoce.doors.cli import (
+    bench,
+    client,
+    convert_group,
+    doctor,
+    download,
+    evaluate,
+    info,
+    options,
+    speak,
+    triton,
+    voice,
+)
 from vivavoce.doors.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
 from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
@@ -38,11 +50,13 @@ app = typer.Typer(
     },
 )
 app.command(epilog=speak.EXAMPLES)(speak.speak)
-app.command(epilog=convert.EXAMPLES)(convert.convert)
+app.add_typer(convert_group.app, name="convert")
 app.add_typer(voice.app, name="voice")
+app.add_typer(client.app, name="client")
 app.command(epilog=download.EXAMPLES)(download.download)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command(epilog=bench.EXAMPLES)(bench.bench)
+app.add_typer(bench.app, name="bench")
+app.add_typer(triton.app, name="triton")
 app.command(epilog=info.EXAMPLES)(info.info)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)
 

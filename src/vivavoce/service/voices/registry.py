@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.cache import DEFAULT_CAPACITY, VoiceCache
-from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
+from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.names import unknown_voice
 from vivavoce.service.voices.recording import take_recording
 from vivavoce.service.voices.store import VoiceStore
@@ -23,12 +24,19 @@ _AUDIO_SUFFIXES = frozenset(
 _PATH_EXCERPT = 200
 
 
+class Extractor(Protocol):
+    """A model's front end for recordings, wherever it runs."""
+
+    def extract(self, source: AudioSource, transcript: str = "") -> Voice:
+        """The voice of a recording that says `transcript`, "" if unknown; see `VoiceExtractor`."""
+
+
 class VoiceRegistry:
     """All voices of one model: stored ones, those the model brings along, and recordings. Safe between threads."""
 
     def __init__(
         self,
-        extractor: VoiceExtractor,
+        extractor: Extractor,
         store: VoiceStore,
         built_in: Mapping[str, Voice],
         fingerprint: str | Callable[[], str],

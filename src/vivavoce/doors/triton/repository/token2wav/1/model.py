@@ -1,0 +1,23 @@
+"""Speech tokens in, audio out."""
+
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from vivavoce.doors.triton.models.token2wav import Token2Wav
+
+
+class TritonPythonModel:
+    """What Triton's Python backend runs; all of it is the package's."""
+
+    def initialize(self, args: dict[str, Any]) -> None:
+        """Load the model."""
+        self._model = Token2Wav.load(args, pb_utils)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer a batch."""
+        return self._model.execute(requests)
+
+    def finalize(self) -> None:
+        """Free what it holds."""
+        self._model.close()
