@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vivavoce.doors.triton.models.chunk_schedule import ChunkSchedule
 from vivavoce.doors.triton.models.decoded_tokens import DecodedTokens
+from vivavoce.doors.triton.models.inner_calls import InnerError
 from vivavoce.doors.triton.models.inner_language_model import InnerLanguageModel
 from vivavoce.doors.triton.models.inner_token2wav import InnerToken2Wav
 from vivavoce.engine.request import SynthesisRequest
@@ -80,7 +81,7 @@ class StagedSpeech:
                 if error is None:
                     self._fetch(segment, tokens, left)
             except Exception as problem:
-                if not isinstance(problem, VivavoceError):
+                if not isinstance(problem, (InnerError, VivavoceError)):
                     log.error("the language model could not be read", exc_info=problem)
                 # Whoever makes audio raises it; with the frames of this thread it would hold the request for good.
                 error = problem.with_traceback(None)
