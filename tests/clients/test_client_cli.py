@@ -62,12 +62,12 @@ def test_failures_are_counted_and_said_once(address: tuple[str, str], capsys: py
 def test_errors_of_words_are_measured(
     address: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my_ears.py").write_text(
+    (tmp_path / "ears_of_a_client.py").write_text(
         "class Ears:\n    def transcribe(self, samples):\n        return 'hello old world'\n", encoding="utf-8"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    given = ["--target-text", "Hello, world!", "--compute-wer", "--recogniser", "my_ears:Ears"]
+    given = ["--target-text", "Hello, world!", "--compute-wer", "--recogniser", "ears_of_a_client:Ears"]
     assert grpc(address, *given) == 0
     assert "\nwer_free: 0.5\n" in capsys.readouterr().out
 

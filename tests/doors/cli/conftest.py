@@ -35,8 +35,15 @@ def home(tmp_path: Path, babble: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def loads() -> Callable[..., Synthesizer]:
-    """`Synthesizer.load` that loads a folder once."""
-    return cache(Synthesizer.load)
+    """`Synthesizer.load` that loads a folder once, and again if a command has closed it."""
+    cached = cache(Synthesizer.load)
+
+    def load(*arguments: object) -> Synthesizer:
+        if not cached(*arguments).engine.healthy:
+            cached.cache_clear()
+        return cached(*arguments)
+
+    return load
 
 
 @pytest.fixture
