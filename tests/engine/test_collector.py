@@ -74,7 +74,7 @@ def test_a_warm_engine_has_it_until_it_is_closed(models):
 def test_a_warm_engine_that_nobody_uses_leaves_no_memory(models):
     engine = Engine(models, SMALL)
     engine.warm_up(seconds=0)
-    loop, thread = weakref.ref(engine._loop), engine._thread
+    loop, thread = weakref.ref(engine._loop), engine._runner.thread
     del engine
     assert gc.get_freeze_count() == 0
     thread.join(60)

@@ -319,7 +319,7 @@ def test_a_broken_loop_ends_everybody(lm, monkeypatch, quiet):
         monkeypatch.setattr(engine._loop, "_begin", lambda: 1 / 0)
         with pytest.raises(EngineStopped):
             handle.result()
-        engine._thread.join(PATIENCE_S)
+        engine._runner.thread.join(PATIENCE_S)
         assert not engine.healthy
         with pytest.raises(EngineStopped):
             engine.submit(ask(lm))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,14 +12,14 @@ import torch
 
 from vivavoce.engine.books import Books
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.collector import LivingSetAside
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.handle import Handle, More, Outbox, check_arrival
 from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.language_lane import LanguageLane
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
+from vivavoce.engine.loop_thread import LoopThread, stopped
+from vivavoce.engine.messages import Cancelled, Prepare, Submitted, TextArrived
 from vivavoce.engine.precision import check_precision
 from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.engine.scheduler import Scheduler
@@ -32,7 +29,7 @@ from vivavoce.engine.stream import Stream
 from vivavoce.engine.synthesis_lane import SynthesisLane
 from vivavoce.engine.ticket import Ticket, Track
 from vivavoce.engine.workshop import Workshop
-from vivavoce.errors import EngineStopped, InvalidRequest, OutOfMemory, Overloaded
+from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import Models
 
 NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
@@ -82,17 +79,12 @@ class Engine:
         self._books = Books(settings, self._costs, models.config.rates, self.memory.slots)
         self._loop = self._make_loop()
         self._ids = itertools.count()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-        # The thread holds the loop, not the engine: an engine that nobody uses any more stops by itself.
-        self._set_aside = LivingSetAside()
-        self._finalizer = weakref.finalize(self, _leave, self._loop, self._set_aside)
+        self._runner = LoopThread(self, self._loop, "vivavoce-engine")
 
     @property
     def healthy(self) -> bool:
         """It takes requests."""
-        return not (self._stopped or self._loop.ended)
+        return self._runner.healthy
 
     @property
     def statistics(self) -> StatisticsSnapshot:
@@ -113,8 +105,8 @@ class Engine:
             EngineStopped: the engine was closed or has failed.
         """
         if not self.healthy:
-            raise EngineStopped("engine: it has stopped; start it again")
-        self._start()
+            raise stopped()
+        self._runner.start()
         try:
             return self._enqueue(request)
         except Overloaded:
@@ -145,12 +137,12 @@ class Engine:
         """
         if streams is not None and streams < 1:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
-        self._start()
+        self._runner.start()
         prepared: Future[None] = Future()
         self._loop.post(Prepare(streams, prepared))
         prepared.result()
         self._measure(seconds, min(streams or self.memory.slots, self.memory.slots))
-        self._set_aside.begin()
+        self._runner.set_aside.begin()
 
     def _measure(self, seconds: float, most: int) -> None:
         """Speak nonsense: one stream, then more, `most` at last."""
@@ -166,14 +158,7 @@ class Engine:
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
-        self._stopped = True
-        self._loop.post(Stop(drain))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                self._loop.post(Stop(drain=False))
-                self._thread.join()
-        self._set_aside.end()
+        self._runner.close(drain=drain, timeout_s=timeout_s)
 
     def __enter__(self) -> Engine:
         return self
@@ -185,13 +170,6 @@ class Engine:
     def _exclusive(self) -> bool:
         """All stages take turns on one processor."""
         return self.models.device.type != "cuda"
-
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop.run, name="vivavoce-engine", daemon=True)
-                self._thread.start()
-                atexit.register(_stop_at_exit, weakref.ref(self._thread), weakref.ref(self._loop))
 
     def _enqueue(self, request: SpeechRequest, asked: bool = True) -> Handle:
         arrived = deque(self._workshop.check_in(segment, request.arrival) for segment in request.segments)
@@ -248,17 +226,3 @@ class Engine:
         sampling = SamplingParams(exact_tokens=NONSENSE_TOKENS)
         segment = SynthesisRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
         return SpeechRequest((segment,), ChunkPolicy.low_latency())
-
-
-def _leave(loop: Loop, set_aside: LivingSetAside) -> None:
-    """What becomes of an engine that nobody uses any more, and nobody closed."""
-    loop.post(Stop(drain=False))
-    set_aside.end()
-
-
-def _stop_at_exit(thread: weakref.ref[threading.Thread], loop: weakref.ref[Loop]) -> None:
-    """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
-    running, its_loop = thread(), loop()
-    if running is not None and its_loop is not None:
-        its_loop.post(Stop(drain=False))
-        running.join()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vivavoce.engine.books import Books
 from vivavoce.engine.faults import explained
 from vivavoce.engine.language_lane import LanguageLane
+from vivavoce.engine.loop_thread import stopped
 from vivavoce.engine.messages import Cancelled, Message, Prepare, Stop, Submitted
 from vivavoce.engine.request import Arrival, AudioChunk
 from vivavoce.engine.scheduler import Plan, Scheduler, Situation
@@ -26,7 +27,7 @@ from vivavoce.engine.statistics import RequestEvent, Statistics
 from vivavoce.engine.stream import Phase, Segment
 from vivavoce.engine.synthesis_lane import Part, SynthesisLane
 from vivavoce.engine.ticket import Arrived, Made, Ticket, Track
-from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
+from vivavoce.errors import RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +340,7 @@ class Loop:
     def _refuse_the_rest(self) -> None:
         """Tell all who still listen. The stages are left as they are: they may be what has failed."""
         for ticket in (*self._tickets.values(), *self._waiting):
-            self._tell(ticket, _stopped())
+            self._tell(ticket, stopped())
         self._refuse_messages()
 
     def _refuse_messages(self) -> None:
@@ -350,13 +351,9 @@ class Loop:
             except Empty:
                 return
             if isinstance(message, Submitted):
-                self._tell(message.ticket, _stopped())
+                self._tell(message.ticket, stopped())
             elif isinstance(message, Prepare):
-                message.done.set_exception(_stopped())
-
-
-def _stopped() -> EngineStopped:
-    return EngineStopped("engine: it has stopped; start it again")
+                message.done.set_exception(stopped())
 
 
 def _event(error: Exception | None) -> RequestEvent:

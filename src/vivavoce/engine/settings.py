@@ -98,21 +98,20 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     lm = models.config.lm
     capacity = min(lm.max_positions, MAX_POSITIONS)
     batch_frames = None
-    width = torch.finfo(models.dtype).bits // 8
-    slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * width
+    per_slot = slot_bytes(models, capacity)
     if models.device.type == "cuda":
-        room = _cuda_room(models.device, settings.memory_bytes)
-        slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // slot_bytes))
+        room = cuda_room(models.device, settings.memory_bytes)
+        slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // per_slot))
         batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
         if uses_kernels(models, settings):
             batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
             frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
             batch_frames = sizes_within(FRAME_BUCKETS, frames)[-1]
         # One slot more takes what only pads.
-        state_bytes = room - batches - (slots + 1) * slot_bytes
+        state_bytes = room - batches - (slots + 1) * per_slot
         if state_bytes < 0:
             raise InvalidRequest(
-                f"memory: {slots} slots take {(slots + 1) * slot_bytes} bytes, beside the weights there are {room}, of "
+                f"memory: {slots} slots take {(slots + 1) * per_slot} bytes, beside the weights there are {room}, of "
                 f"which {batches} are for batches; allow more memory or fewer slots"
             )
     else:
@@ -121,6 +120,12 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
     return MemoryPlan(slots, capacity, state_bytes, batch_frames)
+
+
+def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
+    """Keys and values of so many positions in all layers."""
+    lm = model.config.lm
+    return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
 
 
 def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bool:
@@ -143,8 +148,12 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     return wanted
 
 
-def _cuda_room(device: torch.device, memory_bytes: int | None) -> int:
-    """Bytes that may be taken beside the weights."""
+def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
+    """Bytes that may be taken beside the weights.
+
+    Raises:
+        InvalidRequest: too little is free, or `memory_bytes` leaves too little.
+    """
     # What engines that were closed have held, and torch keeps.
     gc.collect()
     torch.cuda.empty_cache()

@@ -5,30 +5,28 @@ For servers that have flow and vocoder elsewhere; who wants audio asks `Engine`,
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import threading
-import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
-from vivavoce.engine.collector import LivingSetAside
 from vivavoce.engine.host_threads import release_idle_team
 from vivavoce.engine.lm_stage import Chooser, LMStage
-from vivavoce.engine.messages import Cancelled, Prepare, Stop
+from vivavoce.engine.loop_thread import LoopThread, stopped
+from vivavoce.engine.messages import Cancelled, Prepare
 from vivavoce.engine.settings import (
     CPU_SLOTS,
     CUDA_SLOTS,
     FEWEST_SLOTS,
-    LEAST_ROOM,
     MAX_POSITIONS,
     EngineSettings,
+    cuda_room,
+    slot_bytes,
     uses_kernels,
 )
 from vivavoce.engine.token_handle import TokenHandle, TokenOutbox
-from vivavoce.engine.token_loop import Asked, Job, Room, TokenLoop, stopped
+from vivavoce.engine.token_loop import Asked, Job, Room, TokenLoop
 from vivavoce.engine.token_request import TokenRequest, run_for
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
@@ -91,17 +89,12 @@ class TokenEngine:
         self._room = Room(self.slots + settings.max_waiting)
         self._loop = TokenLoop(stage, model.device, self._room)
         self._ids = itertools.count()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-        self._set_aside = LivingSetAside()
-        # The thread holds the loop, not the engine: an engine that nobody uses any more stops by itself.
-        self._finalizer = weakref.finalize(self, _leave, self._loop, self._set_aside)
+        self._runner = LoopThread(self, self._loop, "vivavoce-tokens")
 
     @property
     def healthy(self) -> bool:
         """It takes requests."""
-        return not (self._stopped or self._loop.ended)
+        return self._runner.healthy
 
     def submit(self, request: TokenRequest) -> TokenHandle:
         """Take a request in; returns at once.
@@ -115,7 +108,7 @@ class TokenEngine:
             raise stopped()
         run = run_for(request, self.model.config.lm, self.capacity)
         self._room.enter()
-        self._start()
+        self._runner.start()
         job = Job(next(self._ids), request, run, TokenOutbox())
         if self.model.device.type != "cuda":
             release_idle_team()
@@ -137,22 +130,15 @@ class TokenEngine:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         if not self.healthy:
             raise stopped()
-        self._start()
+        self._runner.start()
         prepared: Future[None] = Future()
         self._loop.post(Prepare(streams, prepared))
         prepared.result()
-        self._set_aside.begin()
+        self._runner.set_aside.begin()
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
-        self._stopped = True
-        self._loop.post(Stop(drain))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                self._loop.post(Stop(drain=False))
-                self._thread.join()
-        self._set_aside.end()
+        self._runner.close(drain=drain, timeout_s=timeout_s)
 
     def __enter__(self) -> TokenEngine:
         return self
@@ -160,40 +146,11 @@ class TokenEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop.run, name="vivavoce-tokens", daemon=True)
-                self._thread.start()
-                atexit.register(_stop_at_exit, weakref.ref(self._thread), weakref.ref(self._loop))
-
 
 def _plan_slots(model: LanguageModel | Models, settings: TokenSettings, capacity: int) -> int:
     if settings.slots is not None:
         return settings.slots
     if model.device.type != "cuda":
         return CPU_SLOTS
-    lm = model.config.lm
-    slot_bytes = 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(model.device)
-    if free < LEAST_ROOM:
-        raise InvalidRequest(
-            f"memory: {free} bytes of {model.device} are free, the engine needs {LEAST_ROOM} or more; free some, or "
-            "use another device"
-        )
-    return max(FEWEST_SLOTS, min(CUDA_SLOTS, int(free * settings.memory_share) // slot_bytes))
-
-
-def _leave(loop: TokenLoop, set_aside: LivingSetAside) -> None:
-    """What becomes of an engine that nobody uses any more, and nobody closed."""
-    loop.post(Stop(drain=False))
-    set_aside.end()
-
-
-def _stop_at_exit(thread: weakref.ref[threading.Thread], loop: weakref.ref[TokenLoop]) -> None:
-    """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
-    running, its_loop = thread(), loop()
-    if running is not None and its_loop is not None:
-        its_loop.post(Stop(drain=False))
-        running.join()
+    room = int(cuda_room(model.device) * settings.memory_share)
+    return max(FEWEST_SLOTS, min(CUDA_SLOTS, room // slot_bytes(model, capacity)))

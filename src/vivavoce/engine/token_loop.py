@@ -17,10 +17,11 @@ import torch
 from vivavoce.engine.faults import explained
 from vivavoce.engine.lane import Lane
 from vivavoce.engine.lm_stage import LMStage, Run, Sampled
+from vivavoce.engine.loop_thread import stopped
 from vivavoce.engine.messages import Cancelled, Prepare, Stop
 from vivavoce.engine.token_handle import TokenOutbox
 from vivavoce.engine.token_request import TokenRequest
-from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, VivavoceError
+from vivavoce.errors import Overloaded, RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
 
@@ -272,8 +273,3 @@ class TokenLoop:
                 self._tell(message.job, stopped())
             elif isinstance(message, Prepare):
                 message.done.set_exception(stopped())
-
-
-def stopped() -> EngineStopped:
-    """What is said to whoever comes after the end."""
-    return EngineStopped("engine: it has stopped; start it again")
