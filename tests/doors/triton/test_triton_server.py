@@ -95,7 +95,18 @@ def test_a_model_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match="no such weights") as raised:
         server.start()
     assert "\n" not in str(raised.value)
+    assert "At:" not in str(raised.value)  # the frames are in its log
     assert server.pid is None
+
+
+def test_models_do_not_import_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A work folder that is called `triton` would stand in for the library of that name, which torch looks for."""
+    (tmp_path / "namesake").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code = MODEL.replace("import json\n", "import json\nimport namesake\n")
+    server = TritonServer(server_installation(), make_repository(tmp_path / "models", code), tmp_path / "log", FREE)
+    with pytest.raises(StageFailed, match="No module named 'namesake'"):
+        server.start()
 
 
 def test_waiting_ends_when_the_server_does(tmp_path: Path) -> None:

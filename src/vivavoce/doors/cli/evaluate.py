@@ -196,7 +196,7 @@ def _recogniser(name: str) -> RecogniserFactory | None:
         return None
     if name == _BUILT_IN:
         return PocketSphinx
-    if os.getcwd() not in sys.path:  # `python -m vivavoce` has it, the installed command does not
+    if os.getcwd() not in sys.path:  # where people keep a module of their own
         sys.path.append(os.getcwd())
     return NamedRecogniser(name)
 

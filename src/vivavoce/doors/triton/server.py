@@ -32,6 +32,8 @@ LOG_LINES = 5
 ERROR_WITHIN_LINES = 400
 
 _ERROR_LINE = re.compile(r"[EF]\d{4} |error: ")
+_FRAMES = re.compile(r"\\n\\nAt:\\n.*")
+"""Where in Python an error arose; the log has it."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class TritonServer:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                cwd="/",  # models' interpreters look there first: a folder `triton` is no library of that name
                 start_new_session=True,  # a group of its own, so that all of it can be ended
             )
         try:
@@ -203,7 +206,9 @@ class TritonServer:
             return "see its words above"
         tail = self.log_tail()
         errors = [line for line in self.log_tail(ERROR_WITHIN_LINES) if _ERROR_LINE.match(line)]
-        told = " | ".join((errors or [line for line in tail if line.strip()])[-LOG_LINES:])
+        told = " | ".join(
+            _FRAMES.sub("", line) for line in (errors or [line for line in tail if line.strip()])[-LOG_LINES:]
+        )
         return f"its log {self.log_file} says: {told or 'nothing'}"
 
     def _take_ports(self) -> None:
