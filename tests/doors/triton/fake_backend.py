@@ -100,10 +100,13 @@ class PreferredMemory:
 
 
 class ResponseSender:
-    """The way of a decoupled model's responses."""
+    """The way of a decoupled model's responses; it takes none with outputs that were not asked for.
 
-    def __init__(self, left: threading.Event) -> None:
-        self._left = left
+    The real one takes them out, but frees them without holding Python's lock.
+    """
+
+    def __init__(self, left: threading.Event, outputs: Sequence[str]) -> None:
+        self._left, self._outputs = left, outputs
         self._closed = False
         self.sent: queue.Queue[tuple[InferenceResponse | None, int]] = queue.Queue()
 
@@ -116,6 +119,8 @@ class ResponseSender:
             )
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError("what is sent is an InferenceResponse")
+        if response is not None and self._outputs:
+            assert {tensor.name() for tensor in response.output_tensors()} <= set(self._outputs)
         self._closed = bool(flags & RESPONSE_COMPLETE_FINAL)
         self.sent.put((response, flags))
 
@@ -173,7 +178,7 @@ class InferenceRequest:
         self._correlation_id, self._version, self._flags, self._timeout = correlation_id, model_version, flags, timeout
         self._parameters = dict(parameters or {})
         self._left = threading.Event()
-        self._sender = ResponseSender(self._left)
+        self._sender = ResponseSender(self._left, self._outputs)
 
     def inputs(self) -> list[Tensor]:
         return self._inputs

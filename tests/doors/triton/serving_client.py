@@ -25,22 +25,24 @@ def tensor(name: str, value: Any, datatype: str | None = None) -> grpc.InferInpu
     return made
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """What came of one request so far."""
 
     answers: queue.Queue[Any]
+    ended: bool = False
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Audio as it comes; an error of the server is raised."""
         while True:
             result, error = self.answers.get(timeout=PATIENCE_S)
+            self.ended = error is not None or result.get_response().parameters["triton_final_response"].bool_param
             if error is not None:
                 raise error
             samples = result.as_numpy("waveform")
             if samples is not None and samples.size:
                 yield samples.reshape(-1)
-            if result.get_response().parameters["triton_final_response"].bool_param:
+            if self.ended:
                 return
 
 
@@ -55,7 +57,8 @@ def stream(url: str, model: str, request_id: str = "", **tensors: Any) -> Iterat
         client.async_stream_infer(model, inputs, request_id=request_id, enable_empty_final_response=True)
         yield asked
     finally:
-        client.stop_stream(cancel_requests=True)
+        # The server keeps a request whose call is cancelled in the moment in which it ends; see Connection.stream.
+        client.stop_stream(cancel_requests=not asked.ended)
         client.close()
 
 

@@ -94,16 +94,20 @@ class Connection:
         request = self._request(model, tensors, request_id)
         request.parameters[_WANT_FINAL].bool_param = True
         call = self._stub.ModelStreamInfer(_once(request), timeout=self._timeout_s)
+        ended, problem = False, ""
         try:
+            # To the call's own end: a server whose call is cancelled just then keeps the request, and never unloads
+            # its model (seen with 2.51).
             async for message in call:
                 if message.error_message:
-                    raise refused(message.error_message)
+                    problem = problem or message.error_message
+                    continue
                 samples = self._waveform(message.infer_response, model)
                 if len(samples):
                     yield samples
-                if message.infer_response.parameters[_FINAL].bool_param:
-                    return
-            raise refused("the stream ended before its final response")
+                ended = ended or message.infer_response.parameters[_FINAL].bool_param
+            if problem or not ended:
+                raise refused(problem or "the stream ended before its final response")
         except self._grpc.aio.AioRpcError as error:
             raise self._explained(error, model.name) from None
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Generator
 from typing import Any
 
@@ -17,6 +18,8 @@ from vivavoce.engine.request import SynthesisRequest
 MODEL = "tensorrt_llm"
 TOP_P, TOP_K, TEMPERATURE, REPETITION_PENALTY = 0.95, 50, 0.8, 1.1
 """How the documented deployment samples."""
+_KEPT = 64
+"""Answers that stay after their end; see `InnerLanguageModel._ended`."""
 
 
 class InnerLanguageModel:
@@ -34,6 +37,9 @@ class InnerLanguageModel:
         self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
     ) -> None:
         self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
+        # When an answer has ended, the server lets go of it a little later, in a thread that does not hold Python's
+        # lock (seen in 2.51): if nobody else held it, the arrays in it would be freed there, under everybody's feet.
+        self._ended: deque[Any] = deque(maxlen=_KEPT)
 
     def tokens(self, segment: SynthesisRequest) -> Generator[tuple[int, ...], None, None]:
         """Speech tokens (0 … V − 1) of a segment as they come; not streaming: all at once.
@@ -68,8 +74,7 @@ class InnerLanguageModel:
         finally:
             if not over:
                 self._stop(responses, request_id)
-            for _ in responses:
-                pass  # a request ends when all its responses were taken
+            self._drain(responses)  # a request ends when all its responses were taken
 
     def _read(self, response: Any) -> tuple[tuple[int, ...], int | None]:
         ids, lengths = (output(self._backend, response, name) for name in ("output_ids", "sequence_length"))
@@ -86,8 +91,12 @@ class InnerLanguageModel:
         else:
             tensors = {"input_lengths": _whole(0), "request_output_len": _whole(0), "stop": np.array([True])}
             stop = make_request(self._backend, MODEL, ("output_ids",), tensors, request_id)
-            for _ in stop.exec(decoupled=True):
-                pass  # its answer is empty
+            self._drain(stop.exec(decoupled=True))  # its answer is empty
+
+    def _drain(self, responses: Any) -> None:
+        for _ in responses:
+            pass
+        self._ended.append(responses)
 
     def _tensors(self, segment: SynthesisRequest) -> dict[str, NDArray[Any]]:
         ids, length = merged_prompt(self._vocabulary, segment), output_length(segment)

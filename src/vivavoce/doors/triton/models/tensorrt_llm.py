@@ -107,11 +107,11 @@ class TensorrtLLM:
         final = self._backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             if ask.streaming:
-                await self._draw(ask, request_id, sender.is_cancelled, lambda ids: sender.send(self._answer(ids)))
-                sender.send(self._answer([]), flags=final)
+                await self._draw(ask, request_id, sender.is_cancelled, lambda ids: sender.send(self._answer(ask, ids)))
+                sender.send(self._answer(ask, []), flags=final)
             else:
                 ids = await self._all(ask, request_id, sender.is_cancelled)
-                sender.send(self._answer(ids), flags=final)
+                sender.send(self._answer(ask, ids), flags=final)
         except RequestCancelled:  # nobody listens, or somebody wants no more
             end(self._backend, sender)
         except asyncio.CancelledError:
@@ -123,7 +123,7 @@ class TensorrtLLM:
         """A request's one answer."""
         try:
             ask = self._reader.read(request)
-            return self._answer(await self._all(ask, request.request_id(), request.is_cancelled))
+            return self._answer(ask, await self._all(ask, request.request_id(), request.is_cancelled))
         except Exception as error:
             return wire.refusal(self._backend, error)
 
@@ -155,15 +155,18 @@ class TensorrtLLM:
             if not same_id:
                 self._running.pop(request_id, None)
 
-    def _answer(self, ids: Sequence[int]) -> Any:
+    def _answer(self, ask: Ask, ids: Sequence[int]) -> Any:
         leading = self._leading
-        return wire.answer(
-            self._backend,
-            output_ids=np.array(ids, np.int32).reshape(*leading, len(ids)),
-            sequence_length=np.full(leading, len(ids), np.int32),
-            batch_index=np.zeros(leading, np.int32),
-            sequence_index=np.zeros(leading, np.int32),
-        )
+        tensors = {
+            "output_ids": np.array(ids, np.int32).reshape(*leading, len(ids)),
+            "sequence_length": np.full(leading, len(ids), np.int32),
+            "batch_index": np.zeros(leading, np.int32),
+            "sequence_index": np.zeros(leading, np.int32),
+        }
+        # A sender frees outputs that nobody asked for without holding Python's lock (seen in 2.51), under the feet of
+        # every other thread: it gets none.
+        wanted = ask.outputs or tensors.keys()
+        return wire.answer(self._backend, **{name: tensor for name, tensor in tensors.items() if name in wanted})
 
 
 def _load_source(flavour: Flavour, parameters: Mapping[str, str], most: int) -> TokenSource:

@@ -22,12 +22,17 @@ _SEED_BITS = 64
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One request. prompt: merged ids; streaming: an answer for each piece; with_prompt: the answer begins with it."""
+    """One request.
+
+    prompt: merged ids; streaming: an answer for each piece; with_prompt: the answer begins with it; outputs: names of
+    those that are wanted, empty: all.
+    """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     streaming: bool
     with_prompt: bool
+    outputs: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class InputReader:
         read_prompt(self.vocabulary, prompt)
         # As in TensorRT-LLM's backend, a stream is of new tokens only.
         excluded = streaming or self._switch(request, "exclude_input_in_output", self.excludes_prompt)
-        return Ask(prompt, self._sampling(request), streaming, with_prompt=not excluded)
+        outputs = frozenset(request.requested_output_names())
+        return Ask(prompt, self._sampling(request), streaming, with_prompt=not excluded, outputs=outputs)
 
     def _prompt(self, request: Any) -> tuple[int, ...]:
         ids = wire.whole_numbers(self.backend, request, "input_ids")

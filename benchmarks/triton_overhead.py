@@ -1,0 +1,177 @@
+"""What Triton adds to the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
+
+    python -m benchmarks.triton_overhead --out benchmarks/results/triton --name xeon2-mini
+
+The engine in this process, then a server of the model set `fast`, then one of `staged`, with the same texts, voice,
+chunks and seed. The language model of `cosyvoice2` samples as the original
+deployment does, so its speech has other tokens: see the seconds of audio beside the latencies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.origin import origin
+from vivavoce.bench.json_file import rounded, save
+from vivavoce.bench.texts import SENTENCES
+from vivavoce.checkpoint.hub.locate import find_model
+from vivavoce.clients.triton.figures import figures
+from vivavoce.clients.triton.load import measure
+from vivavoce.clients.triton.options import LoadOptions
+from vivavoce.clients.triton.outcome import Arrival, Outcome
+from vivavoce.clients.triton.utterance import Manner, Utterance
+from vivavoce.doors.triton.installation import find_installation
+from vivavoce.doors.triton.plan import ModelSet, RepositoryPlan
+from vivavoce.doors.triton.render import render_repository
+from vivavoce.doors.triton.server import ServerSettings, TritonServer
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.service.placement import choose_device, choose_dtype
+from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
+from vivavoce.service.voices.built_in import built_in_voices
+
+TASKS = (1, 4, 16)
+SEED = 42
+IN_PROCESS = "in process"
+MODELS = {IN_PROCESS: None, "vivavoce": ModelSet.FAST, "cosyvoice2": ModelSet.STAGED}
+"""What speaks, and the models that a server then holds."""
+Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
+KEYS = (
+    "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
+    "total_ms_p95", "audio_s", "rtf", "underruns",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Measure, print as it comes, write JSON and a table."""
+    options = _parser().parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device, folder = choose_device(options.device), find_model(options.model)
+    found: dict[str, Any] = {**origin("benchmarks.triton_overhead", device), "model": folder.name}
+    for model in MODELS:
+        with _speaker(model, folder, options.device, options.env_dir) as ask:
+            for tasks in options.tasks:
+                kept = figures(asyncio.run(ask(_load(model, tasks, options.requests))))
+                found[f"{model.replace(' ', '_')}_{tasks}"] = {key: kept[key] for key in KEYS}
+                print(_row(model, tasks, found), flush=True)
+    save(rounded(found), options.out / f"{options.name}.json")
+    (options.out / f"{options.name}.md").write_text(table(found, options.tasks), encoding="utf-8")
+
+
+def table(found: dict[str, Any], tasks: Sequence[int]) -> str:
+    """The figures for people: Markdown."""
+    lines = [
+        "| users | speaks | first chunk, ms (p50, p95) | beside the engine | whole answer, ms (p50, p95) "
+        "| beside the engine | RTF of the load |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_row(model, count, found) for count in tasks for model in MODELS]
+    return "\n".join(lines) + "\n"
+
+
+def _row(model: str, tasks: int, found: dict[str, Any]) -> str:
+    figure, engine = found[f"{model.replace(' ', '_')}_{tasks}"], found[f"in_process_{tasks}"]
+    cells = [str(tasks), model if model == IN_PROCESS else f"`{model}`"]
+    for name in ("first_chunk_ms", "total_ms"):
+        cells.append(f"{figure[f'{name}_p50']:.0f}, {figure[f'{name}_p95']:.0f}")
+        more = figure[f"{name}_p50"] - engine[f"{name}_p50"]
+        cells.append("" if model == IN_PROCESS else f"{more:+.0f}")
+    return f"| {' | '.join([*cells, format(figure['rtf'], '.3f')])} |"
+
+
+def _load(model: str, tasks: int, requests: int) -> LoadOptions:
+    requests = max(requests, 2 * tasks)
+    texts = SENTENCES[:: max(len(SENTENCES) // requests, 1)]  # short and long ones
+    utterances = [Utterance(f"text{place}", text) for place, text in enumerate(texts)]
+    return LoadOptions(
+        "", utterances, model, manner=Manner(seed=SEED), num_tasks=tasks, requests=requests, warmup=tasks
+    )
+
+
+async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outcome]:
+    """The same load without a server: each request is timed from its text to its chunks."""
+    loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    voice = next(iter(built_in_voices(synthesizer.folder).values()))
+    places, outcomes = iter(range(load.total)), list[Outcome]()
+
+    async def user() -> None:
+        for place in places:
+            utterance, start_s, arrivals = load.utterance(place), loop.time() - zero_s, list[Arrival]()
+            handle = await asyncio.to_thread(
+                synthesizer.stream, utterance.text, voice, SpeakOptions(seed=SEED), ChunkPolicy.exponential()
+            )
+            async for chunk in handle:
+                arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))
+            outcomes.append(
+                Outcome(
+                    utterance.name,
+                    utterance.text,
+                    start_s,
+                    loop.time() - zero_s,
+                    synthesizer.config.rates.sample_rate,
+                    tuple(arrivals),
+                )
+            )
+
+    await asyncio.gather(*(user() for _ in range(load.num_tasks)))
+    return outcomes
+
+
+@contextmanager
+def _speaker(model: str, folder: Path, device: str, environment: Path | None) -> Iterator[Ask]:
+    """What speaks: the engine here, or a server of one model set; nothing else runs meanwhile."""
+    models = MODELS[model]
+    if models is not None:
+        with _server(models, folder, device, environment) as server:
+            yield lambda load: _served(replace(load, server=server.grpc_url))
+        return
+    where = choose_device(device)
+    synthesizer = Synthesizer.load(folder, where, choose_dtype("auto", where))
+    try:
+        synthesizer.engine.warm_up()
+        yield lambda load: _warm_and_here(load, synthesizer)
+    finally:
+        synthesizer.close()
+
+
+@contextmanager
+def _server(models: ModelSet, model: Path, device: str, environment: Path | None) -> Iterator[TritonServer]:
+    with tempfile.TemporaryDirectory(prefix="vivavoce-triton-") as folder:
+        repository = Path(folder) / "repository"
+        values = {"model_dir": str(model), "device": device, "use_spk2info_cache": "true"}
+        render_repository(RepositoryPlan(values, models=models), repository)
+        settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+        installation = find_installation(environment, print)
+        with TritonServer(installation, repository, Path(folder) / "server.log", settings) as server:
+            yield server
+
+
+async def _served(load: LoadOptions) -> Sequence[Outcome]:
+    return (await measure(load)).outcomes
+
+
+async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[Outcome]:
+    await _in_process(replace(load, requests=load.warmup), synthesizer)
+    return await _in_process(load, synthesizer)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--name", default="triton", help="of the result files")
+    parser.add_argument("--model", default="mini", help="name or folder")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--env-dir", type=Path, help="the server's environment; without: the user's own")
+    parser.add_argument("--tasks", type=int, nargs="+", default=TASKS, help="users at a time")
+    parser.add_argument("--requests", type=int, default=16, help="two per user at least")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
