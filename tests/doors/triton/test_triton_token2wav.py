@@ -34,7 +34,7 @@ from vivavoce.doors.triton.models.token2wav import Token2Wav
 from vivavoce.doors.triton.models.token2wav_streams import Bounds
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import Conditioning
-from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.errors import InvalidRequest
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 TOKENS = drawn(48)
@@ -358,8 +358,7 @@ def test_the_default_voice_is_the_folders(babble, models, tmp_path):
     del speakers["001"]
     write_spk2info(tmp_path / "spk2info.pt", speakers)
     assert default_prompt(tmp_path, config, "").conditioning.flow_prompt == OTHER.flow_prompt
-    with pytest.raises(VoiceNotFound, match="'nobody' is not registered"):
-        default_prompt(tmp_path, config, "nobody")
+    assert default_prompt(tmp_path, config, "stored by a user") is None
     (tmp_path / "spk2info.pt").unlink()
     assert default_prompt(tmp_path, config, "") is None
 

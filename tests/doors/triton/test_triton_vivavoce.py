@@ -172,9 +172,22 @@ def test_who_leaves_is_not_spoken_to(streaming: VivavoceModel) -> None:
     wave(next(answers))
     request.leave()
     *_, last = answers
-    assert "client has left" in refused(last, TritonError.CANCELLED)
+    assert "was cancelled" in refused(last, TritonError.CANCELLED)
     stream(streaming, ask(BACKEND, "Hi."))  # the engine takes its messages in order
     assert cancelled(streaming) == before + 1
+
+
+def test_who_leaves_before_the_whole_answer_ends_the_work(offline: VivavoceModel) -> None:
+    before = cancelled(offline)
+    gone, heard = ask(BACKEND, " ".join([TEXT] * 40)), ask(BACKEND, "Hi.")
+    leaving = threading.Timer(0.3, gone.leave)
+    leaving.start()
+    refusal, answer = offline.execute([gone, heard])
+    leaving.join()
+    assert "was cancelled" in refused(refusal, TritonError.CANCELLED)
+    assert len(wave(answer)) > 0
+    offline.execute([ask(BACKEND, "Hi.")])  # the engine takes its messages in order
+    assert cancelled(offline) == before + 1
 
 
 def cancelled(model: VivavoceModel) -> int:

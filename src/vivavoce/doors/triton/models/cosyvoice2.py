@@ -111,7 +111,7 @@ class CosyVoice2:
 
     def _answer(self, request: Any) -> Any:
         try:
-            samples = np.concatenate(list(self._audio(request, lambda: False)))
+            samples = np.concatenate(list(self._audio(request, request.is_cancelled)))
             return wire.answer(self._backend, waveform=samples[None])
         except Exception as error:
             return refusal(self._backend, error)

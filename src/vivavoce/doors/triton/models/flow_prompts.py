@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.doors.triton import wire
 from vivavoce.doors.triton.models.request_voices import RELEASED_SPEAKER
 from vivavoce.engine.request import Conditioning
@@ -22,7 +24,8 @@ from vivavoce.service.audio.checks import MAX_REFERENCE_S
 from vivavoce.service.modes import Mode, condition
 from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.fit import check_fits
-from vivavoce.service.voices.names import unknown_voice
+
+log = logging.getLogger(__name__)
 
 TOKENS, MEL, EMBEDDING = "prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding"
 _REMEMBERED = 64
@@ -99,19 +102,18 @@ class PromptReader:
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Prompt | None:
-    """The voice of requests that bring none, from the folder's spk2info.pt; None: it has no such file.
+    """The voice of requests that bring none, from the folder's spk2info.pt; None: there is none for them.
 
-    name: "" for the release's own speaker, or else the first one.
+    name: "" for the release's own speaker, or else the first one. It may be a voice that users stored, whom
+    `cosyvoice2` knows: it sends all that there is of a voice with its requests.
 
     Raises:
-        VoiceNotFound: nobody has the name.
         InvalidRequest: the voice does not fit the model.
         CheckpointError: the file is damaged.
     """
     voices = built_in_voices(folder)
-    if name and name not in voices:
-        raise unknown_voice(name, voices)
-    if not voices:
+    if not voices or (name and name not in voices):
+        log.info("requests that bring no voice are refused: %r is not in %s", name, folder / SPEAKERS)
         return None
     chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
     voice = voices[chosen].aligned(config.rates.frames_per_token)

@@ -28,6 +28,7 @@ from vivavoce.doors.triton import wire
 from vivavoce.doors.triton.models.language_model.event_loop import EventLoopThread
 from vivavoce.doors.triton.models.language_model.inputs import Ask, InputReader
 from vivavoce.doors.triton.models.language_model.source import Flavour, TokenSource, TokenStream
+from vivavoce.doors.triton.models.presence import Presence
 from vivavoce.doors.triton.models.replies import end
 from vivavoce.errors import EngineStopped, InvalidRequest, RequestCancelled
 
@@ -47,7 +48,7 @@ class TensorrtLLM:
     def __init__(self, backend: Any, source: TokenSource, reader: InputReader, *, batched: bool) -> None:
         self._backend, self._source, self._reader = backend, source, reader
         self._leading = (1, 1) if batched else (1,)
-        self._loop = EventLoopThread("vivavoce-tensorrt-llm")
+        self._loop, self._presence = EventLoopThread("vivavoce-tensorrt-llm"), Presence()
         self._running: dict[str, set[TokenStream]] = {}
         """By request id, for `stop`; the event loop's alone."""
 
@@ -83,6 +84,7 @@ class TensorrtLLM:
     def close(self) -> None:
         """End what runs; nothing may be asked after it."""
         self._loop.close()
+        self._presence.close()
         self._source.close()
 
     def _begin(self, request: Any) -> None:
@@ -144,10 +146,8 @@ class TensorrtLLM:
         same_id = self._running.setdefault(request_id, set())
         same_id.add(stream)
         try:
-            async with aclosing(stream.__aiter__()) as pieces:
+            async with self._presence.watched(left, stream.cancel), aclosing(stream.__aiter__()) as pieces:
                 async for ids in pieces:
-                    if left():
-                        raise RequestCancelled("request: its client has left")
                     take(ids)
         finally:
             stream.cancel()

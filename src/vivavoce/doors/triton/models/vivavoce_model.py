@@ -12,6 +12,7 @@ from typing import Any
 
 from vivavoce.doors.triton import wire
 from vivavoce.doors.triton.models.language_model.event_loop import EventLoopThread
+from vivavoce.doors.triton.models.presence import Presence
 from vivavoce.doors.triton.models.replies import end, refusal
 from vivavoce.doors.triton.models.request_voices import RequestVoices, open_voices
 from vivavoce.doors.triton.models.speaking_parameters import SpeakingParameters
@@ -44,7 +45,7 @@ class VivavoceModel:
     ) -> None:
         self._backend, self._synthesizer, self._voices, self._policy = backend, synthesizer, voices, policy
         self._fronts = ThreadPoolExecutor(_FRONT_THREADS, "vivavoce-front")
-        self._loop = EventLoopThread("vivavoce-streams")
+        self._loop, self._presence = EventLoopThread("vivavoce-streams"), Presence()
         self._streams: set[Future[None]] = set()
 
     @classmethod
@@ -67,7 +68,8 @@ class VivavoceModel:
         """Answer requests; streaming: None, and the answers are sent by and by."""
         if self._policy is None:
             begun = list(self._fronts.map(self._begin_whole, requests))
-            return [self._answer(one) for one in begun]
+            made = [self._loop.run(self._whole(*one)) for one in zip(requests, begun, strict=True)]
+            return [one.result() for one in made]
         for request in requests:
             running = self._loop.run(self._stream(request, request.get_response_sender(), self._policy))
             self._streams.add(running)
@@ -79,6 +81,7 @@ class VivavoceModel:
         wait(list(self._streams))
         self._fronts.shutdown()
         self._loop.close()
+        self._presence.close()
         self._synthesizer.close()
 
     async def _stream(self, request: Any, sender: Any, policy: ChunkPolicy) -> None:
@@ -86,9 +89,9 @@ class VivavoceModel:
             loop = asyncio.get_running_loop()
             handle = await loop.run_in_executor(self._fronts, self._begin, request, sender, policy)
             try:
-                async for chunk in handle:
-                    _check(sender)
-                    sender.send(wire.answer(self._backend, waveform=chunk.samples[None]))
+                async with self._presence.watched(sender.is_cancelled, handle.cancel):
+                    async for chunk in handle:
+                        sender.send(wire.answer(self._backend, waveform=chunk.samples[None]))
             finally:
                 handle.cancel()
         except Exception as error:
@@ -106,6 +109,7 @@ class VivavoceModel:
     def _begin_whole(self, request: Any) -> Handle | Exception:
         """Hand a request to the engine whose audio is wanted as a whole; what cannot be is the request's own error."""
         try:
+            _check(request)
             self._synthesizer.engine.check_load(streaming=False)
             wanted = read_request(self._backend, request)
             segments = self._synthesizer.requests(wanted.text, self._voices.of(wanted), _options(wanted))
@@ -113,11 +117,13 @@ class VivavoceModel:
         except Exception as error:
             return error
 
-    def _answer(self, begun: Handle | Exception) -> Any:
+    async def _whole(self, request: Any, begun: Handle | Exception) -> Any:
         try:
             if isinstance(begun, Exception):
                 raise begun
-            return wire.answer(self._backend, waveform=begun.result().samples[None])
+            async with self._presence.watched(request.is_cancelled, begun.cancel):
+                spoken = await begun.result_async()
+            return wire.answer(self._backend, waveform=spoken.samples[None])
         except Exception as error:
             return refusal(self._backend, error)
 
@@ -126,6 +132,7 @@ def _options(wanted: SpokenRequest) -> SpeakOptions:
     return SpeakOptions(instruct=wanted.instruct or None, seed=wanted.seed, speed=wanted.speed)
 
 
-def _check(sender: Any) -> None:
-    if sender.is_cancelled():
+def _check(asked: Any) -> None:
+    """asked: a request, or what sends its answers."""
+    if asked.is_cancelled():
         raise RequestCancelled("request: its client has left")
