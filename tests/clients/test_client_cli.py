@@ -72,6 +72,22 @@ def test_errors_of_words_are_measured(
     assert "\nwer_free: 0.5\n" in capsys.readouterr().out
 
 
+def test_a_recogniser_that_fails_leaves_the_figures(
+    address: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deaf_ears.py").write_text(
+        "class Ears:\n    def transcribe(self, samples):\n        raise OSError('deaf')\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    given = ["--target-text", "Hello!", "--compute-wer", "--recogniser", "deaf_ears:Ears", "--log-dir", "log"]
+    assert grpc(address, *given, "--quiet") == 1
+    printed = capsys.readouterr()
+    assert "requests: 1 of 1 answered" in printed.out
+    assert printed.err == "error: recogniser: Ears fails (OSError: deaf); mend it\n"
+    assert (tmp_path / "log" / "report-single.json").is_file()
+
+
 def test_a_recogniser_that_is_none_is_refused_before_the_load(
     address: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +103,9 @@ def test_a_recogniser_that_is_none_is_refused_before_the_load(
         (("--manifest-path", "m", "--reference-audio", "r"), "--manifest-path names its own recordings"),
         (("--manifest-path", "m"), "manifest_path: 'm' cannot be read"),
         (("--target-text", "a", "--use-spk2info-cache", "maybe"), "'maybe' is neither True nor False"),
+        (("--target-text", "a", "--reference-text", "w"), "reference_text: belongs to a recording; name it with"),
+        (("--target-text", "a", "--split-name", "test"), "split_name: belongs to a data set; name it with"),
+        (("--target-text", "a", "--recogniser", "my:Ears"), "recogniser: listens for --compute-wer only"),
         (("--target-text", "a", "--num-tasks", 0), "num_tasks: 0 is outside of 1"),
         (("--target-text", "a", "--speed", "nan"), "speed: nan is not a number above 0"),
         (("--target-text", "a", "--model-name", "b"), "does not serve 'b'"),
@@ -138,6 +157,8 @@ def test_http_writes_a_file_and_says_so(
 def test_http_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["client", "http", "--target-text", "a", "--output-audio", str(tmp_path / "no" / "a.wav")]) == 2
     assert "output_audio: folder" in error(capsys)
+    assert main(["client", "http", "--target-text", "a", "--reference-text", "w"]) == 2
+    assert "reference_text: belongs to a recording; name it with --reference-audio" in error(capsys)
     missing = str(tmp_path / "none.wav")
     assert main(["client", "http", "--target-text", "a", "--reference-audio", missing, "-o", missing + "2"]) == 2
     assert "reference audio: " in error(capsys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -172,8 +173,17 @@ def test_a_streaming_model_is_asked_for_a_stream(server: StubTriton) -> None:
 
 def test_a_server_without_streams_is_said_to_be_one(server: StubTriton) -> None:
     server.serve(decoupled=True)
-    server.answer("generate_stream", 404, b"<html>Not Found</html>")
-    with pytest.raises(InvalidRequest, match=r"has no generate_stream .*vivavoce client grpc.*decoupled_mode False"):
+    for status in (404, 405):
+        server.answer("generate_stream", status, b"<html>Not Found</html>")
+        with pytest.raises(InvalidRequest, match=r"no generate_stream .*vivavoce client grpc.*decoupled_mode False"):
+            speak_http(options(server))
+
+
+@pytest.mark.parametrize("status", [413, 502, 503])
+def test_what_stands_before_a_server_speaks_for_itself(server: StubTriton, status: int) -> None:
+    server.serve(decoupled=True)
+    server.answer("generate_stream", status, b"<html>not now</html>")
+    with pytest.raises(ServerRefused, match=rf"not now.*\(HTTP {status}\)"):
         speak_http(options(server))
 
 
@@ -246,8 +256,9 @@ def test_a_model_that_does_not_speak(server: StubTriton) -> None:
         speak_http(options(server))
 
 
-def test_another_kind_of_server(server: StubTriton) -> None:
-    server.answer("config", 200, b"<html>")
+@pytest.mark.parametrize("config", [b"<html>", b"[]", b'"config"', b"null", b'{"output": [1]}'])
+def test_another_kind_of_server(server: StubTriton, config: bytes) -> None:
+    server.answer("config", 200, config)
     with pytest.raises(ServerRefused, match="not as a Triton server does"):
         speak_http(options(server))
 
@@ -261,8 +272,14 @@ def test_inputs_that_the_model_lacks(server: StubTriton) -> None:
 def test_who_waits_too_long_says_so(server: StubTriton) -> None:
     server.serve()
     server.answer("infer", 200, json_answer(SAMPLES), X_Stall="1")
-    with pytest.raises(ServerUnreachable, match=r"timeout: no whole answer from .* within 1 s"):
+    with pytest.raises(ServerUnreachable, match=r"timeout: nothing came from .* for 1 s"):
         speak_http(options(server, timeout_s=1.0))
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan, math.inf, 1e12])
+def test_nobody_waits_forever(server: StubTriton, timeout_s: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"timeout: .* s is not above 0 and at most 86400 s"):
+        options(server, timeout_s=timeout_s)
 
 
 def test_nobody_there(server: StubTriton) -> None:

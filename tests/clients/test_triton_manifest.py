@@ -43,12 +43,12 @@ def test_a_list_of_seed_tts_eval(folder: Path) -> None:
 def test_json_lines(folder: Path) -> None:
     found = read(
         folder,
-        '{"id": 7, "target_text": "One", "prompt_audio": "prompts/a.wav", "prompt_text": "w"}\n'
+        '{"id": 0, "target_text": "One", "prompt_audio": "prompts/a.wav", "prompt_text": "w"}\n'
         '{"name": "b", "text": "Two"}\n'
         '{"text": "Three", "reference_audio": null, "audio_filepath": "prompts/a.wav"}\n',
     )
     audio = folder / "prompts" / "a.wav"
-    assert found == [Utterance("7", "One", audio, "w"), Utterance("b", "Two"), Utterance("00003", "Three", audio)]
+    assert found == [Utterance("0", "One", audio, "w"), Utterance("b", "Two"), Utterance("00003", "Three", audio)]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,16 @@ def test_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = FakeRows(
         [
             {"id": "a/1", "prompt_text": "w", "target_text": "One", "prompt_audio": {"data": b"wav", "path": None}},
+            {"id": 0, "prompt_text": "", "target_text": "Nought", "prompt_audio": {"data": b"wav", "path": None}},
             {"id": None, "prompt_text": "", "target_text": "Two", "prompt_audio": {"data": None, "path": "b.wav"}},
         ]
     )
     install(monkeypatch, {"test": rows})
-    expected = [Utterance("a_1", "One", b"wav", "w"), Utterance("00002", "Two", Path("b.wav"))]
+    expected = [
+        Utterance("a_1", "One", b"wav", "w"),
+        Utterance("0", "Nought", b"wav"),
+        Utterance("00003", "Two", Path("b.wav")),
+    ]
     assert read_dataset("known", None) == read_dataset("known", "test") == expected
 
 
@@ -136,7 +141,8 @@ def test_without_the_package_the_message_says_what_to_type(monkeypatch: pytest.M
         ({"requests": 0}, "requests: 0 is outside"),
         ({"warmup": -1}, "warmup: -1 is outside"),
         ({"chunk_overlap_s": math.nan}, "chunk_overlap_duration: nan is outside"),
-        ({"timeout_s": 0}, "timeout: 0 is not a number of seconds above 0"),
+        ({"timeout_s": 0}, "timeout: 0 s is not above 0"),
+        ({"timeout_s": 1e12}, r"timeout: 1e\+12 s is not above 0 and at most 86400 s"),
         ({"utterances": []}, "utterances: there are none"),
         ({"utterances": [Utterance("a/b", "x")]}, "name: 'a/b' cannot be a file's name"),
         ({"utterances": [Utterance("a", "x"), Utterance("a", "y")]}, "name: 'a' is there more than once"),

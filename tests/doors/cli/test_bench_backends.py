@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cli_harness import Run
 from torch import Tensor
 
 from vivavoce.bench.offline import Prompt, Sampling
@@ -86,6 +87,11 @@ def test_names_are_known_or_refused() -> None:
         parse_backends(["onnx"])
 
 
+def test_a_merged_model_that_nobody_reads_is_refused(run: Run) -> None:
+    error = run("bench", "offline", "--backend", "torch", "--llm-model-name-or-path", "folder").error
+    assert error.startswith("error: llm_model_name_or_path: torch reads the model's own folder; add a --backend")
+
+
 @pytest.mark.parametrize("backend", [Backend.HF, Backend.VLLM, Backend.TRTLLM])
 def test_a_missing_package_is_named_with_what_to_do(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivavoce.doors.cli.bench_backends.choosing.find_spec", lambda _: None)
@@ -148,7 +154,7 @@ def test_transformers_is_called_with_all_that_speech_needs(
     assert load.calls == [(("folder",), {"dtype": torch.float32})]
     assert model.generate(PROMPTS) == [[1, 2, 3], [4]], "to its own length, and to what ends it"
     ((_, asked),) = generate.calls
-    assert asked["input_ids"].tolist() == [[18, 1, 2, 19], [15, 18, 1, 19]]
+    assert asked["input_ids"].tolist() == [[18, 1, 2, 19], [18, 18, 1, 19]], "padded with what is never drawn"
     assert asked["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
     plain = {name: value for name, value in asked.items() if name not in ("input_ids", "attention_mask")}
     bias, penalty = plain.pop("logits_processor")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from cli_harness import AUDIO, Run
 
 from vivavoce.bench.chunking import Cut, Strategy, cuts
 from vivavoce.bench.offline import Job, Prompt
-from vivavoce.bench.streaming import Speech
+from vivavoce.bench.streaming import Speech, Streamed, stream
+from vivavoce.doors.cli import bench_streaming_run
 from vivavoce.doors.cli.bench_token2wav import StageToken2Wav, _Overlapped
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
@@ -65,6 +70,23 @@ def test_chunks_that_overlap_are_as_long_as_the_whole(models: Models, conditioni
     token2wav = StageToken2Wav(models, SETTINGS, streams=True, overlap=3)
     found = list(token2wav.chunks(speech(conditioning), cuts(len(TOKENS), 20, Strategy.EXPONENTIAL, 3)))
     assert [len(piece) // 960 for piece in found] == [17, 40, 7], "each but the last keeps three tokens back"
+
+
+def test_no_voice_is_heard_for_the_first_time_while_it_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+
+    def watched(token2wav: StageToken2Wav, *others: Any) -> Streamed:
+        before = token2wav._flow.statistics().prompt_misses
+        spoken = stream(token2wav, *others)
+        computed.append(token2wav._flow.statistics().prompt_misses - before)
+        return spoken
+
+    monkeypatch.setattr(bench_streaming_run, "stream", watched)
+    voices = (AUDIO / name for name in ("speech_24k_float.wav", "speech_22k_int16.wav"))
+    lines = "".join(f"{place}|Hello.|{voice}|Yes.\n" for place, voice in enumerate(voices))
+    Path("meta.lst").write_text(lines, encoding="utf-8")
+    assert run("bench", "streaming", "--manifest", "meta.lst", "--tokens", 30, "--json", "-", "--quiet").code == 0
+    assert computed == [1, 0, 0], "the warm-up, then each speech"
 
 
 def test_places_are_given_back(models: Models, conditioning: Conditioning, chunked: StageToken2Wav) -> None:

@@ -38,6 +38,7 @@ def test_options_reach_the_pipeline(run: Run, asked: list[PipelineSettings], tmp
     assert (found.first, found.last, found.model, found.work) == (2, 3, "mini", tmp_path)
     assert (found.language_model.value, found.mode.value, found.models.value) == ("vivavoce", "offline", "both")
     assert found.values == {"bls_instance_num": "2", "device": "cpu"}
+    assert found.device == "cpu"
     assert (found.server.http_port, found.server.grpc_port) == (0, 8001)
     assert (found.batch_sizes, found.asked.num_tasks, found.force, found.hub) == ([4, 1], 3, True, "modelscope")
 
@@ -45,6 +46,7 @@ def test_options_reach_the_pipeline(run: Run, asked: list[PipelineSettings], tmp
 def test_one_stage(run: Run, asked: list[PipelineSettings]) -> None:
     assert run("triton", "--stage", 1).code == 0
     assert (asked[0].first, asked[0].last) == (1, 1)
+    assert (asked[0].batch_sizes, asked[0].device) == (None, "auto")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
+import socket
 import sys
 import wave
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from vivavoce.doors.triton.pipeline import conversion, run
 from vivavoce.doors.triton.pipeline.context import run_command
 from vivavoce.doors.triton.pipeline.settings import Asked, LanguageModelChoice, PipelineSettings
 from vivavoce.doors.triton.plan import LanguageModel, Mode, ModelSet
-from vivavoce.doors.triton.server import ServerSettings
+from vivavoce.doors.triton.server import ServerSettings, _ask
 from vivavoce.errors import (
     CheckpointError,
     InvalidRequest,
@@ -116,7 +118,9 @@ ALL = ["convert hf", "convert trtllm", "triton test-llm", "client http", "client
 
 @pytest.mark.usefixtures("server_options")
 def test_all_stages(go: Callable[..., Commands], settings: PipelineSettings, babble: Path, said: list[str]) -> None:
-    assert go().names == ALL
+    commands = go()
+    assert commands.names == ALL
+    assert "--batch-size" not in commands.lines[-1], "those that the texts fill"
     assert {path.name for path in (settings.work / "stages").iterdir()} == {
         *("0-download.json", "1-convert.json", "2-repository.json", "3-server.json"),
         *("4-http.json", "5-grpc.json", "6-offline.json"),
@@ -137,7 +141,8 @@ def test_what_was_done_is_passed_over(go: Callable[..., Commands], settings: Pip
     assert go().names == []
     assert sum("done before" in line for line in said) == 4
     assert go(asked=Asked(text="Something else.")).names == ["client http", "client grpc"]
-    assert go(first=6, batch_sizes=(1,)).names == ["bench offline"]
+    (offline,) = go(first=6, batch_sizes=(4, 1)).lines
+    assert offline[offline.index("--batch-size") + 1] == "4,1"
     shutil.rmtree(settings.work / "llm_hf")
     assert go(last=1).names == ["convert hf", "convert trtllm", "triton test-llm"]
     assert go(first=1, last=1, force=True).names == ["convert hf", "convert trtllm", "triton test-llm"]
@@ -149,9 +154,31 @@ def test_a_changed_model_is_converted_again(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(babble, copy)
-    go(last=2, model=str(copy))
+    go(last=5, model=str(copy))
     os.utime(copy / "llm.pt", ns=(1, 1))
-    assert go(last=2, model=str(copy)).names == ["convert hf", "convert trtllm", "triton test-llm"]
+    assert go(last=5, model=str(copy)).names == ALL[:-1]
+    assert go(last=5, model=str(copy), engine_dtype="float16").names == ALL[:-1], "another engine"
+
+
+@pytest.mark.usefixtures("server_options")
+def test_other_content_under_the_same_name_is_spoken_again(go: Callable[..., Commands], tmp_path: Path) -> None:
+    recording, manifest = tmp_path / "me.wav", tmp_path / "list"
+    for file in (recording, manifest):
+        file.touch()
+    asked = Asked("Hello.", recording, "What I say.", manifest)
+    go(asked=asked)
+    for file, again in ((recording, ALL[-3:-1]), (manifest, ALL[-3:])):
+        os.utime(file, ns=(1, 1))
+        assert go(asked=asked).names == again
+        assert go(asked=asked).names == []
+
+
+@pytest.mark.usefixtures("server_options")
+def test_the_device_reaches_what_computes_without_a_server(go: Callable[..., Commands]) -> None:
+    stages = ["triton test-llm", "bench offline"]
+    for device in ("auto", "cpu"):
+        lines = {" ".join(line[:2]): line for line in go(device=device).lines}
+        assert [lines[name][lines[name].index("--device") + 1] for name in stages] == [device] * 2
 
 
 def test_a_broken_off_stage_is_run_again(go: Callable[..., Commands]) -> None:
@@ -194,6 +221,23 @@ def test_a_server_that_is_there_is_used(
         go(first=4, last=4, server=replace(FREE, http_port=port, grpc_port=7))
     assert f"using the server at 127.0.0.1:{port}" in said
     assert not server_options.exists()
+
+
+def test_what_does_not_speak_http_is_no_server(
+    go: Callable[..., Commands], server_options: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: object, **__: object) -> Any:
+        raise http.client.BadStatusLine("SSH-2.0")
+
+    go(last=2)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr(http.client.HTTPConnection, "getresponse", answer)
+        assert _ask(f"http://127.0.0.1:{port}") == (0, b"")
+        with pytest.raises(InvalidRequest, match=f"http port: 127.0.0.1:{port} cannot be had"):
+            go(first=4, last=4, server=replace(FREE, http_port=port))
 
 
 def test_the_last_stage_stays_in_the_foreground(
@@ -285,6 +329,17 @@ def test_speakers_of_ones_own(
         go(last=0, spk2info=str(tmp_path / "none"))
 
 
+def test_the_former_model_leaves_nothing(
+    go: Callable[..., Commands], settings: PipelineSettings, babble: Path, tmp_path: Path
+) -> None:
+    former = tmp_path / "former"
+    shutil.copytree(babble, former)
+    (former / "flow.former.pt").touch()
+    for model in (former, babble):
+        go(last=0, model=str(model), spk2info=str(babble / "spk2info.pt"))
+    assert {path.name for path in (settings.work / "model").iterdir()} == {path.name for path in babble.iterdir()}
+
+
 def test_an_unknown_model(go: Callable[..., Commands]) -> None:
     with pytest.raises(ModelNotFound, match="neither a folder nor a known model"):
         go(last=0, model="cosyvoice-9")
@@ -308,6 +363,7 @@ def test_settings_that_cannot_be(settings: PipelineSettings, changes: dict[str, 
     ("asked", "message"),
     [
         ({"num_tasks": 0}, "num_tasks: 0 is below 1"),
+        ({"reference_text": "Hello."}, "reference_text: belongs to a recording"),
         ({"reference": Path("/no/where.wav")}, "reference_audio: /no/where.wav is no file"),
         ({"manifest": Path("/no/list")}, "manifest_path: /no/list is no file"),
     ],

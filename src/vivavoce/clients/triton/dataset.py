@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.clients.triton.manifest import (
-    NAME_FIELDS,
     REFERENCE_FIELDS,
     REFERENCE_TEXT_FIELDS,
     TEXT_FIELDS,
-    default_name,
     first_of,
+    name_of,
 )
 from vivavoce.clients.triton.utterance import Utterance
 from vivavoce.errors import InvalidRequest, MissingDependency
@@ -63,7 +62,7 @@ def _utterance(row: Mapping[str, Any], number: int) -> Utterance:
     recording = first_of(row, REFERENCE_FIELDS) or {}
     content, path = recording.get("bytes"), recording.get("path")
     return Utterance(
-        name=str(first_of(row, NAME_FIELDS) or default_name(number)).replace("/", "_"),
+        name=name_of(row, number).replace("/", "_"),
         text=str(first_of(row, TEXT_FIELDS) or ""),
         reference=content if content else (Path(path) if path else None),
         reference_text=str(first_of(row, REFERENCE_TEXT_FIELDS) or ""),

@@ -32,6 +32,13 @@ def too_late(address: str, timeout_s: float) -> ServerUnreachable:
     )
 
 
+def silent(address: str, timeout_s: float) -> ServerUnreachable:
+    """The next piece of an answer is not there in time."""
+    return ServerUnreachable(
+        f"timeout: nothing came from {address} for {timeout_s:g} s; allow more, or see what keeps it busy"
+    )
+
+
 def refused(words: str) -> ServerRefused:
     """The server says no, in its own words."""
     return ServerRefused(f"server: {words.strip() or 'it refused without a word; see its log'}")

@@ -10,15 +10,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vivavoce.clients.triton.audio import Audio, join, read_reference
-from vivavoce.clients.triton.failures import refused, too_late, unreachable
+from vivavoce.clients.triton.failures import refused, silent, unreachable
 from vivavoce.clients.triton.http_wire import error_words, event_samples, generate_body, infer_body, infer_samples
 from vivavoce.clients.triton.model import ServedModel, served_model
 from vivavoce.clients.triton.tensors import Samples, Tensor, request_tensors
+from vivavoce.clients.triton.timeout import check_timeout
 from vivavoce.clients.triton.utterance import Manner, Utterance
 from vivavoce.errors import InvalidRequest, ModelNotFound, VivavoceError
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import httpx
 
 _NOT_FOUND = 404
+_NO_SUCH_PLACE = (_NOT_FOUND, 405)
+"""What a server without an interface answers there, in words that are not Triton's; 405: it knows no POST there."""
 _LONGEST_WORDS = 200
 
 
@@ -46,8 +49,7 @@ class HttpOptions:
     """For the connection, and for each piece of the answer."""
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise InvalidRequest(f"timeout: {self.timeout_s} is not above 0 s; give a number of seconds")
+        check_timeout(self.timeout_s)
 
 
 def speak_http(options: HttpOptions) -> Audio:
@@ -83,10 +85,9 @@ def _served(client: httpx.Client, options: HttpOptions) -> ServedModel:
         )
     _raise_for(response)
     try:
-        config: dict[str, Any] = json.loads(response.content)
-    except ValueError:
+        return served_model(json.loads(response.content))
+    except (AttributeError, TypeError, ValueError):  # no JSON, or of another shape
         raise refused(f"{options.url} answers, but not as a Triton server does; check the address") from None
-    return served_model(config)
 
 
 def _whole(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tensor]) -> Samples:
@@ -108,7 +109,7 @@ def _streamed(client: httpx.Client, options: HttpOptions, tensors: Sequence[Tens
     with client.stream("POST", path, content=generate_body(tensors), headers=headers) as response:
         if response.is_error:
             response.read()
-            if error_words(response.content) is None:
+            if response.status_code in _NO_SUCH_PLACE and error_words(response.content) is None:
                 raise _no_streams(options)
             _raise_for(response)
         for line in response.iter_lines():
@@ -138,7 +139,7 @@ def _explained(options: HttpOptions) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:
-        raise too_late(options.url, options.timeout_s) from None
+        raise silent(options.url, options.timeout_s) from None
     except httpx.ConnectError as error:
         raise unreachable(options.url, str(error)) from None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -20,12 +20,13 @@ class _BadLineError(Exception):
     """What is wrong with a line; `read_manifest` adds where."""
 
 
-def read_manifest(path: Path) -> list[Utterance]:
+def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
     """The utterances of a UTF-8 file; empty lines are skipped, and recordings are looked for from the file's folder.
 
     A line that starts with `{` is JSON with a text (`target_text` or `text`) and maybe a name (`name`, `id` or `utt`),
     a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
     `prompt_text`). Any other is `name|reference text|reference recording|text`, and maybe a fifth field, not used here.
+    `field` is what errors call the file.
 
     Raises:
         InvalidRequest: the file cannot be read or is empty, a line has another form, or a recording is not there.
@@ -34,12 +35,10 @@ def read_manifest(path: Path) -> list[Utterance]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            f"manifest_path: {str(path)!r} is not UTF-8 (at byte {error.start}); save it as UTF-8 text"
+            f"{field}: {str(path)!r} is not UTF-8 (at byte {error.start}); save it as UTF-8 text"
         ) from None
     except OSError as error:
-        raise InvalidRequest(
-            f"manifest_path: {str(path)!r} cannot be read ({error.strerror}); check the path"
-        ) from None
+        raise InvalidRequest(f"{field}: {str(path)!r} cannot be read ({error.strerror}); check the path") from None
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -48,9 +47,9 @@ def read_manifest(path: Path) -> list[Utterance]:
             parse = _json_line if line.lstrip().startswith("{") else _list_line
             found.append(parse(line.strip(), number, path.parent))
         except _BadLineError as error:
-            raise InvalidRequest(f"manifest_path: line {number} of {str(path)!r} {error}") from None
+            raise InvalidRequest(f"{field}: line {number} of {str(path)!r} {error}") from None
     if not found:
-        raise InvalidRequest(f"manifest_path: {str(path)!r} holds no lines; write at least one")
+        raise InvalidRequest(f"{field}: {str(path)!r} holds no lines; write at least one")
     return found
 
 
@@ -64,6 +63,12 @@ def default_name(number: int) -> str:
     return f"{number:05d}"
 
 
+def name_of(fields: Mapping[str, Any], number: int) -> str:
+    """The name among these fields, of which 0 is one too; else the one by its number (from 1)."""
+    name = first_of(fields, NAME_FIELDS)
+    return default_name(number) if name is None else str(name)
+
+
 def _json_line(line: str, number: int, folder: Path) -> Utterance:
     try:
         fields: dict[str, Any] = json.loads(line)
@@ -74,7 +79,7 @@ def _json_line(line: str, number: int, folder: Path) -> Utterance:
         raise _BadLineError(f"has no text; name it {' or '.join(TEXT_FIELDS)}")
     recording = first_of(fields, REFERENCE_FIELDS)
     return Utterance(
-        name=str(first_of(fields, NAME_FIELDS) or default_name(number)),
+        name=name_of(fields, number),
         text=text,
         reference=None if recording is None else _existing(folder, str(recording)),
         reference_text=str(first_of(fields, REFERENCE_TEXT_FIELDS) or ""),

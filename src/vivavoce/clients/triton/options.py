@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from vivavoce.clients.triton.timeout import check_timeout
 from vivavoce.clients.triton.utterance import Manner, Utterance
 from vivavoce.errors import InvalidRequest
 
@@ -53,9 +54,8 @@ class LoadOptions:
         _within("requests", self.requests if self.requests is not None else 1, 1, math.inf)
         _within("warmup", self.warmup, 0, math.inf)
         _within("chunk_overlap_duration", self.chunk_overlap_s, 0, MAX_OVERLAP_S)
-        if not 0 < self.timeout_s < math.inf:
-            raise InvalidRequest(f"timeout: {self.timeout_s} is not a number of seconds above 0; give one")
-        _check_utterances(self.utterances)
+        check_timeout(self.timeout_s)
+        check_utterances(self.utterances)
 
     @property
     def total(self) -> int:
@@ -76,7 +76,8 @@ def _within(field: str, value: float, least: float, most: float) -> None:
         raise InvalidRequest(f"{field}: {value} is outside of {least:g} … {most:g}; choose one inside")
 
 
-def _check_utterances(utterances: Sequence[Utterance]) -> None:
+def check_utterances(utterances: Sequence[Utterance]) -> None:
+    """Refuse a list without utterances, and names that cannot each be a file's; `InvalidRequest`."""
     if not utterances:
         raise InvalidRequest("utterances: there are none; give at least one text")
     seen: set[str] = set()

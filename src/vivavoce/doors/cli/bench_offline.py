@@ -69,6 +69,11 @@ class OfflineRequest:
             raise InvalidRequest("engine_dir: only the backend trtllm runs engines; add --backend trtllm")
         if self.engine_dir is not None and not self.engine_dir.is_dir():
             raise InvalidRequest(f"engine_dir: {str(self.engine_dir)!r} is no folder; name the one of trtllm-build")
+        if self.llm_model is not None and all(backend is Backend.TORCH for backend in self.backends):
+            raise InvalidRequest(
+                "llm_model_name_or_path: torch reads the model's own folder; add a --backend that reads a merged one "
+                "(hf, vllm or trtllm), or leave it out"
+            )
         for backend in self.backends:
             check_installed(backend)
         check_places(self.output_dir, self.json_file)

@@ -22,7 +22,7 @@ TextFileOption = Annotated[
 ManifestOption = Annotated[
     Path | None,
     typer.Option(
-        "--manifest", "--manifest-path", metavar="FILE", help="Lines of id|prompt text|prompt recording|text."
+        "--manifest", "--manifest-path", metavar="FILE", help="Lines of id|prompt text|prompt recording|text, or JSON."
     ),
 ]
 DatasetOption = Annotated[

@@ -46,6 +46,7 @@ def run(request: StreamingRequest, reporter: Reporter) -> None:
         streamed = []
         for number, speech in enumerate(speeches, start=1):
             say(f"speaking … {number} of {len(speeches)}")
+            token2wav.hear(speech.voice)
             streamed.append(_streamed(request, studio, token2wav, speech))
             _keep(request, streamed[-1])
     found = {**figures(streamed), **join_figures(streamed, token2wav.fade)}

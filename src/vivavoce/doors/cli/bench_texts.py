@@ -89,9 +89,16 @@ def _sentences(path: Path | None) -> Iterable[Any]:
 
 
 def _manifest(path: Path) -> list[Line]:
-    from vivavoce.evaluate.cases import read_seed_tts_list
+    from vivavoce.clients.triton.manifest import read_manifest
+    from vivavoce.clients.triton.options import check_utterances
 
-    return [Line(one.id, one.text, one.voice, one.prompt_text) for one in read_seed_tts_list(path)]
+    utterances = read_manifest(path, field="list")
+    check_utterances(utterances)
+    # Without a recording the model's first voice speaks, of which such a text says nothing.
+    return [
+        Line(one.name, one.text, one.reference, one.reference_text if one.reference is not None else "")
+        for one in utterances
+    ]
 
 
 def read_dataset(name: str, split: str, count: int | None) -> list[Line]:

@@ -69,10 +69,21 @@ class StageToken2Wav:
         """All of a speech at once: [n] float32 on the host."""
         return self._whole([(speech.voice, speech.seed)], [speech.tokens])[0]
 
+    @torch.inference_mode()
+    def hear(self, voice: Conditioning) -> None:
+        """Compute the state of a voice's prompt if it is not there, as for a voice that was heard before."""
+        with self._lane.entered():
+            flow = self._flow.open(voice)
+            try:
+                if self._flow.lacks_prompt(flow):
+                    self._mels([PromptWork(flow)])
+            finally:
+                self._flow.close(flow)
+
     def chunks(self, speech: Speech, cuts: Sequence[Cut]) -> Iterator[Samples]:
         """A speech chunk by chunk: [n] float32 on the host, each when it is asked for; a chunk may give nothing yet.
 
-        The state of the voice's prompt is computed with the first chunk unless an earlier speech had the same voice.
+        The state of the voice's prompt is computed with the first chunk unless it was heard before.
         """
         flow = self._flow.open(speech.voice)
         wave = self._open(speech.seed) if not self._overlap else None

@@ -9,8 +9,16 @@ import typer
 
 from vivavoce.clients.triton.options import Mode
 from vivavoce.doors.cli import options
-from vivavoce.doors.cli.client_run import LoadRequest, Source, put_load, speak_once
+from vivavoce.doors.cli.client_run import (
+    BUILT_IN_RECOGNISER,
+    LoadRequest,
+    Source,
+    check_reference,
+    put_load,
+    speak_once,
+)
 from vivavoce.doors.cli.console import Reporter
+from vivavoce.errors import InvalidRequest
 
 DEFAULT_MODEL = "cosyvoice2"
 
@@ -87,6 +95,7 @@ def http_(
     from vivavoce.clients.triton.http_client import HttpOptions
     from vivavoce.clients.triton.utterance import Manner, Utterance
 
+    check_reference(reference_audio, reference_text)
     speak_once(
         HttpOptions(
             Utterance(output_audio.stem, target_text, reference_audio, reference_text),
@@ -182,20 +191,24 @@ def grpc_(
         bool, typer.Option("--compute-wer", help="Measure the word error rate too; needs vivavoce[eval].")
     ] = False,
     recogniser: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--recogniser", metavar="MODULE:CALLABLE", help="For that: pocketsphinx (English), or code of your own."
+            "--recogniser",
+            metavar="MODULE:CALLABLE",
+            help="For that: code of your own.  [default: pocketsphinx (English)]",
         ),
-    ] = "pocketsphinx",
+    ] = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Put a load on a Triton server over gRPC: first and second chunk, whole answers, gaps, throughput.
 
-    Needs pip install 'vivavoce[triton-client]'. The exit code is 1 if a request failed. docs/triton-clients.md explains
-    the figures.
+    Needs pip install 'vivavoce[triton-client]'. The exit code is 1 if a request or the recogniser failed.
+    docs/triton-clients.md explains the figures.
     """
     from vivavoce.clients.triton.utterance import Manner
 
+    if recogniser is not None and not compute_wer:
+        raise InvalidRequest("recogniser: listens for --compute-wer only; add that, or leave --recogniser out")
     reporter = Reporter(quiet)
     request = LoadRequest(
         server=f"{server_addr}:{server_port}",
@@ -211,7 +224,7 @@ def grpc_(
         timeout_s=timeout,
         log_dir=log_dir,
         log_interval=log_interval,
-        recogniser=recogniser if compute_wer else None,
+        recogniser=(recogniser or BUILT_IN_RECOGNISER) if compute_wer else None,
     )
     if put_load(request, reporter):
         raise typer.Exit(1)

@@ -13,19 +13,19 @@ from vivavoce.clients.triton.options import LoadOptions, Mode
 from vivavoce.clients.triton.utterance import Manner, Utterance
 from vivavoce.doors.cli.console import Reporter, print_error
 from vivavoce.doors.cli.output import check_writable
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.version import __version__
 
 if TYPE_CHECKING:
     from vivavoce.clients.triton.http_client import HttpOptions
     from vivavoce.clients.triton.outcome import Outcome
-    from vivavoce.clients.triton.report import Score
+    from vivavoce.clients.triton.report import Report, Score
     from vivavoce.evaluate.recogniser import RecogniserFactory
 
 _MOST_JOBS = 8
 _REQUESTS_PER_JOB = 8
 """A recogniser of its own takes longer to start than to hear a few utterances."""
-_BUILT_IN = "pocketsphinx"
+BUILT_IN_RECOGNISER = "pocketsphinx"
 _RATES = tuple(f"{unit}_free{bound}" for unit in ("wer", "cer") for bound in ("", "_low", "_high"))
 _QUALITY = (*_RATES, "wer_closed", "cer_closed", "per")
 """Keys of an evaluation's summary that stand beside the latencies."""
@@ -59,7 +59,10 @@ class Source:
         if len(named) != 1:
             found = f"{' and '.join(named)} are given" if named else "no text is given"
             raise InvalidRequest(f"target_text: {found}; give one of {', '.join(given)}")
+        if self.split is not None and self.dataset is None:
+            raise InvalidRequest("split_name: belongs to a data set; name it with --huggingface-dataset")
         if self.target_text is not None:
+            check_reference(self.reference_audio, self.reference_text)
             return [Utterance("single", self.target_text, self.reference_audio, self.reference_text)]
         if self.reference_audio is not None or self.reference_text:
             raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave it and its text out")
@@ -79,6 +82,12 @@ class Source:
         if self.dataset is not None:
             return self.split or self.dataset.rpartition("/")[2]
         return "single"
+
+
+def check_reference(audio: Path | None, text: str) -> None:
+    """Refuse the text of a recording that is not there: it would not be sent; `InvalidRequest`."""
+    if text and audio is None:
+        raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def speak_once(options: HttpOptions, output: Path, reporter: Reporter) -> None:
 
 
 def put_load(request: LoadRequest, reporter: Reporter) -> bool:
-    """Put the load on, print the figures and write the reports; whether any request failed."""
+    """Put the load on, print the figures and write the reports; whether anything failed, be it the listening alone."""
     import asyncio
 
     with reporter.working("starting …"):
@@ -136,16 +145,26 @@ def put_load(request: LoadRequest, reporter: Reporter) -> bool:
         show = _progress(options.total, request.log_interval, reporter, working)
         report = asyncio.run(measure(options, show=show, keep_samples=score is not None))
     report = replace(report, settings={"vivavoce": __version__, "source": request.source.label, **report.settings})
+    unheard = None
     if score is not None:
-        with reporter.working("listening …"):
-            report = report.scored(score)
+        try:
+            with reporter.working("listening …"):
+                report = report.scored(score)
+        except VivavoceError as error:  # the load's own figures stand without what a recogniser adds to them
+            unheard = error
+    _deliver(report, request, reporter)
+    if unheard is not None:
+        print_error(f"error: {unheard}")
+    return report.failed > 0 or unheard is not None
+
+
+def _deliver(report: Report, request: LoadRequest, reporter: Reporter) -> None:
     print(report.text())
-    if options.folder is not None:
-        files = report.write(options.folder, request.source.label)
-        reporter.report(f"{options.folder}: audio, {', '.join(file.name for file in files)}")
+    if request.log_dir is not None:
+        files = report.write(request.log_dir, request.source.label)
+        reporter.report(f"{request.log_dir}: audio, {', '.join(file.name for file in files)}")
     for problem in report.problems():
         print_error(f"error: {problem}")
-    return report.failed > 0
 
 
 def _checked(request: LoadRequest) -> LoadOptions:
@@ -194,7 +213,7 @@ def _scoring(options: LoadOptions, recogniser: str) -> Score:
 
     texts = list(dict.fromkeys(utterance.text for utterance in options.utterances))
     jobs = 1
-    if recogniser == _BUILT_IN:
+    if recogniser == BUILT_IN_RECOGNISER:
         jobs = min(os.cpu_count() or 1, _MOST_JOBS, max(1, options.total // _REQUESTS_PER_JOB))
     instruments = ready(cases_of(texts), Instruments(_recogniser(recogniser), jobs))
 
@@ -214,7 +233,7 @@ def _recogniser(name: str) -> RecogniserFactory:
     from vivavoce.evaluate.recogniser import NamedRecogniser
     from vivavoce.evaluate.sphinx import PocketSphinx
 
-    if name == _BUILT_IN:
+    if name == BUILT_IN_RECOGNISER:
         return PocketSphinx
     if os.getcwd() not in sys.path:  # where people keep a module of their own
         sys.path.append(os.getcwd())

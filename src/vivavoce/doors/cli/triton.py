@@ -99,8 +99,11 @@ def _pipeline(
         typer.Option("--backend", metavar="NAME", help="Of stage 6; may be repeated.  [default: torch]"),
     ] = None,
     batch_size: Annotated[
-        str, typer.Option("--batch-size", metavar="NUMBERS", help="Of stage 6, such as 16,4.")
-    ] = "16,8,4,2,1",
+        str | None,
+        typer.Option(
+            "--batch-size", metavar="NUMBERS", help="Of stage 6, such as 16,4.  [default: 16,8,4,2,1, as texts allow]"
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Do again what was done.")] = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -134,7 +137,8 @@ def _pipeline(
         environment=None if env_dir is None else env_dir.expanduser().absolute(),
         asked=Asked(target_text or DEFAULT_TEXT, reference_audio, reference_text, manifest_path, num_tasks),
         backends=backend or ["torch"],
-        batch_sizes=_numbers("batch_size", batch_size),
+        batch_sizes=None if batch_size is None else _numbers("batch_size", batch_size),
+        device=device,
         force=force,
     )
     _run(wanted, Reporter(quiet))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -254,13 +255,13 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
 
 
 def _ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
-    """Status and body of one call; 0 where nothing answers."""
+    """Status and body of one call; 0 where nothing answers, or what does not speak HTTP."""
     # An opener without proxies: the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(urllib.request.Request(url, data=data), timeout=5.0) as reply:
-            return reply.status, reply.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
-    except OSError:
-        return 0, b""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        try:
+            with opener.open(urllib.request.Request(url, data=data), timeout=5.0) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+    return 0, b""

@@ -64,7 +64,8 @@ class HuggingFaceModel:
     def _padded(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
         """Ids and where they are no padding, [rows, longest] int64 each."""
         longest = max(map(len, prompts))
-        pad = self._merged.vocabulary.eos_ids[0]
+        # An id that is never drawn: the penalty counts whatever stands in the prompt, be it masked.
+        pad = self._merged.vocabulary.sos
         ids = torch.tensor([(pad,) * (longest - len(one)) + one for one in prompts])
         mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
         return ids.to(self._device), mask.to(self._device)

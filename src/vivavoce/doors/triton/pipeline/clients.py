@@ -6,6 +6,7 @@ import wave
 from typing import Any
 
 from vivavoce.doors.triton.pipeline.context import Context
+from vivavoce.doors.triton.pipeline.file_facts import file_facts
 from vivavoce.errors import StageFailed
 
 
@@ -14,12 +15,14 @@ def client_inputs(context: Context) -> dict[str, Any]:
     asked = context.settings.asked
     return {
         "repository": context.work.made(2),
+        "source": context.work.made(0),
+        "conversion": context.work.made(1),
         "model": context.settings.speaking_model,
         "mode": context.settings.mode.value,
         "text": asked.text,
-        "reference": str(asked.reference),
+        "reference": file_facts(asked.reference),
         "reference_text": asked.reference_text,
-        "manifest": str(asked.manifest),
+        "manifest": file_facts(asked.manifest),
         "num_tasks": asked.num_tasks,
     }
 

@@ -27,6 +27,7 @@ def conversion_inputs(context: Context) -> dict[str, Any]:
         "model": context.work.made(0),
         "language_model": context.settings.language_model.value,
         "dtype": context.settings.engine_dtype,
+        "device": context.settings.device,
         "installed": [BUILDER] * (shutil.which(BUILDER) is not None) + ["tensorrt_llm"] * _api_installed(),
     }
 
@@ -115,7 +116,8 @@ def _build(context: Context) -> None:
 
 
 def _try(context: Context, model_dir: str, chosen: LanguageModel) -> None:
-    arguments: Sequence[object] = ["--backend", _TRIED_WITH[chosen], "--model", model_dir]
+    where = ["--model", model_dir, "--device", context.settings.device]
+    arguments: Sequence[object] = ["--backend", _TRIED_WITH[chosen], *where]
     if chosen is not LanguageModel.VIVAVOCE:
         arguments = [*arguments, "--tokenizer-dir", context.work.merged]
     if chosen is LanguageModel.ENGINE:

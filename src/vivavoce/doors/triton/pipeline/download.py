@@ -62,6 +62,10 @@ def _files(say: Say) -> Any:
 def _with_speakers(folder: Path, source: str, target: Path, say: Say) -> Path:
     """A folder of links to the model's files, with this speakers' file in place of its own."""
     target.mkdir(parents=True, exist_ok=True)
+    names = {item.name for item in folder.iterdir()}
+    for link in target.iterdir():
+        if link.is_symlink() and link.name not in names:
+            link.unlink()  # of a model that was asked for before
     for item in folder.iterdir():
         link = target / item.name
         if item.name != SPEAKERS and not (link.is_symlink() and link.resolve() == item.resolve()):

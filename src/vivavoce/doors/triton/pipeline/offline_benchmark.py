@@ -6,19 +6,20 @@ import json
 from typing import Any
 
 from vivavoce.doors.triton.pipeline.context import Context
+from vivavoce.doors.triton.pipeline.file_facts import file_facts
 
 
 def benchmark_inputs(context: Context) -> dict[str, Any]:
     """What the result depends on."""
     settings = context.settings
-    manifest = str(settings.asked.manifest)
-    sizes = list(settings.batch_sizes)
+    sizes = settings.batch_sizes
     return {
         "model": context.work.made(0),
         "conversion": context.work.made(1),
         "backends": list(settings.backends),
-        "batch_sizes": sizes,
-        "manifest": manifest,
+        "batch_sizes": None if sizes is None else list(sizes),
+        "manifest": file_facts(settings.asked.manifest),
+        "device": settings.device,
     }
 
 
@@ -33,10 +34,11 @@ def benchmark(context: Context) -> dict[str, Any]:
     figures = work.results(6) / "offline.json"
     figures.parent.mkdir(parents=True, exist_ok=True)
     converted = work.made(1)
-    arguments: list[object] = ["--model", work.made(0)["model_dir"], "--json", figures]
+    arguments: list[object] = ["--model", work.made(0)["model_dir"], "--device", settings.device, "--json", figures]
     for backend in settings.backends:
         arguments += ["--backend", backend]
-    arguments += ["--batch-size", ",".join(map(str, settings.batch_sizes))]
+    if settings.batch_sizes is not None:
+        arguments += ["--batch-size", ",".join(map(str, settings.batch_sizes))]
     if set(settings.backends) - {"torch"}:
         arguments += ["--llm-model-name-or-path", converted["merged_dir"]]
     if "trtllm" in settings.backends and converted["engine_dir"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,5 +81,5 @@ class Serving:
         try:
             with opener.open(url, timeout=_ANSWERS_WITHIN_S) as reply:
                 return bool(reply.status == 200)
-        except OSError:
+        except (OSError, http.client.HTTPException):  # nobody, or somebody who does not speak HTTP
             return False

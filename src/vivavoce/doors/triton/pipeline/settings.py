@@ -43,6 +43,10 @@ class Asked:
     def __post_init__(self) -> None:
         if self.num_tasks < 1:
             raise InvalidRequest(f"num_tasks: {self.num_tasks} is below 1; give the number of users at a time")
+        if self.reference_text and self.reference is None:
+            raise InvalidRequest(
+                "reference_text: belongs to a recording; name it with --reference-audio, or leave it out"
+            )
         for name, path in (("reference_audio", self.reference), ("manifest_path", self.manifest)):
             if path is not None and not path.is_file():
                 raise InvalidRequest(f"{name}: {path} is no file; check the path")
@@ -55,7 +59,8 @@ class PipelineSettings:
     first, last: stages 0 to 6; work: folder of everything that is made; model: a name or a folder; hub: hf or
     modelscope; spk2info: a file of stored speakers, or where to fetch one; engine_dtype: of the built engine; values:
     template variables as they are typed; environment: of the wheel's server, None: the default one; force: do again
-    what was done.
+    what was done; batch_sizes: None: the usual ones, as far as there are texts to fill them; device: where stages 1
+    and 6 compute, which are no server's (the server's is the variable of that name).
 
     Raises:
         InvalidRequest: a value is out of its limits, or unknown.
@@ -76,7 +81,8 @@ class PipelineSettings:
     environment: Path | None = None
     asked: Asked = field(default_factory=Asked)
     backends: Sequence[str] = ("torch",)
-    batch_sizes: Sequence[int] = (16, 8, 4, 2, 1)
+    batch_sizes: Sequence[int] | None = None
+    device: str = "auto"
     force: bool = False
 
     def __post_init__(self) -> None:
