@@ -49,8 +49,9 @@ parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folde
 	@$(PYTHON) -m tests.parity "$$REFERENCE"
 
 # oneDNN keeps 1024 compiled shapes: a cache that fills for hours would look like a leak.
-soak: $(DEV) ## ask an engine for 10,000 things, and see that nothing of them is left
+soak: $(DEV) ## ask an engine for 10,000 things and a Triton server for 2,000, and see that nothing of them is left
 	@ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 $(PYTHON) -m tests.soak
+	@$(PYTHON) -m tests.soak.served
 
 clean: ## remove .venv and everything else that these commands made
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

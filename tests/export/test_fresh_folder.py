@@ -60,6 +60,17 @@ def test_the_source_is_never_replaced(tmp_path: Path, source: Path, target: str)
         check_target(tmp_path / target, source, force=True, mark="mark")
 
 
+@pytest.mark.parametrize("target", [".", "..", "../.."])
+def test_the_current_folder_is_never_replaced(
+    tmp_path: Path, source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b" / "c"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(InvalidRequest, match="back: the current folder lies in"):
+        check_target(Path(target), source, force=True, mark="mark", field="back")
+
+
 def test_a_link_keeps_pointing(tmp_path: Path) -> None:
     fill(tmp_path / "real", "old")
     (tmp_path / "link").symlink_to("real")

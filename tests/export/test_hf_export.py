@@ -221,6 +221,15 @@ def test_a_missing_file_is_named_and_nothing_is_left(babble: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_force_spares_a_folder_of_someone_elses(babble: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "theirs" / name).write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"holds no speech_lm\.json, so it is no earlier export"):
+        export_hf(babble, tmp_path / "theirs", text_tokenizer(babble).to_json(), force=True)
+    assert sorted(path.name for path in (tmp_path / "theirs").iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_failure_on_the_way_leaves_the_earlier_export(
     babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

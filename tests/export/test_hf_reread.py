@@ -116,6 +116,13 @@ def test_the_published_layout_has_the_bias_among_the_weights(babble: Path, chang
     assert torch.equal(logits(speech_lm(*read_merged(changed))), logits(original(babble)))
 
 
+def test_of_two_biases_the_one_beside_the_weights_counts(babble: Path, changed: Path) -> None:
+    weights = load_file(changed / "model.safetensors")
+    rows = len(weights["lm_head.weight"])
+    save_file(weights | {"lm_head.bias": torch.ones(rows)}, changed / "model.safetensors")
+    assert torch.equal(logits(speech_lm(*read_merged(changed))), logits(original(babble)))
+
+
 def test_a_lost_bias_is_none(babble: Path, changed: Path) -> None:
     (changed / "embedding_bias.npy").unlink()
     lm, reference = speech_lm(*read_merged(changed)), original(babble)
@@ -167,10 +174,17 @@ def test_where_speech_begins_is_read_and_not_assumed(
     assert (vocabulary.text_size, vocabulary.num_speech_tokens) == (text, speech)
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_named(changed: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("config.json", r"config\.json: is missing in"),
+        ("model.safetensors", r"model\.safetensors is missing"),
+        ("tokenizer.json", r"no tokenizer file has <\|s_0\|>"),
+    ],
+)
+def test_a_missing_file_is_named(changed: Path, file: str, message: str) -> None:
     (changed / file).unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json|model\.safetensors is missing|no tokenizer file has"):
+    with pytest.raises(CheckpointError, match=message):
         read_merged(changed)
 
 
@@ -182,11 +196,20 @@ def test_a_missing_file_is_named(changed: Path, file: str) -> None:
         ({"use_sliding_window": True}, "use_sliding_window is True"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config says that the weights are quantised"),
     ],
 )
 def test_features_that_we_lack_are_refused(changed: Path, changes: dict[str, object], message: str) -> None:
     edit(changed / "config.json", **changes)
     with pytest.raises(UnsupportedModel, match=message):
+        read_merged(changed)
+
+
+def test_quantised_weights_are_refused(changed: Path) -> None:
+    weights = load_file(changed / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].to(torch.int8)}, changed / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=rf"{name} is int8, which is quantised"):
         read_merged(changed)
 
 

@@ -197,8 +197,11 @@ def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:
         convert(source_of(Loud(), tmp_path), tmp_path / "out", ConvertOptions())
     convert(source_of(Loud(), tmp_path), tmp_path / "out", ConvertOptions(dtype="bfloat16"))
     smooth, calibration = ConvertOptions(dtype="bfloat16", smoothquant=0.5), Calibration((Prompt((3, 5, 7)),))
-    with pytest.raises(CheckpointError, match="SmoothQuant computes in it, so leave that out"):
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight has values that float16 .* calibration computes in it"):
         convert(source_of(Loud(), tmp_path), tmp_path / "smooth", smooth, calibration=calibration)
+    ranges = measure(source_of(CountingReader(), tmp_path), calibration.prompts, lambda: None)
+    with pytest.raises(CheckpointError, match="SmoothQuant computes in it, so leave that out"):
+        convert(source_of(Loud(), tmp_path), tmp_path / "smooth", smooth, calibration=Calibration(recorded=ranges))
 
 
 def test_smoothing_that_overflows_is_refused(tmp_path: Path) -> None:
@@ -214,6 +217,7 @@ def test_calibration_is_asked_for(tmp_path: Path) -> None:
     for options in (ConvertOptions(smoothquant=0.5), ConvertOptions(int8_kv_cache=True)):
         with pytest.raises(InvalidRequest, match="give --calibration FILE"):
             convert(source, tmp_path / "out", options)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_measured_ranges_are_kept_and_can_be_given_again(tmp_path: Path) -> None:

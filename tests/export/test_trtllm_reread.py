@@ -13,6 +13,7 @@ from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidRequest
 from vivavoce.export.hf.write import export_hf
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS
+from vivavoce.export.trtllm import backbone
 from vivavoce.export.trtllm.calibration import Calibration
 from vivavoce.export.trtllm.check import LogitsCheck, compare_logits
 from vivavoce.export.trtllm.convert import convert
@@ -60,7 +61,10 @@ def speech_logits(lm: SpeechLM) -> Tensor:
 def own_lm(source: Source, checkpoint: Reread, models: Models) -> SpeechLM:
     assert source.vocabulary is not None
     lm = SpeechLM(models.config.lm)
-    lm.load_state_dict(dict(speech_tensors(checkpoint, models.config.lm, source.vocabulary)))
+    state = {name: torch.zeros_like(tensor) for name, tensor in lm.state_dict().items()}
+    for name, row, tensor in speech_tensors(checkpoint, models.config.lm, source.vocabulary):
+        state[name][row : row + len(tensor)] = tensor
+    lm.load_state_dict(state)
     return lm.eval().requires_grad_(False)
 
 
@@ -156,6 +160,29 @@ def test_a_folder_that_speaks_as_an_engine_would(source: Source, babble: Path, m
         write_back(checkpoint, babble, tmp_path / "back", source.vocabulary)
     write_back(source.reader, babble, tmp_path / "back", source.vocabulary, force=True)
     assert torch.equal(speech_logits(build_models(tmp_path / "back", models.device).lm), speech_logits(models.lm))
+
+
+def test_force_spares_a_model_that_was_not_written_back(source: Source, babble: Path, tmp_path: Path) -> None:
+    assert source.vocabulary is not None
+    theirs = tmp_path / "theirs" / "llm.safetensors"
+    theirs.parent.mkdir()
+    theirs.write_text("weights")
+    with pytest.raises(
+        InvalidRequest, match=r"^write-back: .* holds no written_back\.json, so it is no earlier export"
+    ):
+        write_back(source.reader, babble, theirs.parent, source.vocabulary, force=True)
+    assert theirs.read_text() == "weights"
+
+
+def test_the_text_table_is_written_back_in_blocks(
+    source: Source, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert source.vocabulary is not None
+    width = models.config.lm.hidden_size
+    monkeypatch.setattr(backbone, "TABLE_BLOCK", 100 * width)
+    parts = speech_tensors(source.reader, models.config.lm, source.vocabulary)
+    rows = [(row, len(tensor)) for name, row, tensor in parts if name == "text_embedding.weight"]
+    assert rows == [(0, 100), (100, 100), (200, source.vocabulary.text_size - 200)]
 
 
 def test_the_merged_folder_gives_the_same_checkpoint(source: Source, babble: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from vivavoce.export.trtllm.prompts import Prompt, read_prompts, voices_prompts
 from vivavoce.export.trtllm.source import Source, open_hugging_face, open_official
 from vivavoce.service.default_model import MINI
 from vivavoce.service.text.tokenizer import TextTokenizer
+
+ADDED = {"<|s_0|>": 50, "<|eos1|>": 90, "<|eos2|>": 91, "<|eos3|>": 92, "<|sos|>": 93, "<|task_id|>": 94}
 
 
 @pytest.fixture
@@ -43,11 +46,11 @@ def change_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'; only qwen2 can be converted"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn', only 'default' can be converted"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type is 'linear', only 'default'"),
-        ({"use_sliding_window": True}, "use_sliding_window is True, only False"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu'"),
+        ({"model_type": "llama"}, "model_type is 'llama'; only 'qwen2' is read"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'; only 'default' is read"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type is 'linear'; only 'default'"),
+        ({"use_sliding_window": True}, "use_sliding_window is True; only False"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
     ],
 )
 def test_other_models_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
@@ -59,10 +62,13 @@ def test_other_models_are_refused(folder: Path, changes: dict[str, Any], message
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": "nothing"}, "hidden_size is missing"),
-        ({"hidden_size": "wide"}, "a size is no number"),
+        ({"hidden_size": "nothing"}, "hidden_size: expected a number, found nothing"),
+        ({"hidden_size": "wide"}, "hidden_size: expected a number, found 'wide'"),
         ({"num_attention_heads": 3}, "3 heads and 2 key-value heads do not divide hidden_size 64"),
-        ({"head_dim": 32}, "do not divide hidden_size 64"),
+        ({"head_dim": 32}, "head_dim is 32; only hidden_size / num_attention_heads is read, which is 16"),
+        ({"num_hidden_layers": 257}, "num_hidden_layers: expected a whole number from 1 to 256"),
+        ({"num_hidden_layers": math.inf}, "num_hidden_layers: expected a finite number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false, found 'false'"),
         ({"vocab_size": 102}, r"embed_tokens.weight is \[101, 64\] instead of \[102, 64\]"),
         ({"num_hidden_layers": 3}, r"layers.2.self_attn.q_proj.weight is missing"),
     ],
@@ -112,6 +118,82 @@ def test_a_model_in_several_files_is_the_same(folder: Path) -> None:
         open_hugging_face(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({**ADDED, "<|eos1|>": 10}, r"not in the merged model's order \(<\|s_0\|> 50, <\|eos1\|> 10,"),
+        ({"<|s_0|>": 50, "<|eos1|>": 90}, r"no tokenizer file has <\|eos2\|>, <\|eos3\|>, <\|sos\|>, <\|task_id\|>"),
+        ({**ADDED, "<|sos|>": "x"}, r"added_tokens\.json: its added tokens cannot be read"),
+        (
+            {name: number + 7 for name, number in ADDED.items()},
+            "vocab_size is 101, and the tokenizer has ids up to 101",
+        ),
+    ],
+)
+def test_half_a_vocabulary_is_refused(folder: Path, content: dict[str, Any], message: str) -> None:
+    (folder / "added_tokens.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        open_hugging_face(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"added_tokens_decoder": None}, {"added_tokens_decoder": {"3": {"content": "a"}}}]
+)
+def test_a_tokenizer_without_speech_is_none(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    assert open_hugging_face(folder).vocabulary is None
+
+
+def test_the_tokenizers_own_file_has_the_last_word(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": [{"id": i, "content": t} for t, i in ADDED.items()]})
+    )
+    (folder / "added_tokens.json").write_text(json.dumps({token: number + 3 for token, number in ADDED.items()}))
+    assert open_hugging_face(folder).vocabulary == MergedVocabulary(50, 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=rf"{name} is stored as \w+, so it is quantised"):
+        open_hugging_face(folder)
+
+
+def test_a_tied_model_without_its_table_is_named(folder: Path) -> None:
+    change_config(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if name not in (EMBEDDING, HEAD)},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight is missing"):
+        open_hugging_face(folder)
+
+
+def test_a_tensor_that_no_file_has_is_named(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no\.such\.tensor is in none of model\.safetensors"):
+        open_hugging_face(folder).reader.read("no.such.tensor")
+
+
+def test_a_bias_that_is_added_or_changed_makes_another_model(folder: Path) -> None:
+    marks = [open_hugging_face(folder).fingerprint()]
+    for dtype in (np.float32, np.float64):
+        np.save(folder / "embedding_bias.npy", np.zeros(101, dtype))
+        marks.append(open_hugging_face(folder).fingerprint())
+    assert len(set(marks)) == 3
+
+
+def test_the_file_beside_the_weights_has_the_first_word(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, HEAD_BIAS: torch.zeros(101)}, folder / "model.safetensors")
+    np.save(folder / "embedding_bias.npy", np.ones(101, np.float32))
+    bias = open_hugging_face(folder).bias
+    assert bias is not None
+    assert bias.all()
+
+
 def test_a_tied_head_is_the_embedding() -> None:
     source = open_hugging_face(DATA / "b_h128_tied" / "hf")
     assert source.sizes.tied
@@ -142,11 +224,11 @@ def test_the_bias_is_found_among_the_weights_or_beside_them(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("tokenizer.json", {"added_tokens": [{"id": 50, "content": "<|s_0|>"}, {"id": 90, "content": "<|eos1|>"}]}),
-        ("added_tokens.json", {"<|s_0|>": 50, "<|eos1|>": 90, "<|s_1|>": 51}),
+        ("tokenizer.json", {"added_tokens": [{"id": number, "content": name} for name, number in ADDED.items()]}),
+        ("added_tokens.json", {**ADDED, "<|s_1|>": 51}),
         (
             "tokenizer_config.json",
-            {"added_tokens_decoder": {"50": {"content": "<|s_0|>"}, "90": {"content": "<|eos1|>"}}},
+            {"added_tokens_decoder": {str(number): {"content": name} for name, number in ADDED.items()}},
         ),
     ],
 )
@@ -199,8 +281,12 @@ def test_recorded_prompts(mini: Source, tmp_path: Path) -> None:
         ("[", "is no JSON that can be read"),
         ('[{"text_ids": [1]}]', "speech_ids of a prompt is no list of ids"),
         ('[{"ids": [1.5]}]', "ids of a prompt is no list of ids"),
-        ('[{"ids": [7168]}]', r"has the id 7168, the model has 0 … 7167"),
-        ('[{"ids": [-1]}]', r"has the id -1, the model has 0 … 7167"),
+        ('[{"ids": [7168]}]', r"ids of prompts.json has the id 7168, the model has 0 … 7167"),
+        ('[{"ids": [-1]}]', r"ids of prompts.json has the id -1, the model has 0 … 7167"),
+        ('[{"text_ids": [532], "speech_ids": [0]}]', r"text_ids of prompts.json has the id 532, the model has 0 … 531"),
+        ('[{"text_ids": [-1], "speech_ids": [0]}]', r"text_ids of prompts.json has the id -1, the model has 0 … 531"),
+        ('[{"text_ids": [1], "speech_ids": [6561]}]', r"speech_ids of .* has the id 6561, the model has 0 … 6560"),
+        ('[{"text_ids": [1], "speech_ids": [-1]}]', r"speech_ids of .* has the id -1, the model has 0 … 6560"),
     ],
 )
 def test_prompts_that_cannot_be_are_refused(mini: Source, tmp_path: Path, content: str, message: str) -> None:
@@ -208,6 +294,11 @@ def test_prompts_that_cannot_be_are_refused(mini: Source, tmp_path: Path, conten
     path.write_text(content)
     with pytest.raises((InvalidRequest, CheckpointError), match=message):
         read_calibration(path, mini)
+
+
+def test_voices_of_another_model_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"text_ids of '\w+' in spk2info\.pt has the id \d+, the model has 0 … 19"):
+        voices_prompts(MINI / "spk2info.pt", MergedVocabulary(20, 6561))
 
 
 def test_speech_tokens_need_a_known_vocabulary(folder: Path) -> None:

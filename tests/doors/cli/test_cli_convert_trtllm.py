@@ -108,8 +108,40 @@ def test_a_bar_is_shown_to_who_watches(run: Run) -> None:
         (("--smoothquant", "0.5"), "the model brings no voice with a recording's text and tokens; give --calibration"),
         (("--calibration", "nowhere.json", "--int8-kv-cache"), "nowhere.json is no JSON that can be read"),
         (("--model", "nowhere"), "nowhere"),
+        (("--calibration", "nowhere.json"), "calibration: nothing uses it; add --smoothquant, --int8-kv-cache or"),
+        (("--check", "-q"), "check: --quiet hides what it finds"),
+        (("--write-back", "made"), "write-back: made and --out made lie within each other"),
+        (("--write-back", "."), "write-back: . and --out made lie within each other"),
+        (("--write-back", "made/back"), "write-back: made/back and --out made lie within each other"),
+        (("--write-back", "file"), "write-back: file is no folder"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    Path("file").write_text("")
     assert message in run("convert", "trtllm", "--out", "made", *arguments).error
-    assert not Path("made").exists()
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_the_current_folder_is_no_place_but_may_be_done_already(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("convert", "trtllm", "--out", "made", "-q").code == 0
+    monkeypatch.chdir("made")
+    done = run("convert", "trtllm", "--out", ".")
+    assert (done.code, rows(done.text)["time"]) == (0, "was there already")
+    assert "--checkpoint_dir . --output_dir" in done.text
+    assert "made-engine --max_batch_size" in done.text
+    assert "out: the current folder lies in ." in run("convert", "trtllm", "--out", ".", "--force").error
+
+
+def test_recorded_ranges_are_checked_on_the_models_own_voices(run: Run) -> None:
+    command = ("convert", "trtllm", "-m", "mini", "--int8-kv-cache")
+    assert run(*command, "--out", "a", "-q").code == 0
+    result = run(*command, "--out", "b", "--calibration", "a/calibration.safetensors", "--check")
+    assert rows(result.text)["same best id"].endswith(" of 378 positions")
+    assert "random ids" not in result.err
+
+
+def test_a_model_without_a_bias_is_told_of(run: Run) -> None:
+    assert run("convert", "hf", "--out", "merged", "-q").code == 0
+    Path("merged/embedding_bias.npy").unlink()
+    result = run("convert", "trtllm", "-m", "merged", "--out", "made")
+    assert "note: the model has no bias of its head: nothing forbids text ids" in result.err

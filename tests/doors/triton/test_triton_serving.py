@@ -1,7 +1,8 @@
-"""A real tritonserver on the whole repository, with the tiny random model: every model, many users, faults."""
+"""A real tritonserver on the whole repository, with the tiny random model: every model, many users, faults, memory."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -14,15 +15,14 @@ import numpy as np
 import pytest
 import torch
 from server_environment import server_installation
-from serving_client import infer, streamed
+from serving_client import infer, stream, streamed
 from speaking_helpers import RATE, hum
 from tritonclient.utils import InferenceServerException
 
+from tests.soak.served import served, soak_server
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.doors.triton.models.inner_language_model import TOP_K, TOP_P
-from vivavoce.doors.triton.plan import ModelSet, RepositoryPlan
-from vivavoce.doors.triton.render import render_repository
-from vivavoce.doors.triton.server import ServerSettings, TritonServer
+from vivavoce.doors.triton.server import TritonServer
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.service.audio.types import Audio
@@ -34,15 +34,14 @@ from vivavoce.service.voices.voice import Voice
 
 SPEAKING = ("cosyvoice2", "vivavoce")
 USERS = 16
+LEAVING = 12
+SOAK = 200
+LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 3
 
 
 @pytest.fixture(scope="module")
 def server(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    folder = tmp_path_factory.mktemp("triton")
-    values = {"model_dir": str(babble), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}
-    render_repository(RepositoryPlan(values, models=ModelSet.BOTH), folder / "repository")
-    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, variables={"OMP_NUM_THREADS": "1"})
-    with TritonServer(server_installation(), folder / "repository", folder / "server.log", settings) as server:
+    with served(babble, server_installation(), tmp_path_factory.mktemp("triton")) as server:
         yield server
 
 
@@ -149,6 +148,21 @@ def test_a_recording_is_spoken_with(server: TritonServer, model: str) -> None:
     assert heard.tobytes() != stored.tobytes()
 
 
+@pytest.mark.parametrize("model", SPEAKING)
+def test_who_leaves_frees_the_place(server: TritonServer, model: str) -> None:
+    """More leave minutes of speech than are spoken at a time; what none of them hears is not made."""
+
+    def leave(seed: int) -> int:
+        with stream(server.grpc_url, model, target_text=LONG, seed=np.int64(seed)) as asked:
+            return next(asked.chunks()).size
+
+    with ThreadPoolExecutor(LEAVING) as pool:
+        assert all(pool.map(leave, range(LEAVING)))
+    assert streamed(server.grpc_url, model, target_text="Hi.").size
+    # Pieces of audio that were made in all: minutes of speech would be many more.
+    assert counts(server)["token2wav"] < 8 * LEAVING + 100
+
+
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no text": ({"seed": np.int64(1)}, "target_text"),
     "empty text": ({"target_text": ""}, "text"),
@@ -181,17 +195,26 @@ def test_faults_are_answered_with_a_sentence(server: TritonServer, model: str, f
     assert get(f"http://{server.http_url}/v2/health/ready") == ""
 
 
-def test_statistics_and_metrics_count_what_was_asked_for(server: TritonServer) -> None:
-    def served() -> dict[str, int]:
-        stats = json.loads(get(f"http://{server.http_url}/v2/models/stats"))["model_stats"]
-        return {one["name"]: one["inference_stats"]["success"]["count"] for one in stats}
+def counts(server: TritonServer) -> dict[str, int]:
+    """Requests that each model has answered."""
+    stats = json.loads(get(f"http://{server.http_url}/v2/models/stats"))["model_stats"]
+    return {one["name"]: one["inference_stats"]["success"]["count"] for one in stats}
 
-    before = served()
+
+def test_statistics_and_metrics_count_what_was_asked_for(server: TritonServer) -> None:
+    before = counts(server)
     for model in SPEAKING:
         assert streamed(server.grpc_url, model, target_text="Hi.").size
-    after = served()
+    after = counts(server)
     for model in (*SPEAKING, "tensorrt_llm"):
         assert after[model] == before[model] + 1
     metrics = get(server.metrics_url)
     for model in SPEAKING:
         assert f'nv_inference_request_success{{model="{model}",version="1"}} {after[model]}' in metrics
+
+
+def test_memory_is_flat(server: TritonServer) -> None:
+    """After the tests before, which have warmed it up; `make soak` asks ten times as often."""
+    report = asyncio.run(soak_server(server, SOAK))
+    assert report.outcomes == {"heard": SOAK * 4 // 5, "left": SOAK // 5}
+    assert report.broken == (), report

@@ -20,7 +20,7 @@ from vivavoce.export.trtllm.check import LogitsCheck, compare_logits
 from vivavoce.export.trtllm.config_json import build_command
 from vivavoce.export.trtllm.convert import Conversion, Progress, convert
 from vivavoce.export.trtllm.options import ConvertOptions
-from vivavoce.export.trtllm.prompts import random_prompts, voices_prompts
+from vivavoce.export.trtllm.prompts import Prompt, random_prompts, voices_prompts
 from vivavoce.export.trtllm.reread import Reread
 from vivavoce.export.trtllm.source import Source, is_hugging_face, open_hugging_face, open_official
 from vivavoce.export.trtllm.speech_state import WRITTEN_BACK, write_back
@@ -47,10 +47,12 @@ class Wishes:
 
 def run(wishes: Wishes, reporter: Reporter) -> None:
     """Convert, compare if that is wanted, and print what was made and what comes next."""
+    _check_wishes(wishes, reporter)
     with reporter.working("opening the model …"):
         source, folder = open_source(wishes.model, wishes.variant)
         wishes.options.check_fits(source.sizes)
         calibration = _calibration(wishes, source, folder)
+        prompts = (calibration.prompts or _voices(source, folder)) if wishes.check else ()
         _check_write_back(wishes, folder)
     started = time.perf_counter()
     with _progress(reporter) as step:
@@ -64,7 +66,7 @@ def run(wishes: Wishes, reporter: Reporter) -> None:
             progress=step,
         )
         seconds, peak = time.perf_counter() - started, _peak_bytes()
-        checked = _check(source, made, calibration, reporter, step) if wishes.check else None
+        checked = _check(source, made, prompts, reporter, step) if wishes.check else None
     if wishes.write_back is not None and source.vocabulary is not None:
         with reporter.working("writing the model back …"):
             write_back(Reread(made.folder), folder, wishes.write_back, source.vocabulary, force=wishes.force)
@@ -72,9 +74,10 @@ def run(wishes: Wishes, reporter: Reporter) -> None:
     if reporter.quiet:
         return
     print_table(_rows(wishes.options, made, seconds, peak, checked))
-    engine = str(wishes.out.with_name(f"{wishes.out.name}-engine"))
-    print(f"\nnext: {shlex.join(build_command(str(wishes.out), engine, made.dtype))}")
-    if source.bias is not None:
+    print(f"\nnext: {shlex.join(build_command(str(wishes.out), _engine(wishes.out), made.dtype))}")
+    if source.bias is None:
+        reporter.note("the model has no bias of its head: nothing forbids text ids, so an engine may choose them")
+    else:
         reporter.note("the speech head's bias is in embedding_bias.npy: requests hand it over as embedding_bias")
 
 
@@ -89,28 +92,47 @@ def open_source(model: str | None, variant: str | None) -> tuple[Source, Path]:
     return open_official(folder, len(TextTokenizer.from_folder(folder / BACKBONE)), variant), folder
 
 
+def _check_wishes(wishes: Wishes, reporter: Reporter) -> None:
+    if wishes.calibration is not None and not (wishes.options.needs_calibration or wishes.check):
+        raise InvalidRequest(
+            "calibration: nothing uses it; add --smoothquant, --int8-kv-cache or --check, or leave it out"
+        )
+    if wishes.check and reporter.quiet:
+        raise InvalidRequest("check: --quiet hides what it finds; leave one of the two out")
+
+
 def _check_write_back(wishes: Wishes, folder: Path) -> None:
     if wishes.write_back is None:
         return
+    back, out = wishes.write_back.resolve(), wishes.out.resolve()
+    if back == out or back in out.parents or out in back.parents:
+        raise InvalidRequest(
+            f"write-back: {wishes.write_back} and --out {wishes.out} lie within each other; choose another place"
+        )
     if is_hugging_face(folder):
         raise InvalidRequest(
             f"write-back: {folder} holds a language model alone, which cannot speak; convert the model's own folder"
         )
-    check_target(wishes.write_back, folder, force=wishes.force, mark=WRITTEN_BACK)
+    check_target(wishes.write_back, folder, force=wishes.force, mark=WRITTEN_BACK, field="write-back")
 
 
 def _calibration(wishes: Wishes, source: Source, folder: Path) -> Calibration:
     if wishes.calibration is not None:
         return read_calibration(wishes.calibration, source)
+    return Calibration(_voices(source, folder)) if wishes.options.needs_calibration else Calibration()
+
+
+def _voices(source: Source, folder: Path) -> tuple[Prompt, ...]:
+    """The prompts of the model's own voices."""
     voices = folder / SPEAKERS
-    wanted = wishes.check or wishes.options.needs_calibration
-    if not wanted or source.vocabulary is None or not voices.is_file():
-        return Calibration()
-    return Calibration(voices_prompts(voices, source.vocabulary))
+    if source.vocabulary is None or not voices.is_file():
+        return ()
+    return voices_prompts(voices, source.vocabulary)
 
 
-def _check(source: Source, made: Conversion, calibration: Calibration, reporter: Reporter, step: Step) -> LogitsCheck:
-    prompts = calibration.prompts
+def _check(
+    source: Source, made: Conversion, prompts: tuple[Prompt, ...], reporter: Reporter, step: Step
+) -> LogitsCheck:
     if not prompts:
         reporter.note("the model brings no voice with a recording's text and tokens: logits are compared on random ids")
         prompts = random_prompts(source)
@@ -142,6 +164,12 @@ def _rows(
             ("same best id", f"{checked.top1_agreement:.1%} of {checked.num_positions} positions"),
         ]
     return rows
+
+
+def _engine(out: Path) -> str:
+    """Where the next step may put the engine: beside the checkpoint."""
+    place = out if out.name not in ("", "..") else out.resolve()  # "." has no name to add to
+    return str(place.with_name(f"{place.name}-engine"))
 
 
 def _spoken(options: ConvertOptions, made: Conversion) -> str:

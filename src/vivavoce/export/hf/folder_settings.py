@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vivavoce.checkpoint.config import LMConfig, SamplingDefaults, Vocabulary
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings_reader import MAX_BLOCKS, Section
-from vivavoce.errors import CheckpointError, UnsupportedModel
+from vivavoce.errors import CheckpointError
+from vivavoce.export.hf.config import REMEDY, check_features, read_json, rope_theta
 from vivavoce.export.hf.tokenizer import EOS, SOS, SPEECH_START, TASK
 from vivavoce.export.hf.write import CONFIG, SPEECH, TOKENIZER, TOKENIZER_CONFIG
 
-REMEDY = "make or download the folder again"
 _ADDED_TOKENS = "added_tokens.json"
+_SPOKEN = (SPEECH_START, *EOS)
+_WANTED = (*_SPOKEN, SOS, TASK)
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
 """What `speech_lm.json` would say of the CosyVoice2 release, for folders without it."""
 
@@ -26,15 +27,29 @@ def read_vocabulary(folder: Path) -> MergedVocabulary:
     Raises:
         CheckpointError: no file knows the added tokens, or their order is not the merged model's.
     """
+    vocabulary = find_vocabulary(folder)
+    if vocabulary is None:
+        raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
+    return vocabulary
+
+
+def find_vocabulary(folder: Path) -> MergedVocabulary | None:
+    """As `read_vocabulary`; None for a folder whose tokenizer, if it has one, knows nothing of speech.
+
+    Raises:
+        CheckpointError: some of the added tokens are missing, or their order is not the merged model's.
+    """
     ids = _added_ids(folder)
-    wanted = (SPEECH_START, *EOS, SOS, TASK)
-    missing = [token for token in wanted if token not in ids]
+    if not ids.keys() & {*_SPOKEN}:
+        return None
+    missing = [token for token in _WANTED if token not in ids]
     if missing:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(missing)}; {REMEDY}")
     vocabulary = MergedVocabulary(ids[SPEECH_START], ids[EOS[0]] - ids[SPEECH_START])
     expected = [vocabulary.text_size, *vocabulary.eos_ids, vocabulary.sos, vocabulary.task]
-    if vocabulary.num_speech_tokens < 1 or [ids[token] for token in wanted] != expected:
-        found = ", ".join(f"{token} {ids[token]}" for token in wanted)
+    in_order = [ids[token] for token in _WANTED] == expected
+    if not in_order or vocabulary.text_size < 1 or vocabulary.num_speech_tokens < 1:
+        found = ", ".join(f"{token} {ids[token]}" for token in _WANTED)
         raise CheckpointError(
             f"{folder.name}: the added tokens are not in the merged model's order ({found}); {REMEDY}"
         )
@@ -46,28 +61,32 @@ def _added_ids(folder: Path) -> dict[str, int]:
     ids: dict[str, int] = {}
     for name, read in _ADDED_IDS.items():
         if (folder / name).is_file():
+            data = read_json(folder / name)
             try:
-                ids |= read(_read_json(folder / name))
+                ids |= {token: _whole(token_id) for token, token_id in read(data)}
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise CheckpointError(f"{name}: its added tokens cannot be read; {REMEDY}") from None
     return ids
 
 
-def _ids_listed(data: Mapping[str, Any]) -> dict[str, int]:
-    return {token["content"]: int(token["id"]) for token in data.get("added_tokens", ())}
+def _ids_listed(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    return [(token["content"], token["id"]) for token in data.get("added_tokens") or ()]
 
 
-def _ids_as_keys(data: Mapping[str, Any]) -> dict[str, int]:
-    return {token["content"]: int(token_id) for token_id, token in data.get("added_tokens_decoder", {}).items()}
+def _ids_as_keys(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    decoder = data.get("added_tokens_decoder") or {}
+    return [(token["content"], int(token_id)) for token_id, token in decoder.items()]
 
 
-def _ids_as_values(data: Mapping[str, Any]) -> dict[str, int]:
-    return {token: int(token_id) for token, token_id in data.items()}
+def _whole(token_id: Any) -> int:
+    if type(token_id) is not int:
+        raise ValueError(token_id)
+    return token_id
 
 
-_ADDED_IDS: dict[str, Callable[[Mapping[str, Any]], dict[str, int]]] = {
+_ADDED_IDS: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Any]]]] = {
     TOKENIZER_CONFIG: _ids_as_keys,
-    _ADDED_TOKENS: _ids_as_values,
+    _ADDED_TOKENS: dict.items,
     TOKENIZER: _ids_listed,
 }
 """Readers of the files that may have them; the last one has the last word."""
@@ -80,10 +99,10 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
         CheckpointError: a setting is missing, of the wrong kind, or out of its range.
         UnsupportedModel: no Qwen2, or one with a feature that `SpeechLM` lacks.
     """
-    data = _read_json(folder / CONFIG)
+    data = read_json(folder / CONFIG)
+    check_features(data)
     settings = Section(CONFIG, data)
-    speech = Section(SPEECH, _read_json(folder / SPEECH) if (folder / SPEECH).is_file() else _RELEASE)
-    _check_features(data)
+    speech = Section(SPEECH, read_json(folder / SPEECH) if (folder / SPEECH).is_file() else _RELEASE)
     mix = speech.integers("mix_ratio")
     if len(mix) != 2:
         raise CheckpointError(f"{SPEECH}: mix_ratio: {list(mix)} are not two numbers; {REMEDY}")
@@ -96,7 +115,7 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
         num_kv_heads=settings.integer("num_key_value_heads"),
         text_vocab_size=vocabulary.text_size,
         rms_norm_eps=settings.number("rms_norm_eps"),
-        rope_theta=_rope_theta(settings, data),
+        rope_theta=rope_theta(data),
         max_positions=settings.integer("max_position_embeddings"),
         mix_text=mix[0],
         mix_speech=mix[1],
@@ -113,26 +132,6 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
     )
 
 
-def _check_features(data: Mapping[str, Any]) -> None:
-    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    scaling = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-    for key, found, known in (
-        ("model_type", data.get("model_type"), "qwen2"),
-        ("hidden_act", data.get("hidden_act", "silu"), "silu"),
-        ("use_sliding_window", data.get("use_sliding_window", False), False),
-        ("rope_type", scaling, "default"),
-    ):
-        if found != known:
-            raise UnsupportedModel(f"{CONFIG}: {key} is {found!r}; this version runs {known!r} only")
-
-
-def _rope_theta(settings: Section, data: Mapping[str, Any]) -> float:
-    """By its old name, or by transformers 5's."""
-    if data.get("rope_theta") is None and data.get("rope_parameters"):
-        return settings.section("rope_parameters").number("rope_theta")
-    return settings.number("rope_theta")
-
-
 def _sampling(sampling: Section) -> SamplingDefaults:
     return SamplingDefaults(
         top_p=sampling.number("top_p"),
@@ -140,15 +139,3 @@ def _sampling(sampling: Section) -> SamplingDefaults:
         win_size=sampling.integer("win_size", minimum=0),
         tau_r=sampling.number("tau_r"),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name}: is missing in {path.parent}; {REMEDY}") from None
-    except (OSError, ValueError):
-        raise CheckpointError(f"{path.name}: not valid JSON; {REMEDY}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path.name}: holds no settings; {REMEDY}")
-    return data

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +16,17 @@ from vivavoce.checkpoint.config import LMConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.names import LM, NameTable
 from vivavoce.checkpoint.weights import load_into, read_tensors
-from vivavoce.errors import CheckpointError
-from vivavoce.export.hf.folder_settings import REMEDY, read_lm_config, read_vocabulary
-from vivavoce.export.hf.write import EMBEDDING_BIAS
+from vivavoce.errors import CheckpointError, UnsupportedModel
+from vivavoce.export.hf.config import REMEDY
+from vivavoce.export.hf.folder_settings import read_lm_config, read_vocabulary
+from vivavoce.export.hf.head_bias import read_bias
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS
 from vivavoce.models.lm.qwen2 import SpeechLM
 
 _BACKBONE = NameTable(tuple((theirs.removeprefix("llm.model."), ours) for theirs, ours in LM))
 _OURS = NameTable(())
 _FILE = "model.safetensors"
+_FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
 def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
@@ -82,6 +83,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in paths:
         weights |= read_tensors(path)
+    for name, tensor in weights.items():
+        if tensor.dtype not in _FLOATS:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise UnsupportedModel(f"model: {name} is {dtype}, which is quantised or no weight; {REMEDY}")
     return weights
 
 
@@ -98,15 +103,11 @@ def _table(weights: Mapping[str, Tensor], name: str, vocabulary: MergedVocabular
 
 
 def _bias(folder: Path, weights: Mapping[str, Tensor], vocabulary: MergedVocabulary) -> Tensor:
-    """The head's bias, [ids]: from the weights, from its own file, or zeros."""
-    path = folder / EMBEDDING_BIAS
-    bias = weights.get(HEAD_BIAS, torch.zeros(vocabulary.size))
-    if HEAD_BIAS not in weights and path.is_file():
-        try:
-            bias = torch.from_numpy(np.load(path, allow_pickle=False))
-        except (OSError, ValueError, TypeError, EOFError):
-            raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
-    if bias.dim() != 1 or len(bias) < vocabulary.size or not bias.is_floating_point():
+    """The head's bias, [ids]; zeros where it was lost."""
+    bias = read_bias(folder, weights.get(HEAD_BIAS))
+    if bias is None:
+        return torch.zeros(vocabulary.size)
+    if len(bias) < vocabulary.size:
         raise CheckpointError(
             f"{folder.name}: the head's bias is {list(bias.shape)} and not of at least {vocabulary.size} numbers; "
             f"{REMEDY}"

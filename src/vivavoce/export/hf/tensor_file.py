@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
+from vivavoce.export.named_errors import naming
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _BLOCK_ELEMENTS = 4 << 20
@@ -31,7 +32,7 @@ def write_tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torc
         CheckpointError: a value is not finite, or too large for the dtype.
     """
     header = _header(shapes, dtype)
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         for name, shape in shapes.items():

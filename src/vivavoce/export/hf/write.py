@@ -17,6 +17,7 @@ from vivavoce.export.hf import settings
 from vivavoce.export.hf.tensor_file import write_tensors
 from vivavoce.export.hf.tokenizer import add_speech, padding_token, tokenizer_config
 from vivavoce.export.merged_lm import HEAD_BIAS, MergedLM, open_merged_lm
+from vivavoce.export.named_errors import naming
 
 CONFIG, GENERATION, SPEECH = "config.json", "generation_config.json", "speech_lm.json"
 WEIGHTS = "model.safetensors"
@@ -66,14 +67,15 @@ def export_hf(
         OSError: the place cannot be written.
     """
     _check_dtype(dtype)
-    check_target(target, source, force=force, mark=CONFIG)
+    check_target(target, source, force=force, mark=SPEECH)
     tokenizer = Tokenizer.from_str(tokenizer_json)
     lm = open_merged_lm(source, tokenizer.get_vocab_size(with_added_tokens=True), variant)
     add_speech(tokenizer, lm.vocabulary)
     chosen = DTYPES[dtype] if dtype != AUTO else _stored_dtype(lm)
     with fresh_folder(target) as folder:
-        _write_texts(folder, lm, tokenizer, chosen)
-        np.save(folder / EMBEDDING_BIAS, lm.read(HEAD_BIAS).numpy(), allow_pickle=False)
+        with naming(folder):
+            _write_texts(folder, lm, tokenizer, chosen)
+            np.save(folder / EMBEDDING_BIAS, lm.read(HEAD_BIAS).numpy(), allow_pickle=False)
         shapes = {name: shape for name, shape in lm.shapes.items() if name != HEAD_BIAS}
         num_bytes = write_tensors(folder / WEIGHTS, shapes, chosen, lm.read)
     return HFExport(target, lm.vocabulary, chosen, num_bytes)

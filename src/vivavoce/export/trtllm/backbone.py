@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vivavoce.checkpoint.names import LM_NAMES
 from vivavoce.export.merged_lm import EMBEDDING, TensorReader
+from vivavoce.export.trtllm.layers import cast
 from vivavoce.export.trtllm.prompts import Prompt
 from vivavoce.export.trtllm.ranges import LINEARS
 from vivavoce.export.trtllm.sizes import QwenSizes
@@ -24,6 +25,7 @@ Observer = Callable[[int, str, Tensor, Tensor], None]
 """Is told the layer, a matrix's Hugging Face name within it, what it was given and what it made: [1, time, …]."""
 TABLE_BLOCK = 4 << 20
 """Values of the embedding or the head that are read at a time."""
+_WITHOUT_ROUNDING = "calibration computes in it, so give recorded ranges, or leave out what calibrates"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class Backbone:
     def hidden_states(
         self, prompts: Sequence[Prompt], observe: Observer | None = None, layer_done: Callable[[], None] = lambda: None
     ) -> list[Tensor]:
-        """After the final norm, [time, hidden] float32 for each prompt. Each prompt runs on its own."""
+        """After the final norm, [time, hidden] float32 for each prompt. Each prompt runs on its own.
+
+        Raises:
+            CheckpointError: `rounded_to` cannot hold a weight.
+        """
         rows = [row[None] for row in self._embedded(prompts)]
         for index in range(self.sizes.num_layers):
             layer, effects = self._layer(index), self.effects(index) if self.effects else LayerEffects()
@@ -64,7 +70,7 @@ class Backbone:
             rows = [self._run(layer, row, effects.cached) for row in rows]
             layer_done()
         norm = RMSNorm(self.sizes.hidden_size, self.sizes.rms_norm_eps)
-        norm.weight = nn.Parameter(self._wide(self.reader.read(FINAL_NORM)), requires_grad=False)
+        norm.weight = nn.Parameter(self._wide(self.reader.read(FINAL_NORM), FINAL_NORM), requires_grad=False)
         return [norm(row)[0] for row in rows]
 
     def _embedded(self, prompts: Sequence[Prompt]) -> list[Tensor]:
@@ -73,14 +79,15 @@ class Backbone:
         for block in table_blocks(self.sizes):
             here = (ids >= block.start) & (ids < block.stop)
             if here.any():
-                rows[here] = self._wide(self.reader.read(EMBEDDING, block))[ids[here] - block.start]
+                rows[here] = self._wide(self.reader.read(EMBEDDING, block)[ids[here] - block.start], EMBEDDING)
         return list(rows.split([len(prompt.ids) for prompt in prompts]))
 
     def _layer(self, index: int) -> Layer:
         with torch.device("meta"):
             layer = Layer(self.sizes.backbone())
         state = {
-            _own_name(name): self._wide(tensor) for name, tensor in read_layer(self.reader, self.sizes, index).items()
+            _own_name(name): self._wide(tensor, f"model.layers.{index}.{name}")
+            for name, tensor in read_layer(self.reader, self.sizes, index).items()
         }
         layer.load_state_dict(state, assign=True)
         return layer.requires_grad_(False)
@@ -93,14 +100,19 @@ class Backbone:
         made: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
         return made
 
-    def _wide(self, tensor: Tensor) -> Tensor:
-        return (tensor if self.rounded_to is None else tensor.to(self.rounded_to)).float()
+    def _wide(self, tensor: Tensor, name: str) -> Tensor:
+        return (tensor if self.rounded_to is None else cast(tensor, self.rounded_to, name, _WITHOUT_ROUNDING)).float()
 
 
 def table_blocks(sizes: QwenSizes) -> list[slice]:
     """The rows of the embedding and of the head, in blocks of a bounded size."""
-    step = max(1, TABLE_BLOCK // sizes.hidden_size)
-    return [slice(start, min(start + step, sizes.vocab_size)) for start in range(0, sizes.vocab_size, step)]
+    return row_blocks(sizes.vocab_size, sizes.hidden_size)
+
+
+def row_blocks(num_rows: int, width: int) -> list[slice]:
+    """The rows of a table of `width` columns, in blocks of a bounded size."""
+    step = max(1, TABLE_BLOCK // width)
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]
 
 
 def _observe(layer: Layer, index: int, observe: Observer) -> None:

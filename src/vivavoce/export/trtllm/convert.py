@@ -18,12 +18,15 @@ from torch import Tensor
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.export.fresh_folder import check_target
+from vivavoce.export.hf.write import CONFIG, EMBEDDING_BIAS
+from vivavoce.export.named_errors import naming
 from vivavoce.export.trtllm.calibration import Calibration, measure, read_calibration, write_ranges
 from vivavoce.export.trtllm.config_json import checkpoint_config
+from vivavoce.export.trtllm.earlier import holds, rank_path
 from vivavoce.export.trtllm.options import ConvertOptions, chosen_dtype
 from vivavoce.export.trtllm.rank_file import RankFile
 from vivavoce.export.trtllm.rank_tensors import Filling, Plan
-from vivavoce.export.trtllm.source import BIAS_FILE, CONFIG, Source
+from vivavoce.export.trtllm.source import Source
 from vivavoce.export.trtllm.workshop import Workshop, workshop_for
 
 RECORD = "conversion.json"
@@ -66,7 +69,8 @@ def convert(
     """Write the checkpoint: `config.json`, a file for each rank, the head's bias if the source has one.
 
     Each worker holds one layer in memory, and all write the same bytes as one would. The folder appears complete or
-    not at all. After a break the same call goes on where it stopped; a folder that the same call has made stays.
+    not at all. After a break the same call goes on where it stopped; a folder that the same call has made stays, if
+    it is undamaged and nothing is forced.
 
     Args:
         source: what to convert.
@@ -74,12 +78,12 @@ def convert(
         options: what to make of it.
         calibration: needed for SmoothQuant and an int8 cache.
         workers: threads.
-        force: replace an earlier conversion at the target.
+        force: replace an earlier conversion at the target, also one of the same call.
         progress: called from this thread.
 
     Raises:
         InvalidRequest: an option does not fit the model, the target holds something else, or there is no calibration.
-        CheckpointError: the source is damaged, or the dtype cannot hold its values.
+        CheckpointError: the source or the calibration is damaged, or the dtype cannot hold its values.
         OSError: the place cannot be written.
     """
     if workers < 1:
@@ -87,17 +91,18 @@ def convert(
     options.check_fits(source.sizes)
     plan = Plan(source.sizes, options, chosen_dtype(options, source.dtype))
     record = _record(source, plan, calibration)
-    if _holds(target, record):
-        sizes = [path.stat().st_size for path in target.glob("rank*.safetensors")]
+    config = json.dumps(checkpoint_config(plan.sizes, options, plan.dtype), indent=4) + "\n"
+    if not force and holds(target, plan, {RECORD: record, CONFIG: config}, source.bias):
+        sizes = [rank_path(target, rank).stat().st_size for rank in range(options.world)]
         return Conversion(target, plan.dtype, sum(sizes), was_there=True)
     check_target(target, source.files[0].parent, force=force, mark=RECORD)
+    if options.needs_calibration:
+        calibration.check_fits(source.sizes)
     with workshop_for(target, record) as workshop:
         ranges = _ranges(source, options, calibration, workshop, progress)
         num_bytes = _fill(workshop, plan, source, ranges, workers, progress)
-        _write_json(workshop.folder / CONFIG, json.dumps(checkpoint_config(plan.sizes, options, plan.dtype), indent=4))
-        if source.bias is not None:
-            np.save(workshop.folder / BIAS_FILE, source.bias.numpy(), allow_pickle=False)
-        _write_json(workshop.folder / RECORD, record)
+        with naming(workshop.folder):
+            _write_beside(workshop.folder, {CONFIG: config, RECORD: record}, source.bias)
         workshop.finish(target)
     return Conversion(target, plan.dtype, num_bytes, was_there=False)
 
@@ -112,14 +117,7 @@ def _record(source: Source, plan: Plan, calibration: Calibration) -> str:
         "options": asdict(plan.options),
         "calibration": calibration.digest() if plan.options.needs_calibration else None,
     }
-    return json.dumps(content, indent=2)
-
-
-def _holds(target: Path, record: str) -> bool:
-    try:
-        return (target / RECORD).read_text(encoding="utf-8") == record + "\n"
-    except (OSError, ValueError):
-        return False
+    return json.dumps(content, indent=2) + "\n"
 
 
 def _ranges(
@@ -159,7 +157,7 @@ def _fill(
     """Do what the journal does not have; returns the bytes of all files."""
     with ExitStack() as open_files:
         files = [
-            open_files.enter_context(closing(RankFile(workshop.folder / f"rank{rank}.safetensors", plan.specs(rank))))
+            open_files.enter_context(closing(RankFile(rank_path(workshop.folder, rank), plan.specs(rank))))
             for rank in range(plan.options.world)
         ]
         num_bytes = sum(file.num_bytes for file in files)
@@ -226,5 +224,8 @@ def _check_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _write_json(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
+def _write_beside(folder: Path, texts: Mapping[str, str], bias: Tensor | None) -> None:
+    if bias is not None:
+        np.save(folder / EMBEDDING_BIAS, bias.numpy(), allow_pickle=False)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -28,15 +28,40 @@ class Prompt:
     spoken_from: int = 0
 
 
-def speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int]) -> Prompt:
-    """What the model reads of an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1."""
+def check_ids(field: str, ids: Sequence[int], limit: int) -> None:
+    """Refuse ids that are none of 0 … limit − 1: as merged ids they would stand for something else.
+
+    Raises:
+        InvalidRequest: there is one; `field` says where.
+    """
+    strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
+    if strange:
+        raise InvalidRequest(
+            f"calibration: {field} has the id {strange[0]}, the model has 0 … {limit - 1}; record the prompts with "
+            "this model"
+        )
+
+
+def speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int], origin: str) -> Prompt:
+    """What the model reads of an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1.
+
+    Raises:
+        InvalidRequest: an id is none of these; the error says that it came from `origin`.
+    """
+    check_ids(f"{_TEXT} of {origin}", text, vocabulary.text_size)
+    check_ids(f"{_SPEECH} of {origin}", speech, vocabulary.num_speech_tokens)
     ids = (vocabulary.sos, *text, vocabulary.task, *(vocabulary.speech(token) for token in speech))
     return Prompt(ids, spoken_from=len(text) + 1)
 
 
 def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ...]:
-    """A prompt for each speaker of a spk2info.pt who was saved with a recording's text and tokens."""
-    return tuple(_speakers_prompts(read_spk2info(path).values(), vocabulary))
+    """A prompt for each speaker of a spk2info.pt who was saved with a recording's text and tokens.
+
+    Raises:
+        InvalidRequest: it has ids that the model does not have.
+        CheckpointError: it cannot be read.
+    """
+    return tuple(_speakers_prompts(read_spk2info(path), vocabulary, path))
 
 
 def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
@@ -55,13 +80,6 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
         prompts = tuple(_prompt(entry, path, source) for entry in _entries(path))
     if not prompts:
         raise InvalidRequest(f"calibration: {path.name} holds no prompts of speech; give one with text and tokens")
-    largest = max(max(prompt.ids, default=0) for prompt in prompts)
-    least = min(min(prompt.ids, default=0) for prompt in prompts)
-    if least < 0 or largest >= source.sizes.vocab_size:
-        raise InvalidRequest(
-            f"calibration: {path.name} has the id {least if least < 0 else largest}, the model has "
-            f"0 … {source.sizes.vocab_size - 1}; record the prompts with this model"
-        )
     return prompts
 
 
@@ -77,16 +95,18 @@ def random_prompts(source: Source) -> tuple[Prompt, ...]:
     if vocabulary is None:
         return tuple(Prompt(tuple(draw(source.sizes.vocab_size))) for _ in range(_RANDOM_PROMPTS))
     return tuple(
-        speech_prompt(vocabulary, draw(vocabulary.text_size), draw(vocabulary.num_speech_tokens))
+        speech_prompt(vocabulary, draw(vocabulary.text_size), draw(vocabulary.num_speech_tokens), "random prompts")
         for _ in range(_RANDOM_PROMPTS)
     )
 
 
-def _speakers_prompts(entries: Iterable[SpeakerEntry], vocabulary: MergedVocabulary) -> Iterable[Prompt]:
-    for entry in entries:
+def _speakers_prompts(
+    entries: Mapping[str, SpeakerEntry], vocabulary: MergedVocabulary, path: Path
+) -> Iterable[Prompt]:
+    for name, entry in entries.items():
         if entry.prompt is not None:
             text, speech = entry.prompt.text_ids.tolist(), entry.prompt.llm_speech_tokens.tolist()
-            yield speech_prompt(vocabulary, text, speech)
+            yield speech_prompt(vocabulary, text, speech, f"{name!r} in {path.name}")
 
 
 def _known_vocabulary(path: Path, source: Source) -> MergedVocabulary:
@@ -110,9 +130,11 @@ def _entries(path: Path) -> list[Mapping[str, Any]]:
 
 def _prompt(entry: Mapping[str, Any], path: Path, source: Source) -> Prompt:
     if _IDS in entry:
-        return Prompt(_ids(entry, _IDS, path))
+        ids = _ids(entry, _IDS, path)
+        check_ids(f"{_IDS} of {path.name}", ids, source.sizes.vocab_size)
+        return Prompt(ids)
     text, speech = _ids(entry, _TEXT, path), _ids(entry, _SPEECH, path)
-    return speech_prompt(_known_vocabulary(path, source), text, speech)
+    return speech_prompt(_known_vocabulary(path, source), text, speech, path.name)
 
 
 def _ids(entry: Mapping[str, Any], name: str, path: Path) -> tuple[int, ...]:

@@ -7,52 +7,51 @@ beside the weights, inputs of int8 products and the int8 cache, is told as `Laye
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
+from vivavoce.export.hf.config import read_json
+from vivavoce.export.hf.head_bias import read_bias
+from vivavoce.export.hf.write import CONFIG, EMBEDDING_BIAS
 from vivavoce.export.merged_lm import ALL_ROWS, EMBEDDING, HEAD, HEAD_BIAS
 from vivavoce.export.trtllm import weight_only
 from vivavoce.export.trtllm.backbone import Change, LayerEffects
 from vivavoce.export.trtllm.config_json import WEIGHT_ONLY
 from vivavoce.export.trtllm.convert import RECORD
+from vivavoce.export.trtllm.earlier import rank_path
 from vivavoce.export.trtllm.layers import CUTS, INPUT_SCALE, NORMS, QKV, SINGLE
 from vivavoce.export.trtllm.options import BITS, DTYPES, ConvertOptions
 from vivavoce.export.trtllm.rank_tensors import EMBEDDING_NAME, FINAL_NORM_NAME, HEAD_NAME, Plan
 from vivavoce.export.trtllm.safetensors_folder import SafetensorsFiles
 from vivavoce.export.trtllm.sharding import Cut, joined
 from vivavoce.export.trtllm.sizes import QwenSizes
-from vivavoce.export.trtllm.source import BIAS_FILE, CONFIG, FINAL_NORM, layer_shapes
+from vivavoce.export.trtllm.source import FINAL_NORM, layer_shapes
 
 _INT8_LIMIT = 127
+_REMEDY = "convert the model again"
 
 
 class Reread:
     """A checkpoint as a reader of the merged model's tensors; one tensor is put together at a time."""
 
-    def __init__(self, folder: Path, layout: str | None = None) -> None:
-        """Open a checkpoint.
-
-        Args:
-            folder: what `convert` wrote, or a checkpoint of the same kind.
-            layout: the byte order of weights that are quantised already, where `conversion.json` does not say it.
+    def __init__(self, folder: Path) -> None:
+        """Open what `convert` wrote.
 
         Raises:
             CheckpointError: files are missing or corrupt.
         """
-        self.plan = _read_plan(folder, layout)
-        self._ranks = [
-            SafetensorsFiles([folder / f"rank{rank}.safetensors"]) for rank in range(self.plan.options.world)
-        ]
-        bias = folder / BIAS_FILE
-        self._bias = torch.from_numpy(np.load(bias, allow_pickle=False)) if bias.is_file() else None
+        self.plan = _read_plan(folder)
+        self._ranks = [SafetensorsFiles([rank_path(folder, rank)]) for rank in range(self.plan.options.world)]
+        self._bias = read_bias(folder)
+        if self._bias is not None and self._bias.shape != (self.sizes.vocab_size,):
+            raise CheckpointError(
+                f"{EMBEDDING_BIAS}: is {list(self._bias.shape)} instead of [{self.sizes.vocab_size}]; {_REMEDY}"
+            )
 
     @property
     def sizes(self) -> QwenSizes:
@@ -192,9 +191,9 @@ def _row_scale(values: Tensor) -> Tensor:
     return _INT8_LIMIT / values.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def _read_plan(folder: Path, layout: str | None) -> Plan:
-    config = _read_json(folder / CONFIG)
-    record = _read_json(folder / RECORD) if (folder / RECORD).is_file() else {}
+def _read_plan(folder: Path) -> Plan:
+    config = read_json(folder / CONFIG, _REMEDY)
+    record = read_json(folder / RECORD, _REMEDY) if (folder / RECORD).is_file() else {}
     try:
         sizes = QwenSizes(
             hidden_size=config["hidden_size"],
@@ -216,7 +215,7 @@ def _read_plan(folder: Path, layout: str | None) -> Plan:
             tp=mapping["tp_size"],
             pp=mapping["pp_size"],
             weight_only={value: name for name, value in WEIGHT_ONLY.items()}.get(algorithm),
-            prequantize=record.get("options", {}).get("prequantize", layout),
+            prequantize=record.get("options", {}).get("prequantize"),
             int8_kv_cache=quantization["kv_cache_quant_algo"] == "INT8",
             parallel_embedding=config["use_parallel_embedding"],
             smoothquant=quantization["smoothquant_val"] if is_smooth else None,
@@ -224,15 +223,5 @@ def _read_plan(folder: Path, layout: str | None) -> Plan:
             per_channel="PER_CHANNEL" in algorithm,
         )
         return Plan(sizes, options, DTYPES[config["dtype"]])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{CONFIG}: {error} is missing or no such value; convert the model again") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise CheckpointError(f"{path}: is missing or no valid JSON; convert the model again") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: holds no settings; convert the model again")
-    return data
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{CONFIG}: {error} is missing or no such value; {_REMEDY}") from None

@@ -15,6 +15,7 @@ from vivavoce.export.merged_lm import ALL_ROWS
 
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_REMEDY = "make or download it again"
 
 
 class SafetensorsFiles:
@@ -22,21 +23,35 @@ class SafetensorsFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises `CheckpointError` if a file is missing or corrupt."""
+        self._names = [path.name for path in paths]
         self._path_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
         for path in paths:
             with _opened(path) as file:
                 for name in file.keys():  # noqa: SIM118 (the file is no mapping)
                     self._path_of[name] = path
-                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+                    stored = file.get_slice(name)
+                    self._shapes[name], self._dtypes[name] = tuple(stored.get_shape()), stored.get_dtype()
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor's shape by name."""
         return self._shapes
 
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """Every tensor's dtype by name, as the format spells it: "F32", "BF16", "I8" …"""
+        return self._dtypes
+
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A tensor, or some rows of it."""
+        """A tensor, or some rows of it.
+
+        Raises:
+            CheckpointError: no file has it.
+        """
+        if name not in self._path_of:
+            raise CheckpointError(f"model: {name} is in none of {', '.join(self._names)}; {_REMEDY}")
         with _opened(self._path_of[name]) as file:
             tensor: Tensor = file.get_tensor(name) if rows == ALL_ROWS else file.get_slice(name)[rows]
             return tensor.clone()  # what safetensors gives may be a window on the file
@@ -71,4 +86,4 @@ def _opened(path: Path) -> safe_open:
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: is missing in {path.parent.name}; download the whole folder") from None
     except (SafetensorError, OSError):
-        raise CheckpointError(f"{path.name}: is corrupt; make or download it again") from None
+        raise CheckpointError(f"{path.name}: is corrupt; {_REMEDY}") from None

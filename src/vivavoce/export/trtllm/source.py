@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.settings_reader import MAX_BLOCKS, Section
 from vivavoce.checkpoint.weights import find_part
 from vivavoce.errors import CheckpointError, UnsupportedModel
+from vivavoce.export.hf.config import REMEDY, check_features, is_tied, read_json, rope_theta
+from vivavoce.export.hf.folder_settings import find_vocabulary
+from vivavoce.export.hf.head_bias import read_bias
+from vivavoce.export.hf.write import CONFIG, EMBEDDING_BIAS
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, TensorReader, open_merged_lm
 from vivavoce.export.trtllm.safetensors_folder import SafetensorsFiles, stored_dtype, weight_files
 from vivavoce.export.trtllm.sizes import QwenSizes
 
-CONFIG = "config.json"
-BIAS_FILE = "embedding_bias.npy"
-"""The head's bias, [vocab] float32: Qwen2 has no tensor for it, in TensorRT-LLM and in Hugging Face's layout alike."""
 FINAL_NORM = "model.norm.weight"
 
-_DEFAULT_ROPE_THETA = 10_000.0
-_FIRST_SPEECH, _FIRST_EOS = "<|s_0|>", "<|eos1|>"
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+"""As safetensors files spell dtypes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,8 @@ class TiedHead:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor's shape by name."""
-        return {**self._reader.shapes, HEAD: self._reader.shapes[EMBEDDING]}
+        shapes = self._reader.shapes
+        return {**shapes, HEAD: shapes[EMBEDDING]} if EMBEDDING in shapes else shapes
 
     def read(self, name: str, rows: slice = slice(None)) -> Tensor:
         """A tensor, or some rows of it."""
@@ -117,71 +119,40 @@ def open_hugging_face(folder: Path) -> Source:
 
     Raises:
         CheckpointError: files missing, corrupt or not fitting config.json.
-        UnsupportedModel: no Qwen2, or one with a feature that CosyVoice2's language model does not have.
+        UnsupportedModel: no Qwen2, a quantised one, or one with a feature that CosyVoice2's language model lacks.
     """
-    config = _read_json(folder / CONFIG)
-    _check_family(config)
+    config = read_json(folder / CONFIG)
+    check_features(config)
     sizes, paths = _sizes(config), weight_files(folder)
     files = SafetensorsFiles(paths)
     reader = TiedHead(files) if sizes.tied else files
+    _check_dtypes(files)
     _check_shapes(sizes, reader.shapes)
+    beside = [path for path in (folder / EMBEDDING_BIAS,) if path.is_file()]
     return Source(
         sizes=sizes,
         reader=reader,
         dtype=stored_dtype(files, FINAL_NORM),
-        files=(folder / CONFIG, *paths),
+        files=(folder / CONFIG, *paths, *beside),
         bias=_bias(folder, files, sizes),
-        vocabulary=_vocabulary(folder),
+        vocabulary=_vocabulary(folder, sizes),
     )
 
 
-def _check_family(config: Mapping[str, Any]) -> None:
-    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if config.get("model_type") != "qwen2":
-        raise UnsupportedModel(
-            f"{CONFIG}: model_type is {config.get('model_type')!r}; only qwen2 can be converted, such as "
-            "`vivavoce convert hf` writes"
-        )
-    for name, value, wanted in (
-        ("rope_type", kind, "default"),
-        ("use_sliding_window", bool(config.get("use_sliding_window")), False),
-        ("hidden_act", config.get("hidden_act", "silu"), "silu"),
-    ):
-        if value != wanted:
-            raise UnsupportedModel(f"{CONFIG}: {name} is {value!r}, only {wanted!r} can be converted")
-
-
 def _sizes(config: Mapping[str, Any]) -> QwenSizes:
-    rope = config.get("rope_parameters") or {}
-    try:
-        sizes = QwenSizes(
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=int(config["num_attention_heads"]),
-            num_kv_heads=int(config["num_key_value_heads"]),
-            vocab_size=int(config["vocab_size"]),
-            rms_norm_eps=float(config["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", _DEFAULT_ROPE_THETA))),
-            max_positions=int(config["max_position_embeddings"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-        )
-    except KeyError as error:
-        raise CheckpointError(f"{CONFIG}: {error.args[0]} is missing; download the file again") from None
-    except (TypeError, ValueError):
-        raise CheckpointError(f"{CONFIG}: a size is no number; download the file again") from None
-    heads_fit = sizes.num_heads > 0 and sizes.num_kv_heads > 0 and sizes.hidden_size % sizes.num_heads == 0
-    if (
-        not heads_fit
-        or sizes.num_heads % sizes.num_kv_heads
-        or config.get("head_dim", sizes.head_size) != sizes.head_size
-    ):
-        raise CheckpointError(
-            f"{CONFIG}: {sizes.num_heads} heads and {sizes.num_kv_heads} key-value heads do not divide hidden_size "
-            f"{sizes.hidden_size}; download the file again"
-        )
-    return sizes
+    settings = Section(CONFIG, config)
+    return QwenSizes(
+        hidden_size=settings.integer("hidden_size"),
+        intermediate_size=settings.integer("intermediate_size"),
+        num_layers=settings.integer("num_hidden_layers", maximum=MAX_BLOCKS),
+        num_heads=settings.integer("num_attention_heads"),
+        num_kv_heads=settings.integer("num_key_value_heads"),
+        vocab_size=settings.integer("vocab_size"),
+        rms_norm_eps=settings.number("rms_norm_eps"),
+        rope_theta=rope_theta(config),
+        max_positions=settings.integer("max_position_embeddings"),
+        tied=is_tied(config),
+    )
 
 
 def _check_shapes(sizes: QwenSizes, found: Mapping[str, tuple[int, ...]]) -> None:
@@ -197,49 +168,29 @@ def _check_shapes(sizes: QwenSizes, found: Mapping[str, tuple[int, ...]]) -> Non
             raise CheckpointError(f"model: {name} {what}; the weights do not fit {CONFIG}, download the folder again")
 
 
+def _check_dtypes(files: SafetensorsFiles) -> None:
+    for name, dtype in files.dtypes.items():
+        if dtype not in _FLOATS and name.endswith((".weight", ".bias")):
+            raise UnsupportedModel(
+                f"model: {name} is stored as {dtype}, so it is quantised; give the folder that it was quantised from"
+            )
+
+
 def _bias(folder: Path, files: SafetensorsFiles, sizes: QwenSizes) -> Tensor | None:
-    if (folder / BIAS_FILE).is_file():
-        try:
-            bias = torch.from_numpy(np.load(folder / BIAS_FILE, allow_pickle=False)).float()
-        except (OSError, ValueError, TypeError, EOFError):
-            raise CheckpointError(f"{BIAS_FILE}: cannot be read; make or download it again") from None
-    elif HEAD_BIAS in files.shapes:
-        bias = files.read(HEAD_BIAS).float()
-    else:
-        return None
-    if bias.shape != (sizes.vocab_size,):
+    bias = read_bias(folder, files.read(HEAD_BIAS) if HEAD_BIAS in files.shapes else None)
+    if bias is not None and bias.shape != (sizes.vocab_size,):
         raise CheckpointError(
             f"model: the head's bias is {list(bias.shape)} instead of [{sizes.vocab_size}]; download the folder again"
         )
-    return bias
+    return None if bias is None else bias.float()
 
 
-def _vocabulary(folder: Path) -> MergedVocabulary | None:
-    """Where speech begins and how many speech tokens there are, as the folder's tokenizer spells its ids."""
-    ids: dict[str, int] = {}
-    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json"):
-        if (folder / name).is_file():
-            ids.update(_added(_read_json(folder / name)))
-    if _FIRST_SPEECH not in ids or _FIRST_EOS not in ids:
-        return None
-    return MergedVocabulary(ids[_FIRST_SPEECH], ids[_FIRST_EOS] - ids[_FIRST_SPEECH])
-
-
-def _added(data: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    for entry in data.get("added_tokens", ()):
-        yield str(entry.get("content")), int(entry.get("id", -1))
-    for number, entry in data.get("added_tokens_decoder", {}).items():
-        yield str(entry.get("content")), int(number)
-    for name in (_FIRST_SPEECH, _FIRST_EOS):
-        if isinstance(data.get(name), int):
-            yield name, data[name]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise CheckpointError(f"{path.name}: not valid JSON; download the file again") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path.name}: holds no settings; download the file again")
-    return data
+def _vocabulary(folder: Path, sizes: QwenSizes) -> MergedVocabulary | None:
+    """Where speech begins, if the folder's tokenizer says so."""
+    vocabulary = find_vocabulary(folder)
+    if vocabulary is not None and vocabulary.size > sizes.vocab_size:
+        raise CheckpointError(
+            f"{CONFIG}: vocab_size is {sizes.vocab_size}, and the tokenizer has ids up to {vocabulary.size - 1}; "
+            f"{REMEDY}"
+        )
+    return vocabulary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,38 +17,43 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.names import LM_NAMES
 from vivavoce.export.fresh_folder import check_target, fresh_folder
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, TensorReader
+from vivavoce.export.named_errors import naming
+from vivavoce.export.trtllm.backbone import row_blocks
 from vivavoce.export.trtllm.rank_file import RankFile, TensorSpec
 from vivavoce.models.lm.qwen2 import SpeechLM
 
 _TABLES = (EMBEDDING, HEAD, HEAD_BIAS)
-WRITTEN_BACK = "llm.safetensors"
-"""The file that `write_back` makes; official folders have llm.pt."""
+WRITTEN_BACK = "written_back.json"
+"""Says that `write_back` made the folder; models from elsewhere may have the same weight files."""
+_WEIGHTS = "llm.safetensors"
 _LM_FILES = "llm*"
 
 
 def speech_tensors(
     reader: TensorReader, config: LMConfig, vocabulary: MergedVocabulary
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, int, Tensor]]:
     """The state dict of `SpeechLM(config)`, float32, from the merged model's tensors and its head's bias.
 
-    Text embeddings that no id of the tokenizer uses are zero.
+    Yields:
+        (name, first row, rows): a tensor as a whole, the text embedding in blocks of a bounded size. Rows of it that
+        no id of the tokenizer uses are left out.
     """
     speech = slice(vocabulary.speech(0), vocabulary.sos)
-    unused = torch.zeros(config.text_vocab_size - vocabulary.text_size, config.hidden_size)
-    yield "text_embedding.weight", torch.cat((reader.read(EMBEDDING, slice(0, vocabulary.text_size)).float(), unused))
-    yield "speech_embedding.weight", reader.read(EMBEDDING, speech).float()
-    yield "control_embedding.weight", reader.read(EMBEDDING, slice(vocabulary.sos, vocabulary.size)).float()
+    for block in row_blocks(vocabulary.text_size, config.hidden_size):
+        yield "text_embedding.weight", block.start, reader.read(EMBEDDING, block).float()
+    yield "speech_embedding.weight", 0, reader.read(EMBEDDING, speech).float()
+    yield "control_embedding.weight", 0, reader.read(EMBEDDING, slice(vocabulary.sos, vocabulary.size)).float()
     for name in reader.shapes:
         if name not in _TABLES:
-            yield LM_NAMES.to_ours(f"llm.model.{name}"), reader.read(name).float()
-    yield "speech_head.weight", reader.read(HEAD, speech).float()
-    yield "speech_head.bias", reader.read(HEAD_BIAS, speech)
+            yield LM_NAMES.to_ours(f"llm.model.{name}"), 0, reader.read(name).float()
+    yield "speech_head.weight", 0, reader.read(HEAD, speech).float()
+    yield "speech_head.bias", 0, reader.read(HEAD_BIAS, speech)
 
 
 def write_back(
     reader: TensorReader, official: Path, target: Path, vocabulary: MergedVocabulary, *, force: bool = False
 ) -> None:
-    """Write a model folder in the official layout that speaks with the merged model, one tensor at a time.
+    """Write a model folder in the official layout that speaks with the merged model, a bounded part at a time.
 
     Args:
         reader: the merged model, as a checkpoint has it.
@@ -60,7 +66,7 @@ def write_back(
         InvalidRequest: the target holds something else.
         OSError: the place cannot be written.
     """
-    check_target(target, official, force=force, mark=WRITTEN_BACK)
+    check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
     config = read_config(official, ()).lm
     with torch.device("meta"):
         state = SpeechLM(config).state_dict()
@@ -68,8 +74,10 @@ def write_back(
         LM_NAMES.to_official(name): TensorSpec(tuple(tensor.shape), torch.float32) for name, tensor in state.items()
     }
     with fresh_folder(target) as folder:
-        shutil.copytree(official, folder, ignore=shutil.ignore_patterns(_LM_FILES), dirs_exist_ok=True)
-        with closing(RankFile(folder / WRITTEN_BACK, specs)) as file:
-            for name, tensor in speech_tensors(reader, config, vocabulary):
-                file.write(LM_NAMES.to_official(name), tensor)
+        with naming(folder):
+            shutil.copytree(official, folder, ignore=shutil.ignore_patterns(_LM_FILES), dirs_exist_ok=True)
+            (folder / WRITTEN_BACK).write_text(json.dumps({"lm": _WEIGHTS}) + "\n", encoding="utf-8")
+        with closing(RankFile(folder / _WEIGHTS, specs)) as file:
+            for name, row, tensor in speech_tensors(reader, config, vocabulary):
+                file.write(LM_NAMES.to_official(name), tensor, row)
             file.flush()
