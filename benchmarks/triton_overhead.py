@@ -1,6 +1,6 @@
 """What Triton adds to the engine: first chunk and whole answer, with 1, 4 and 16 users at a time.
 
-    python -m benchmarks.triton_overhead --out benchmarks/results/triton --name xeon2-mini
+    python -m benchmarks.triton_overhead --out benchmarks/results/triton --name epyc2-mini
 
 The engine in this process, then a server of the model set `fast`, then one of `staged`, with the same texts, voice,
 chunks and seed. The language model of `cosyvoice2` samples as the original
@@ -21,7 +21,6 @@ from typing import Any
 from benchmarks.gpu.origin import origin
 from vivavoce.bench.json_file import rounded, save
 from vivavoce.bench.texts import SENTENCES
-from vivavoce.checkpoint.hub.locate import find_model
 from vivavoce.clients.triton.figures import figures
 from vivavoce.clients.triton.load import measure
 from vivavoce.clients.triton.options import LoadOptions
@@ -32,6 +31,7 @@ from vivavoce.doors.triton.plan import ModelSet, RepositoryPlan
 from vivavoce.doors.triton.render import render_repository
 from vivavoce.doors.triton.server import ServerSettings, TritonServer
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.service.default_model import model_folder
 from vivavoce.service.placement import choose_device, choose_dtype
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
@@ -52,14 +52,15 @@ def main() -> None:
     """Measure, print as it comes, write JSON and a table."""
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    device, folder = choose_device(options.device), find_model(options.model)
+    device, folder = choose_device(options.device), model_folder(options.model)
     found: dict[str, Any] = {**origin("benchmarks.triton_overhead", device), "model": folder.name}
     for model in MODELS:
         with _speaker(model, folder, options.device, options.env_dir) as ask:
             for tasks in options.tasks:
                 kept = figures(asyncio.run(ask(_load(model, tasks, options.requests))))
                 found[f"{model.replace(' ', '_')}_{tasks}"] = {key: kept[key] for key in KEYS}
-                print(f"{model}, {tasks}: {kept['first_chunk_ms_p50']:.0f} ms, {kept['total_ms_p50']:.0f} ms", flush=True)
+                latencies = f"{kept['first_chunk_ms_p50']:.0f} ms, {kept['total_ms_p50']:.0f} ms"
+                print(f"{model}, {tasks} at a time: {latencies}", flush=True)
     save(rounded(found), options.out / f"{options.name}.json")
     (options.out / f"{options.name}.md").write_text(table(found, options.tasks), encoding="utf-8")
 

@@ -72,6 +72,13 @@ def test_made_once(fake: Fake) -> None:
     assert fake.lines() == before
 
 
+def test_a_relative_folder_is_found_from_everywhere(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server itself runs in another working directory."""
+    folder = fake.behave()
+    monkeypatch.chdir(folder.parent)
+    assert ensure_environment(Path(folder.name)).folder == folder
+
+
 def test_other_facts_complete_it_anew(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_environment(fake.behave())
     monkeypatch.setattr(environment, "LIBRARIES", ("numpy==1.26.4",))

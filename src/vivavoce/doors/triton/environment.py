@@ -75,7 +75,7 @@ def ensure_environment(folder: Path | None = None, say: Progress = lambda line: 
         DownloadError: the packages could not be fetched.
         InvalidRequest: `folder` holds something else.
     """
-    environment = ServerEnvironment(folder if folder is not None else default_folder())
+    environment = ServerEnvironment(folder.absolute() if folder is not None else default_folder())
     wanted = _facts()
     if _stamp(environment) == wanted:
         return environment

@@ -54,7 +54,9 @@ def find_installation(folder: Path | None = None, say: Callable[[str], None] = l
         MissingDependency, DownloadError, InvalidRequest: see `ensure_environment` and `wheel_installation`.
     """
     on_path = shutil.which(PROGRAM)
-    return ServerInstallation(Path(on_path)) if on_path else wheel_installation(ensure_environment(folder, say))
+    return (
+        ServerInstallation(Path(on_path).absolute()) if on_path else wheel_installation(ensure_environment(folder, say))
+    )
 
 
 def wheel_installation(environment: ServerEnvironment) -> ServerInstallation:
