@@ -37,7 +37,7 @@ speak: $(SETUP) ## say TEXT="..."; optional OUT=out.wav VOICE= PROMPT_TEXT= MODE
 # A file's tests stay together: what they share is made once.
 test: $(DEV) ## run the tests
 	-@$(PYTHON) -m vivavoce triton env --dir .venv/triton
-	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 check: $(DEV) ## check format, style and types
 	$(PYTHON) -m ruff format --check .

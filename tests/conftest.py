@@ -15,12 +15,29 @@ from vivavoce.service.synthesizer import Synthesizer
 
 CPU = torch.device("cpu")
 
+LONGEST = (
+    "quality/test_mini.py",
+    "doors/triton/test_triton_serving.py",
+    "parity/test_parity.py",
+    "engine/test_flow_stage_fast.py",
+    "doors/triton/test_triton_mini.py",
+    "engine/test_engine_kernels.py",
+)
+"""Files of few tests that take a minute and more; they come first, so that no worker is left alone with one;
+the two with a server stand apart."""
+
 # The networks here are tiny: a second thread costs more than it brings, and far more on a busy machine.
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():
     # Triton looks at this when a kernel is defined, and then runs it in its interpreter, on the CPU.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    order = {tests / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session")
