@@ -3,8 +3,8 @@
     python -m benchmarks.triton_overhead --out benchmarks/results/triton --name epyc2-mini
 
 The engine in this process, then a server of the model set `fast`, then one of `staged`, with the same texts, voice,
-chunks and seed. The language model of `cosyvoice2` samples as the original
-deployment does, so its speech has other tokens: see the seconds of audio beside the latencies.
+chunks and seed. The language model of `cosyvoice2` samples as the original deployment does, so its speech has other
+tokens: see the seconds of audio beside the latencies.
 """
 
 from __future__ import annotations

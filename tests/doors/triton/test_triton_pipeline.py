@@ -23,7 +23,7 @@ from vivavoce.doors.triton.pipeline import conversion, run
 from vivavoce.doors.triton.pipeline.context import run_command
 from vivavoce.doors.triton.pipeline.settings import Asked, LanguageModelChoice, PipelineSettings
 from vivavoce.doors.triton.plan import LanguageModel, Mode, ModelSet
-from vivavoce.doors.triton.server import ServerSettings, _ask
+from vivavoce.doors.triton.server import ServerSettings, ask
 from vivavoce.errors import (
     CheckpointError,
     InvalidRequest,
@@ -235,7 +235,7 @@ def test_what_does_not_speak_http_is_no_server(
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setattr(http.client.HTTPConnection, "getresponse", answer)
-        assert _ask(f"http://127.0.0.1:{port}") == (0, b"")
+        assert ask(f"http://127.0.0.1:{port}") == (0, b"")
         with pytest.raises(InvalidRequest, match=f"http port: 127.0.0.1:{port} cannot be had"):
             go(first=4, last=4, server=replace(FREE, http_port=port))
 

@@ -40,3 +40,9 @@ class Manner:
             raise InvalidRequest(f"seed: {self.seed} does not fit in 64 bits; choose a smaller one")
         if self.speed is not None and not 0 < self.speed < math.inf:
             raise InvalidRequest(f"speed: {self.speed} is not a number above 0; 1 is as the model speaks")
+
+
+def check_reference_text(reference: Path | None, text: str) -> None:
+    """Refuse the text of a recording that is not there: it would not be sent; `InvalidRequest`."""
+    if text and reference is None:
+        raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")

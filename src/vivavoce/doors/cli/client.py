@@ -13,7 +13,6 @@ from vivavoce.doors.cli.client_run import (
     BUILT_IN_RECOGNISER,
     LoadRequest,
     Source,
-    check_reference,
     put_load,
     speak_once,
 )
@@ -93,9 +92,9 @@ def http_(
     A model that answers in one piece is asked at /v2/models/NAME/infer, one that streams at generate_stream.
     """
     from vivavoce.clients.triton.http_client import HttpOptions
-    from vivavoce.clients.triton.utterance import Manner, Utterance
+    from vivavoce.clients.triton.utterance import Manner, Utterance, check_reference_text
 
-    check_reference(reference_audio, reference_text)
+    check_reference_text(reference_audio, reference_text)
     speak_once(
         HttpOptions(
             Utterance(output_audio.stem, target_text, reference_audio, reference_text),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.clients.triton.options import LoadOptions, Mode
-from vivavoce.clients.triton.utterance import Manner, Utterance
+from vivavoce.clients.triton.utterance import Manner, Utterance, check_reference_text
 from vivavoce.doors.cli.console import Reporter, print_error
 from vivavoce.doors.cli.output import check_writable
 from vivavoce.errors import InvalidRequest, VivavoceError
@@ -62,7 +62,7 @@ class Source:
         if self.split is not None and self.dataset is None:
             raise InvalidRequest("split_name: belongs to a data set; name it with --huggingface-dataset")
         if self.target_text is not None:
-            check_reference(self.reference_audio, self.reference_text)
+            check_reference_text(self.reference_audio, self.reference_text)
             return [Utterance("single", self.target_text, self.reference_audio, self.reference_text)]
         if self.reference_audio is not None or self.reference_text:
             raise InvalidRequest(f"reference_audio: {named[0]} names its own recordings; leave it and its text out")
@@ -82,12 +82,6 @@ class Source:
         if self.dataset is not None:
             return self.split or self.dataset.rpartition("/")[2]
         return "single"
-
-
-def check_reference(audio: Path | None, text: str) -> None:
-    """Refuse the text of a recording that is not there: it would not be sent; `InvalidRequest`."""
-    if text and audio is None:
-        raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class TritonServer:
 
     def metrics(self) -> str:
         """What Prometheus would read."""
-        return _ask(self.metrics_url)[1].decode()
+        return ask(self.metrics_url)[1].decode()
 
     def log_tail(self, lines: int = 40) -> list[str]:
         """The log's last lines."""
@@ -237,7 +237,7 @@ class TritonServer:
         ]
 
     def _ask(self, path: str, data: bytes | None = None) -> tuple[int, bytes]:
-        return _ask(f"http://{self.http_url}{path}", data)
+        return ask(f"http://{self.http_url}{path}", data)
 
 
 @contextlib.contextmanager
@@ -254,7 +254,7 @@ def _bound(name: str, host: str, port: int) -> Iterator[int]:
         yield probe.getsockname()[1]
 
 
-def _ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
+def ask(url: str, data: bytes | None = None) -> tuple[int, bytes]:
     """Status and body of one call; 0 where nothing answers, or what does not speak HTTP."""
     # An opener without proxies: the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

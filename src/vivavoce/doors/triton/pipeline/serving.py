@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +9,7 @@ from pathlib import Path
 from vivavoce.doors.triton.installation import find_installation
 from vivavoce.doors.triton.pipeline.settings import PipelineSettings
 from vivavoce.doors.triton.pipeline.work_folder import WorkFolder
-from vivavoce.doors.triton.server import TritonServer
-
-_ANSWERS_WITHIN_S = 5.0
+from vivavoce.doors.triton.server import TritonServer, ask
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,4 @@ class Serving:
         if not settings.http_port:
             return False
         url = f"http://{settings.reached_at}:{settings.http_port}/v2/models/{self.settings.speaking_model}/ready"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(url, timeout=_ANSWERS_WITHIN_S) as reply:
-                return bool(reply.status == 200)
-        except (OSError, http.client.HTTPException):  # nobody, or somebody who does not speak HTTP
-            return False
+        return ask(url)[0] == 200

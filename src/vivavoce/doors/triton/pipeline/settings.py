@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from vivavoce.clients.triton.utterance import check_reference_text
 from vivavoce.doors.triton.plan import LanguageModel, Mode, ModelSet
 from vivavoce.doors.triton.server import ServerSettings
 from vivavoce.doors.triton.templates import check_values
@@ -43,10 +44,7 @@ class Asked:
     def __post_init__(self) -> None:
         if self.num_tasks < 1:
             raise InvalidRequest(f"num_tasks: {self.num_tasks} is below 1; give the number of users at a time")
-        if self.reference_text and self.reference is None:
-            raise InvalidRequest(
-                "reference_text: belongs to a recording; name it with --reference-audio, or leave it out"
-            )
+        check_reference_text(self.reference, self.reference_text)
         for name, path in (("reference_audio", self.reference), ("manifest_path", self.manifest)):
             if path is not None and not path.is_file():
                 raise InvalidRequest(f"{name}: {path} is no file; check the path")
