@@ -28,8 +28,8 @@ BESIDE = {
 }
 """Rooms beside the stack and what they may see; of the stack only doors may see them."""
 
-BETWEEN_DOORS = {("cli", "python"), ("cli", "triton")}
-"""Who may use another door: the command line speaks through the Python interface, and sets up the Triton server."""
+BETWEEN_DOORS = {("cli", "bridge"), ("cli", "grpc"), ("cli", "http"), ("cli", "python"), ("cli", "triton")}
+"""Who may use another door: the command line speaks through the Python interface, and sets up the servers."""
 
 STANDARD_LIBRARY_ONLY = {
     f"{PACKAGE}.engine.{name}"
