@@ -5,10 +5,15 @@
     VivavoceError
     ├── InvalidRequest            400  INVALID_ARGUMENT    exit 2   a field of the request is out of its limits
     │   ├── InvalidText           400  INVALID_ARGUMENT    exit 2   nothing to say, too long, letters the model lacks
-    │   └── InvalidAudio          400  INVALID_ARGUMENT    exit 2   not audio, too short, too long, silent, not finite
+    │   ├── InvalidAudio          400  INVALID_ARGUMENT    exit 2   not audio, too short, too long, silent, not finite
+    │   └── TooLarge              413  RESOURCE_EXHAUSTED  exit 2   more bytes than a request may have
+    ├── Unauthorized              401  UNAUTHENTICATED     exit 2   no API key, or one that nobody has
+    ├── Forbidden                 403  PERMISSION_DENIED   exit 2   the key may not do this
+    ├── RequestNotFound           404  NOT_FOUND           exit 2   no request of that id is remembered
     ├── VoiceNotFound             404  NOT_FOUND           exit 2   no store knows the voice
     ├── VoiceExists               409  ALREADY_EXISTS      exit 2   the name is taken
     ├── VoiceStoreError           500  INTERNAL            exit 2   a stored voice is damaged, or the disk refuses
+    │   └── VoiceStoreAway        503  UNAVAILABLE         exit 2   the store of voices cannot be reached just now
     ├── CheckpointError           500  FAILED_PRECONDITION exit 2   the model folder cannot be used as it is
     │   └── UnsupportedModel      500  UNIMPLEMENTED       exit 2   a generation or feature this version lacks
     ├── ModelNotFound             404  NOT_FOUND           exit 2   neither a folder nor a known model's name
@@ -18,6 +23,7 @@
     ├── OutOfMemory               503  RESOURCE_EXHAUSTED  exit 2   the device's memory does not hold the request
     ├── StageFailed               500  INTERNAL            exit 1   a stage threw; this request alone is lost
     ├── EngineStopped             503  UNAVAILABLE         exit 1   the engine is shutting down, or broke
+    ├── ListenerStalled           408  DEADLINE_EXCEEDED   exit 1   the listener has stopped reading its audio
     └── RequestCancelled          499  CANCELLED           exit 130 the caller, or a listener who left, ended it
 
 A message is one line. It names the field, the value and the limit, and ends with the way out. Exit 1 marks what the
@@ -61,6 +67,38 @@ class InvalidAudio(InvalidRequest):
     code = "invalid_audio"
 
 
+class TooLarge(InvalidRequest):
+    """A request, or a file in it, has more bytes than are taken."""
+
+    code = "too_large"
+    http_status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class Unauthorized(VivavoceError):
+    """A server that wants an API key was given none, or one that it does not know."""
+
+    code = "unauthorized"
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+
+class Forbidden(VivavoceError):
+    """The API key is known, and may not do what was asked."""
+
+    code = "forbidden"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class RequestNotFound(VivavoceError):
+    """No request of that id is remembered, or it is another caller's."""
+
+    code = "request_not_found"
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+
+
 class VoiceNotFound(VivavoceError):
     """The request names a voice that no store knows."""
 
@@ -81,6 +119,14 @@ class VoiceStoreError(VivavoceError):
     """A stored voice's file is damaged or foreign, or the file system refuses to read or write it."""
 
     code = "voice_store_error"
+
+
+class VoiceStoreAway(VoiceStoreError):
+    """A store of voices on another machine cannot be reached now; the same request may succeed later."""
+
+    code = "voice_store_away"
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
 
 
 class CheckpointError(VivavoceError):
@@ -157,6 +203,15 @@ class EngineStopped(VivavoceError):
     code = "engine_stopped"
     http_status = 503
     grpc_status = "UNAVAILABLE"
+    exit_code = 1
+
+
+class ListenerStalled(VivavoceError):
+    """A listener has not read its audio for longer than the server waits, which keeps no more of it."""
+
+    code = "listener_stalled"
+    http_status = 408
+    grpc_status = "DEADLINE_EXCEEDED"
     exit_code = 1
 
 

@@ -52,9 +52,10 @@ def test_a_stream_too_many_waits(models):
     with running(models, settings=settings(), costs=SLOW) as engine:
         first, second = engine.submit(LONG), engine.submit(SHORT)
         catch_up(engine)
-        assert len(engine._loop._waiting) == 1
+        assert len(engine._loop._waiting) == engine.statistics.waiting == 1
         first.cancel()
         assert len(second.result().samples) == 3 * 960
+        assert engine.statistics.waiting == 0
         assert_clean(engine)
 
 

@@ -55,5 +55,6 @@ def test_kernels_speak_the_same(small, plain):
     check(spoken(small, ASKED[:2], kernels=True), plain[:2])
 
 
+@pytest.mark.long
 def test_the_deterministic_mode_speaks_too(small, plain):
     check(spoken(small, ASKED[1:], deterministic=True), plain[1:])

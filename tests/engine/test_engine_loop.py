@@ -3,6 +3,8 @@
 import threading
 from collections import deque
 from concurrent.futures import Future
+from math import inf
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -274,3 +276,51 @@ def test_the_loop_waits_for_the_lane_that_is_done_first():
             lane.busy, lane.due_at = busy, due_at
         bench.loop._wait()
         assert [lane.waited for lane in bench.lanes] == waits
+
+
+class Inbox:
+    """Notes how long the loop says it has been busy whenever it waits for a message."""
+
+    def __init__(self, loop):
+        self._loop, self._messages, self.waits = loop, SimpleQueue(), []
+
+    def get(self):
+        self.waits.append(self._loop.busy_since)
+        return self._messages.get()
+
+    def get_nowait(self):
+        return self._messages.get_nowait()
+
+    def put(self, message):
+        self._messages.put(message)
+
+
+def test_how_long_it_has_been_at_one_turn_is_seen_from_outside():
+    """Waiting for messages is no turn; waiting for a device that does not answer is a long one."""
+    bench, entered, answered = Bench(), threading.Event(), threading.Event()
+    inbox = bench.loop._inbox = Inbox(bench.loop)
+
+    def wait():
+        entered.set()
+        assert answered.wait(PATIENCE_S)
+        lane.busy = False
+
+    lane = bench.lanes[0]
+    lane.due_at, lane.wait = 0.0, wait
+    assert bench.loop.busy_since == inf
+    lane.busy = True
+    runner = threading.Thread(target=bench.loop.run)
+    runner.start()
+    assert entered.wait(PATIENCE_S)
+    assert bench.loop.busy_since < inf
+    assert inbox.waits == []
+    answered.set()
+    bench.loop.post(Stop(drain=False))
+    runner.join(PATIENCE_S)
+    assert bench.loop.ended
+    assert set(inbox.waits) <= {inf}
+    bench = Bench()
+    inbox = bench.loop._inbox = Inbox(bench.loop)
+    bench.loop.post(Stop(drain=True))
+    bench.loop._wait()
+    assert inbox.waits == [inf]

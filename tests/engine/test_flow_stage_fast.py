@@ -93,7 +93,7 @@ CROWDED = ([((30, 1), [4]), ((45, 0), [6, 1]), ((0, 0), [20])], [([0, 1, 2], "pr
     ("schedule", "pages", "apart", "ahead"),
     [
         pytest.param(MIXED, 40, False, 3, id="with_state"),
-        pytest.param(MIXED, 0, False, 3, id="without_state"),
+        pytest.param(MIXED, 0, False, 3, id="without_state", marks=pytest.mark.long),
         pytest.param(CROWDED, 4, True, 3, id="short_of_pages"),
         pytest.param(MIXED, 0, False, 0, id="without_state_and_lookahead"),
     ],

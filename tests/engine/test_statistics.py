@@ -44,6 +44,7 @@ def test_requests_are_counted_by_their_end() -> None:
     requests = statistics.snapshot().requests
     assert asdict(requests) == counts
     assert requests.unfinished == 1
+    assert (statistics.snapshot().waiting, statistics.snapshot(waiting=3).waiting) == (0, 3)
 
 
 def test_a_chunk_after_its_deadline_is_an_underrun_one_in_time_is_not() -> None:

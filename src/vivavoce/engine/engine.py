@@ -87,9 +87,14 @@ class Engine:
         return self._runner.healthy
 
     @property
+    def stuck_s(self) -> float:
+        """Seconds that it has been at one step: fractions of one, unless its device does not answer; 0: it waits."""
+        return max(0.0, time.perf_counter() - self._loop.busy_since)
+
+    @property
     def statistics(self) -> StatisticsSnapshot:
         """What it has done so far."""
-        return self._statistics.snapshot()
+        return self._statistics.snapshot(waiting=self._books.load().waiting)
 
     @property
     def costs(self) -> CostSnapshot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,20 +37,32 @@ class RequestTimings:
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """A finished request: the speech tokens of each segment, all samples [n] float32, what it took."""
+    """A finished request: the speech tokens of each segment, all samples [n] float32, what it took.
+
+    cut: for each segment, whether it was ended for its length, as in `Outcome`; segment_samples: how many of the
+    samples speak each segment, in order.
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     samples: NDArray[np.float32]
     timings: RequestTimings
+    cut: tuple[bool, ...] = ()
+    segment_samples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended; `error`: None if all its audio was made."""
+    """How a request ended; `error`: None if all its audio was made.
+
+    cut: for each segment in `tokens`, whether the language model was ended at the most speech tokens that it may have
+    rather than by itself. False where the number of tokens was asked for, where they were given, and where text arrives
+    token by token, which ends with an error instead.
+    """
 
     error: Exception | None
     tokens: tuple[tuple[int, ...], ...]
     timings: RequestTimings
+    cut: tuple[bool, ...] = ()
 
 
 class Outbox:
@@ -225,7 +237,19 @@ class Handle:
         outcome = self._outbox.outcome
         return RequestTimings() if outcome is None else outcome.timings
 
-    def __iter__(self) -> Iterator[AudioChunk]:
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """Speech tokens of each segment; empty until the request is done."""
+        outcome = self._outbox.outcome
+        return () if outcome is None else outcome.tokens
+
+    @property
+    def cut(self) -> tuple[bool, ...]:
+        """For each segment whether it was ended for its length, see `Outcome`; empty until the request is done."""
+        outcome = self._outbox.outcome
+        return () if outcome is None else outcome.cut
+
+    def __iter__(self) -> Generator[AudioChunk, None, None]:
         """Chunks in order, each as soon as it is made; raises what the request failed with."""
         try:
             while (chunk := self._outbox.get()) is not None:
@@ -233,7 +257,7 @@ class Handle:
         finally:
             self.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[AudioChunk]:
+    async def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
         """The same in an event loop."""
         try:
             while (chunk := await self._outbox.get_async()) is not None:
@@ -263,4 +287,13 @@ class Handle:
         assert outcome is not None
         samples = [chunk.samples for chunk in chunks]
         joined = np.concatenate(samples) if samples else np.zeros(0, np.float32)
-        return Spoken(outcome.tokens, joined, outcome.timings)
+        counts = _segment_samples(chunks, len(outcome.tokens))
+        return Spoken(outcome.tokens, joined, outcome.timings, outcome.cut, counts)
+
+
+def _segment_samples(chunks: Sequence[AudioChunk], segments: int) -> tuple[int, ...]:
+    counts = [0] * segments
+    for chunk in chunks:
+        if len(chunk.samples):
+            counts[chunk.segment] += len(chunk.samples)
+    return tuple(counts)

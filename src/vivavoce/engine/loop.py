@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -65,6 +66,8 @@ class Loop:
         self._stop: Stop | None = None
         self.ended = False
         """It was told to stop, or something failed that no request is to blame for: it takes nothing any more."""
+        self.busy_since = inf
+        """Since when it is at one turn, on the engine's clock; ∞: it waits for messages."""
 
     def post(self, message: Message) -> None:
         """Leave a message for the loop; from any thread."""
@@ -87,6 +90,7 @@ class Loop:
 
     def run_once(self) -> bool:
         """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
+        self.busy_since = time.perf_counter()
         took = self._take_messages()
         self._let_in()
         moved = self._hand_out()
@@ -266,13 +270,13 @@ class Loop:
             if late_s:
                 ticket.underruns += 1
             self._record(ticket, duration_s, late_s, now)
-            self._put(ticket, made.samples, final=last and ticket.error is None)
+            self._put(ticket, made.samples, final=last and ticket.error is None, segment=made.track.segment.place)
         if made.cut.final:
             stream.current += 1
             self._settle(ticket)
 
-    def _put(self, ticket: Ticket, samples: NDArray[np.float32], final: bool) -> None:
-        ticket.outbox.put(AudioChunk(samples, self._sample_rate, ticket.num_chunks, final))
+    def _put(self, ticket: Ticket, samples: NDArray[np.float32], final: bool, segment: int) -> None:
+        ticket.outbox.put(AudioChunk(samples, self._sample_rate, ticket.num_chunks, final, segment))
         ticket.num_chunks += 1
         ticket.told_final = final
 
@@ -299,7 +303,7 @@ class Loop:
         if stream.complete and stream.current == len(stream.segments):
             if ticket.error is None and not ticket.told_final:
                 # The chunk before was sent when more could still come: more text, or a segment that had no tokens.
-                self._put(ticket, np.zeros(0, np.float32), final=True)
+                self._put(ticket, np.zeros(0, np.float32), final=True, segment=max(0, len(stream.segments) - 1))
             self._end(ticket, ticket.error)
         else:
             ticket.outbox.want_text(stream.starved)
@@ -335,7 +339,10 @@ class Loop:
             # The lane that is done first must not run dry while the host waits for the other.
             min(busy, key=lambda lane: lane.due_at).wait()
         else:
-            self._take(self._inbox.get())
+            self.busy_since = inf
+            message = self._inbox.get()
+            self.busy_since = time.perf_counter()
+            self._take(message)
 
     def _refuse_the_rest(self) -> None:
         """Tell all who still listen. The stages are left as they are: they may be what has failed."""

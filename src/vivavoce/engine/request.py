@@ -133,12 +133,17 @@ class SpeechRequest:
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """A piece of audio, in order; samples: [n] float32 in [−1, 1]."""
+    """A piece of audio, in order; samples: [n] float32 in [−1, 1].
+
+    index: its place among the chunks; segment: the place, in the request, of the one segment that it speaks. The last
+    chunk (`final`) may be empty; then it has the last segment's place.
+    """
 
     samples: np.ndarray
     sample_rate: int
     index: int
     final: bool
+    segment: int = 0
 
     @property
     def duration_s(self) -> float:

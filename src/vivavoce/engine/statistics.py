@@ -93,10 +93,14 @@ class SlotStatistics:
 
 @dataclass(frozen=True)
 class StatisticsSnapshot:
-    """Everything at one moment; audio_s: seconds of audio made; prompt_cache_*: looked-up voices."""
+    """Everything at one moment.
+
+    waiting: accepted requests that have not begun; prompt_cache_*: looked-up voices; audio_s: seconds of audio made.
+    """
 
     stages: tuple[StageStatistics, ...]
     requests: RequestStatistics
+    waiting: int
     streams: StreamStatistics
     slots: SlotStatistics
     prompt_cache_hits: int
@@ -166,12 +170,13 @@ class Statistics:
             self._prompt_cache_hits += hit
             self._prompt_cache_misses += not hit
 
-    def snapshot(self) -> StatisticsSnapshot:
-        """Everything so far, as of one moment."""
+    def snapshot(self, waiting: int = 0) -> StatisticsSnapshot:
+        """Everything so far, as of one moment, at which so many accepted requests have not begun."""
         with self._lock:
             return StatisticsSnapshot(
                 stages=tuple(counters.snapshot(stage) for stage, counters in self._stages.items()),
                 requests=RequestStatistics(**{event.value: count for event, count in self._requests.items()}),
+                waiting=waiting,
                 streams=StreamStatistics(self._first_chunk.snapshot(), self._chunks, self._lateness.snapshot()),
                 slots=self._slots,
                 prompt_cache_hits=self._prompt_cache_hits,

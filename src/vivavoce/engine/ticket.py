@@ -53,6 +53,13 @@ class Track:
         return self.flow.voice is not None
 
     @property
+    def cut(self) -> bool:
+        """The language model was ended at the most tokens that it may have; nobody had asked for just so many."""
+        if not isinstance(self.work, Run) or self.request.sampling.exact_tokens is not None:
+            return False
+        return len(self.tokens) >= self.work.forced_at
+
+    @property
     def text(self) -> TextIn | None:
         """Where its text arrives token by token."""
         return self.work if isinstance(self.work, TextIn) else None
@@ -129,4 +136,5 @@ class Ticket:
             vocoder_s=self.vocoder_s,
             underruns=self.underruns,
         )
-        return Outcome(error, tuple(tuple(track.tokens) for track in self.tracks), timings)
+        tokens = tuple(tuple(track.tokens) for track in self.tracks)
+        return Outcome(error, tokens, timings, tuple(track.cut for track in self.tracks))
