@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,15 +20,18 @@ from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, Speec
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
 from vivavoce.models.build import build_models
-from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.audio.encode_file import write_audio
 from vivavoce.service.conditionings import Conditionings
 from vivavoce.service.feeding import Parts, feed
 from vivavoce.service.front_end import FrontEnd, load_front_end
 from vivavoce.service.limits import check_seed
+from vivavoce.service.marks import Mark, StreamMarks, marks_of
 from vivavoce.service.modes import Mode, choose_mode, condition, ended
+from vivavoce.service.text.normalize import parse_language
 from vivavoce.service.text.pieces import whole_words
 from vivavoce.service.text.rules import is_speakable
-from vivavoce.service.text.sentences import whole_sentences
+from vivavoce.service.text.sentences import located_sentences
+from vivavoce.service.text.spans import TextSegment, locate
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.fit import check_fits
 from vivavoce.service.voices.voice import Voice
@@ -45,10 +48,15 @@ class SpeakOptions:
     speed: float = 1.0
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    language: str | None = None
+    """Whose rules read the text, "en" or "zh"; None: those of Chinese where it holds a Chinese character. What arrives
+    word by word is read as it is."""
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
         check_seed(self.seed)
+        if self.language is not None:
+            parse_language(self.language)
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,15 @@ class Timings:
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """Finished audio; samples: [n] float32 in [−1, 1]."""
+    """Finished audio; samples: [n] float32 in [−1, 1].
+
+    marks: for each segment of the text which of its characters it speaks, and when; () where there was no text.
+    """
 
     samples: NDArray[np.float32]
     sample_rate: int
     timings: Timings
+    marks: tuple[Mark, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -81,8 +93,8 @@ class Speech:
         return self.timings.total_s / self.duration_s
 
     def save(self, path: str | Path) -> None:
-        """Write a 16-bit WAV file; InvalidRequest if the place cannot be written."""
-        write_wav(path, self.samples, self.sample_rate)
+        """Write a file in the format that its suffix names (.mp3, .opus …; else WAV); errors as `write_audio`."""
+        write_audio(path, self.samples, self.sample_rate)
 
 
 class Synthesizer:
@@ -119,17 +131,42 @@ class Synthesizer:
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SynthesisRequest]:
         """One request per segment of the text; the segments' seeds follow one another."""
+        return self.segment_requests(self.text.segments(text, options.language), voice, options)
+
+    def segments(self, text: str, language: str | None = None) -> list[TextSegment]:
+        """The segments in which a text is spoken, each with the characters that it speaks: all of them, in order.
+
+        Raises:
+            InvalidText, InvalidRequest: as `TextFrontEnd.segments`.
+        """
+        return locate(text, self.text.segments(text, language))
+
+    def segment_requests(
+        self, segments: Sequence[str], voice: Voice, options: SpeakOptions = SpeakOptions()
+    ) -> list[SynthesisRequest]:
+        """`requests` of a text whose segments `text.segments` gave."""
         conditioning = self._conditioning(voice, options)
         return [
             _request(conditioning, self.text.encode(segment), options, options.seed + place)
-            for place, segment in enumerate(self.text.segments(text))
+            for place, segment in enumerate(segments)
         ]
+
+    def word_requests(
+        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions()
+    ) -> Iterator[SynthesisRequest]:
+        """Requests whose texts follow one another word by word, of a text that arrives in pieces."""
+        conditioning = self._conditioning(voice, options)
+        for ids in map(self.text.encode_piece, whole_words(pieces)):
+            if ids:
+                yield _request(conditioning, ids, options, options.seed)
 
     def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
         """The whole text; its segments are spoken side by side and joined in order."""
         started = time.perf_counter()
         self.engine.check_load(streaming=False)
-        return self._finish(self.requests(text, voice, options), started)
+        segments = self.segments(text, options.language)
+        requests = self.segment_requests([segment.spoken for segment in segments], voice, options)
+        return self._finish(requests, started, segments)
 
     def convert(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> Speech:
         """The words of a recording in another voice."""
@@ -150,22 +187,27 @@ class Synthesizer:
         voice: Voice,
         options: SpeakOptions = SpeakOptions(),
         policy: ChunkPolicy | None = None,
+        marks: StreamMarks | None = None,
     ) -> Handle:
         """Audio in chunks as it is made: iterate the handle. What can be refused is refused here.
 
         text: a text, or an iterable of pieces of it (from a language model, say), which a thread reads as speech goes
         on; each piece is checked when it is read. Pieces are spoken as they are, word by word, or, where the model's
         card says so, sentence by sentence and normalised. A stream holds as much speech as the flow has noise for:
-        300 s a segment, the voice's reference included.
+        300 s a segment, the voice's reference included. marks: learns of the segments; who listens tells it the chunks.
         """
         self.engine.check_load(streaming=True)
-        policy = policy or ChunkPolicy.low_latency()
+        policy, marks = policy or ChunkPolicy.low_latency(), marks or StreamMarks()
         if isinstance(text, str):
-            return self.engine.submit(SpeechRequest(tuple(self.requests(text, voice, options)), policy))
+            requests = self._located_requests(self.segments(text, options.language), voice, options, marks)
+            return self.engine.submit(SpeechRequest(tuple(requests), policy))
         if not isinstance(text, Iterable) or isinstance(text, bytes):
             raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
         by_sentences = self.card.text_stream is TextStream.SENTENCES
-        segments = (self._sentences if by_sentences else self._words)(text, voice, options)
+        if by_sentences:
+            segments = self._sentences(text, voice, options, marks)
+        else:
+            segments = self.word_requests(marks.expect_more(text), voice, options)
         first = next(segments, None)
         if first is None:
             raise InvalidText("text: all pieces are empty; send some text")
@@ -179,22 +221,25 @@ class Synthesizer:
         """Text ids of an instruction, its end mark added where it is missing."""
         return self.text.encode(self.text.normalize(ended(instruct)))
 
-    def _words(self, pieces: Iterable[str], voice: Voice, options: SpeakOptions) -> Iterator[SynthesisRequest]:
-        """Requests whose texts follow one another word by word."""
-        conditioning = self._conditioning(voice, options)
-        for ids in map(self.text.encode_piece, whole_words(pieces)):
-            if ids:
-                yield _request(conditioning, ids, options, options.seed)
-
-    def _sentences(self, pieces: Iterable[str], voice: Voice, options: SpeakOptions) -> Iterator[SynthesisRequest]:
+    def _sentences(
+        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions, marks: StreamMarks
+    ) -> Iterator[SynthesisRequest]:
         """Requests of one segment each, as soon as a sentence is whole."""
         seed = options.seed
-        for sentence in whole_sentences(pieces):
-            if not is_speakable(sentence):
+        for sentence in located_sentences(pieces):
+            if not is_speakable(sentence.text):
                 continue  # a line of dashes, say: the text around it is spoken
-            for request in self.requests(sentence, voice, replace(options, seed=seed)):
-                yield request
-                seed += 1
+            segments = locate(sentence.text, self.text.segments(sentence.text, options.language), sentence.start)
+            yield from self._located_requests(segments, voice, replace(options, seed=seed), marks)
+            seed += len(segments)
+
+    def _located_requests(
+        self, segments: Sequence[TextSegment], voice: Voice, options: SpeakOptions, marks: StreamMarks
+    ) -> list[SynthesisRequest]:
+        requests = self.segment_requests([segment.spoken for segment in segments], voice, options)
+        for segment in segments:
+            marks.expect(segment)
+        return requests
 
     def _conditioning(self, voice: Voice, options: SpeakOptions) -> Conditioning:
         if not options.instruct:
@@ -202,12 +247,13 @@ class Synthesizer:
         check_fits(voice, self.config)
         return condition(voice, choose_mode(voice, options.instruct, options.mode), self.instruction(options.instruct))
 
-    def _finish(self, requests: list[SynthesisRequest], started: float) -> Speech:
+    def _finish(self, requests: list[SynthesisRequest], started: float, segments: Sequence[TextSegment] = ()) -> Speech:
         text_s = time.perf_counter() - started
         spoken = self.engine.submit(SpeechRequest(tuple(requests))).result()
         spent = spoken.timings
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, time.perf_counter() - started)
-        return Speech(spoken.samples, self.config.rates.sample_rate, timings)
+        rate = self.config.rates.sample_rate
+        return Speech(spoken.samples, rate, timings, marks_of(segments, spoken.segment_samples, rate, spoken.cut))
 
 
 def _request(conditioning: Conditioning, ids: tuple[int, ...], options: SpeakOptions, seed: int) -> SynthesisRequest:

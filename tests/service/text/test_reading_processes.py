@@ -35,6 +35,13 @@ def test_they_read_as_this_process_does(processes, languages):
     assert forms == [languages.spoken_form(text) for text in TEXTS * 3]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_they_read_in_the_language_that_was_asked_for(processes, languages, language):
+    forms = [processes.spoken_form(text, language) for text in TEXTS]
+    assert forms == [languages.spoken_form(text, language) for text in TEXTS]
+    assert {form.language for form in forms} == {language}
+
+
 def test_one_that_has_ended_is_replaced(processes, languages, caplog):
     processes.spoken_form("ready")
     for process in list(processes._all):
@@ -63,7 +70,7 @@ def test_after_the_end_texts_are_read_here(languages):
 class Failing:
     """Rules that fail on everything, as they never do."""
 
-    def spoken_form(self, text):
+    def spoken_form(self, text, language=None):
         raise RuntimeError(f"no way through {text}")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidText
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.sentences import MAX_HELD, whole_sentences
+from vivavoce.service.text.sentences import MAX_HELD, located_sentences, whole_sentences
 
 
 def cut(text: str) -> list[str]:
@@ -242,3 +242,24 @@ def test_a_long_piece_is_read_in_short_steps() -> None:
 def test_what_is_no_text_or_too_long_is_refused(pieces: list[str], message: str) -> None:
     with pytest.raises(InvalidText, match=message):
         list(whole_sentences(pieces))
+
+
+@given(pieces=st.lists(st.text(alphabet="ab1 ,.!？。你好\n\t\u3000", max_size=60), max_size=30))
+def test_each_sentence_stands_where_it_is_said_to(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    sentences = list(located_sentences(pieces))
+    assert [sentence.text for sentence in sentences] == list(whole_sentences(pieces))
+    assert [text[sentence.start : sentence.end] for sentence in sentences] == [one.text for one in sentences]
+    ends = [0, *(sentence.end for sentence in sentences)]
+    starts = [*(sentence.start for sentence in sentences), len(text)]
+    assert all(not text[end:start].strip() for end, start in zip(ends, starts, strict=True))
+    assert all(end <= start for end, start in zip(ends, starts, strict=True))
+
+
+def test_the_places_of_sentences_that_arrive() -> None:
+    pieces = ["  It is 11:", "42 in Boston now.  The eve", "ning train leaves", " at 6.\n\n", "Good."]
+    assert [(one.text, one.start, one.end) for one in located_sentences(pieces)] == [
+        ("It is 11:42 in Boston now.", 2, 28),
+        ("The evening train leaves at 6.", 30, 60),
+        ("Good.", 62, 67),
+    ]

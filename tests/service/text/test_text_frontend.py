@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vivavoce.errors import CheckpointError, InvalidText
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
 from vivavoce.service.text.frontend import MAX_SEGMENT_TOKENS, MAX_SEGMENT_TOKENS_SMALL, TextFrontEnd
 from vivavoce.service.text.rules import is_only_punctuation, is_speakable
@@ -200,3 +200,31 @@ def test_a_script_that_does_not_exist_is_refused(name: str, tokenizer: TextToken
 def test_without_normalisation_text_is_given_as_it_is(plain: TextFrontEnd) -> None:
     assert plain.segments(" I have 3. Yes! ") == [" I have 3. Yes! "]
     assert plain.normalize(" I have 3. ") == " I have 3. "
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "segments"),
+    [
+        ("I have 3 cats", "en", ["I have three cats."]),
+        ("I have 3 cats", "zh", ["I have三cats。"]),
+        ("OK 2024", "zh", None),
+        ("我有3只猫", "en", None),
+        ("我有3只猫", "zh", ["我有三只猫。"]),
+    ],
+)
+def test_who_asks_chooses_the_language(
+    text: str, language: str, segments: list[str] | None, front_end: TextFrontEnd
+) -> None:
+    chosen = front_end.segments(text, language)
+    if segments is None:
+        assert chosen != front_end.segments(text)
+    else:
+        assert chosen == segments
+
+
+def test_a_language_that_is_not_known_is_refused(front_end: TextFrontEnd, latin: TextFrontEnd) -> None:
+    with pytest.raises(InvalidRequest, match=r"^language: 'fr' is none of zh, en; choose one, or leave it out"):
+        front_end.segments("Hello.", "fr")
+    with pytest.raises(InvalidRequest, match=r"^language: the model does not know 'zh' \(it knows the script Latin\)"):
+        latin.segments("Hello.", "zh")
+    assert latin.segments("It is 5.", "en") == latin.segments("It is 5.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vivavoce.errors import InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.service.text.bound import cut_long
 from vivavoce.service.text.checks import check_characters, check_length, excerpt
-from vivavoce.service.text.normalize import load_languages
+from vivavoce.service.text.normalize import load_languages, parse_language
 from vivavoce.service.text.readers import ReadingProcesses
 from vivavoce.service.text.rules import has_markup, is_only_punctuation, is_speakable
 from vivavoce.service.text.scripts import KnownScripts, drop_symbols
@@ -61,16 +61,18 @@ class TextFrontEnd:
             self._elsewhere.close()
             self._elsewhere = None
 
-    def segments(self, text: str) -> list[str]:
+    def segments(self, text: str, language: str | None = None) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
-        Raises `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with control characters or
+        language: whose rules read and split it, "en" or "zh"; None: those of Chinese where it holds a Chinese
+        character. Raises `InvalidRequest` for another language, or one in whose script the model cannot write numbers;
+        `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with control characters or
         lone surrogates, or with characters that the model does not know.
         """
         self._check(text)
-        spoken, language = self._spoken_form(text)
-        pieces = [spoken] if language is None else split_paragraph(spoken, self._measure(language), language)
+        spoken, read_in = self._spoken_form(text, self._wanted(language))
+        pieces = [spoken] if read_in is None else split_paragraph(spoken, self._measure(read_in), read_in)
         bounded = (part for piece in pieces for part in cut_long(piece, self._num_tokens, self._max_tokens))
         segments = [segment for segment in bounded if not is_only_punctuation(segment)]
         if not any(is_speakable(segment) for segment in segments):
@@ -100,15 +102,24 @@ class TextFrontEnd:
         if self._scripts is not None:
             self._scripts.check(text)
 
-    def _spoken_form(self, text: str) -> tuple[str, Language | None]:
+    def _wanted(self, language: str | None) -> Language | None:
+        wanted = None if language is None else parse_language(language)
+        if wanted == "zh" and self._scripts is not None and not self._scripts.has_chinese:
+            raise InvalidRequest(
+                f"language: the model does not know 'zh' (it knows the script {', '.join(sorted(self._scripts.names))})"
+                "; leave it out or choose another model"
+            )
+        return wanted
+
+    def _spoken_form(self, text: str, language: Language | None = None) -> tuple[str, Language | None]:
         """The text to speak, and the language to split it by (None: not to be split)."""
-        language: Language | None = None
+        read_in: Language | None = None
         if not text.strip():
-            return "", language
+            return "", read_in
         if self._languages is not None and not has_markup(text):
-            spoken = (self._elsewhere or self._languages).spoken_form(text)
-            text, language = spoken.text, spoken.language
-        return (text if self._scripts is None else drop_symbols(text)), language
+            spoken = (self._elsewhere or self._languages).spoken_form(text, language)
+            text, read_in = spoken.text, spoken.language
+        return (text if self._scripts is None else drop_symbols(text)), read_in
 
     def _measure(self, language: Language) -> Callable[[str], int]:
         """Length as the splitting counts it: characters of Chinese, tokens of anything else."""

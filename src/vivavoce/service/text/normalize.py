@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
+from vivavoce.errors import InvalidRequest
 from vivavoce.service.text.languages.en import English, NumberWords
 from vivavoce.service.text.languages.reader import load_reader
 from vivavoce.service.text.languages.zh import Chinese
@@ -19,6 +21,17 @@ class SpokenForm:
     language: Language
 
 
+def parse_language(name: str) -> Language:
+    """The language of this name, "en" or "zh"; InvalidRequest for others."""
+    for known in get_args(Language):
+        if name == known:
+            return known
+    raise InvalidRequest(
+        f"language: {name!r} is none of {', '.join(get_args(Language))}; choose one, or leave it out to have it told "
+        "from the text"
+    )
+
+
 @dataclass(frozen=True)
 class Languages:
     """The languages of the front end. One Chinese character makes a text Chinese; everything else is English."""
@@ -26,10 +39,13 @@ class Languages:
     chinese: Chinese
     english: English
 
-    def spoken_form(self, text: str) -> SpokenForm:
-        """The text, which must hold more than white space, as it is spoken."""
+    def spoken_form(self, text: str, language: Language | None = None) -> SpokenForm:
+        """The text, which must hold more than white space, as it is spoken; language: whose rules read it, None: told
+        from the text.
+        """
         text = text.strip()
-        if contains_chinese(text):
+        is_chinese = contains_chinese(text) if language is None else language == "zh"
+        if is_chinese:
             return SpokenForm(self.chinese.normalize(text), "zh")
         return SpokenForm(self.english.normalize(text), "en")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from vivavoce.service.text.normalize import Languages, SpokenForm
+from vivavoce.service.text.split import Language
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +39,17 @@ class ReadingProcesses:
             self._idle.put(self._start())
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def spoken_form(self, text: str) -> SpokenForm:
+    def spoken_form(self, text: str, language: Language | None = None) -> SpokenForm:
         """See `Languages.spoken_form`; waits for a process that is idle."""
         process, form = self._idle.get(), None
         try:
-            form = _ask(process, text)
+            form = _ask(process, text, language)
         except (OSError, ValueError):
             if self._finalizer.alive:
                 process = self._replace(process)
         finally:
             self._idle.put(process)
-        return form or self._languages.spoken_form(text)
+        return form or self._languages.spoken_form(text, language)
 
     def close(self) -> None:
         """End the processes; what is still to be read is read here."""
@@ -72,11 +73,11 @@ class ReadingProcesses:
         return process
 
 
-def _ask(process: subprocess.Popen[bytes], text: str) -> SpokenForm | None:
+def _ask(process: subprocess.Popen[bytes], text: str, language: Language | None) -> SpokenForm | None:
     """What the process makes of a text; None: its rules fail. OSError or ValueError: it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(text).encode() + b"\n")
+    process.stdin.write(json.dumps([text, language]).encode() + b"\n")
     process.stdin.flush()
     answer = json.loads(process.stdout.readline())
     return None if answer is None else SpokenForm(*answer)

@@ -1,4 +1,4 @@
-"""A process that reads texts for another one: a line of JSON for each, in and out.
+"""A process that reads texts for another one: a line of JSON for each, in (text, language or null) and out.
 
 `python -m vivavoce.service.text.reading_process [--digits-in-chinese]` ends when its input does.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     languages = load_languages(digits_in_chinese="--digits-in-chinese" in sys.argv[1:])
     for line in sys.stdin.buffer:
         try:
-            form = languages.spoken_form(json.loads(line))
+            form = languages.spoken_form(*json.loads(line))
             answer = [form.text, form.language]
         except Exception:  # whoever asked reads it once more, and learns why
             answer = None

@@ -14,6 +14,19 @@ MAX_HELD = 300
 
 
 @dataclass(frozen=True)
+class Sentence:
+    """A sentence without the white space around it: the characters start … end − 1 of all pieces joined."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The character after its last one."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
 class Amount:
     """So many words, or so many Chinese or Japanese characters; of a mixture, shares of both that add up to one."""
 
@@ -86,6 +99,15 @@ def whole_sentences(pieces: Iterable[str]) -> Iterator[str]:
     Raises:
         InvalidText: a piece is too long, or no text.
     """
+    return (sentence.text for sentence in located_sentences(pieces))
+
+
+def located_sentences(pieces: Iterable[str]) -> Iterator[Sentence]:
+    """`whole_sentences`, each with its place in the whole text; nothing but white space lies between them.
+
+    Raises:
+        InvalidText: a piece is too long, or no text.
+    """
     gathering = _Gathering()
     for piece in pieces:
         check_length(piece)
@@ -93,7 +115,7 @@ def whole_sentences(pieces: Iterable[str]) -> Iterator[str]:
         for start in range(0, len(piece), MAX_HELD):
             yield from gathering.add(piece[start : start + MAX_HELD])
     rest = gathering.rest()
-    if rest:
+    if rest.text:
         yield rest
 
 
@@ -102,6 +124,7 @@ class _Gathering:
 
     def __init__(self) -> None:
         self._held = ""
+        self._start = 0
         # No cut lies before; what was searched once is not searched again.
         self._searched = 0
         # What stands before `_counted`, the place of the last mark that could have ended the sentence.
@@ -110,18 +133,28 @@ class _Gathering:
         self._last_clause = 0
         self._is_first = True
 
-    def add(self, text: str) -> Iterator[str]:
+    def add(self, text: str) -> Iterator[Sentence]:
         """The sentences that `text` completes."""
-        self._held = self._held + text if self._held else text.lstrip()
+        if self._held:
+            self._held += text
+        else:
+            self._hold(text)
         while cut := self._next_cut():
             yield self._take(cut)
 
-    def rest(self) -> str:
+    def rest(self) -> Sentence:
         """What remains when the text has ended."""
-        return self._held.rstrip()
+        return Sentence(self._held.rstrip(), self._start)
 
-    def _take(self, cut: int) -> str:
-        sentence, self._held = self._held[:cut].rstrip(), self._held[cut:].lstrip()
+    def _hold(self, text: str) -> None:
+        """Begin a sentence with the first character of a text that is no white space."""
+        self._held = text.lstrip()
+        self._start += len(text) - len(self._held)
+
+    def _take(self, cut: int) -> Sentence:
+        sentence, rest = Sentence(self._held[:cut].rstrip(), self._start), self._held[cut:]
+        self._start += cut
+        self._hold(rest)
         self._searched = self._last_clause = 0
         self._num_words = self._num_cjk = self._counted = 0
         self._is_first = False
