@@ -34,7 +34,7 @@ class _SeekableBytes(io.BytesIO):
 
 
 def open_soundfile(data: bytes) -> Track | None:
-    """Open `data`; None if libsndfile does not know the format.
+    """Open `data`; None if libsndfile does not know the format, or knows it not well enough.
 
     Raises:
         BrokenTrackError: libsndfile knows the format, but the file is damaged.
@@ -44,6 +44,9 @@ def open_soundfile(data: bytes) -> Track | None:
     except soundfile.LibsndfileError as error:
         if error.code == _MALFORMED:
             raise BrokenTrackError(error.error_string) from None
+        return None
+    if file.format == "FLAC" and file.frames > _LONGEST:
+        file.close()  # soundfile seeks after each block, which libFLAC refuses in a stream of unknown length
         return None
     return Track(file.samplerate, _promised_samples(file, data), _blocks(file))
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import struct
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.service.audio.files import write_whole
 from vivavoce.service.audio.pcm import to_int16
 
 _BYTES_PER_SAMPLE = 2
@@ -60,27 +57,4 @@ def write_wav(target: str | Path | BinaryIO, samples: NDArray[np.floating], samp
     if not isinstance(target, (str, Path)):
         target.write(content)
         return
-    try:
-        _write_path(Path(target), content)
-    except OSError as error:
-        raise InvalidRequest(
-            f"output: {str(target)!r} cannot be written ({error.strerror}); choose another path"
-        ) from None
-
-
-def _write_path(path: Path, content: bytes) -> None:
-    if path.is_dir():
-        raise InvalidRequest(f"output: {str(path)!r} is a folder; add a file name such as speech.wav")
-    if path.exists() and not path.is_file():
-        path.write_bytes(content)
-        return
-    path = path.resolve()  # so that a link stays a link
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"output: folder {str(path.parent)!r} does not exist; create it or choose another path")
-    beside = path.with_name(f".{path.name[:32]}.{secrets.token_hex(6)}.part")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
+    write_whole(target, content)
