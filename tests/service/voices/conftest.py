@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.service.voices.redis_process import BINARY, RedisProcess
 from vivavoce.service.voices.store import VoiceStore
+from vivavoce.service.voices.stores.redis_place import RedisPlace
 from vivavoce.service.voices.voice import Voice
 
 MODEL = "0123456789abcdef"
@@ -68,3 +70,28 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(folder: Path) -> VoiceStore:
     return VoiceStore(folder)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisProcess]:
+    if not BINARY.exists():
+        pytest.skip(f"{BINARY} is not installed")
+    (tmp_path / "redis").mkdir()
+    process = RedisProcess(tmp_path / "redis")
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def open_place(redis_server: RedisProcess, tmp_path: Path) -> Iterator[Callable[..., RedisPlace]]:
+    """Opens the redis as a server of its own would: with copies in a folder of the given name, and no rests."""
+    opened = []
+
+    def open_(copies: str | None = "copies", rest_s: float = 0.0, **options: object) -> RedisPlace:
+        cache = None if copies is None else tmp_path / copies
+        opened.append(RedisPlace(redis_server.url, cache, rest_s=rest_s, **options))
+        return opened[-1]
+
+    yield open_
+    for place in opened:
+        place.close()

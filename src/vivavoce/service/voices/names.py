@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from itertools import islice
 
-from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
 from vivavoce.service.text.checks import excerpt
 
 MAX_NAME_CHARS = 64
@@ -50,7 +50,12 @@ def is_voice_name(name: str) -> bool:
 
 def same_but_for_case(one: str, other: str) -> bool:
     """Whether a file system that folds case takes both names for one (canonical caseless matching, Unicode 3.13)."""
-    return _folded(one) == _folded(other)
+    return folded(one) == folded(other)
+
+
+def folded(name: str) -> str:
+    """What all names that differ in case only have in common."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
@@ -59,6 +64,16 @@ def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
     listed = ", ".join(first[:MAX_LISTED]) + (" and more" if len(first) > MAX_LISTED else "")
     known_text = f"known: {listed}" if first else "no voice is known yet"
     return VoiceNotFound(f"voice: {excerpt(name)} is not registered ({known_text}); add it with `vivavoce voice add`")
+
+
+def taken_name(name: str) -> VoiceExists:
+    """The error for a name that another voice has."""
+    return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
+
+
+def differs_in_case_only(name: str, taken: str) -> VoiceExists:
+    """The error for a name that some file systems would take for another voice's."""
+    return VoiceExists(f"voice: {name!r} differs from the stored {taken!r} in case only; choose another name")
 
 
 def _problem(name: str) -> str | None:
@@ -86,7 +101,3 @@ def _is_allowed(character: str) -> bool:
 
 def _is_mark(character: str) -> bool:
     return unicodedata.category(character).startswith("M")
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace as changed
 from pathlib import Path
 
 from vivavoce.checkpoint.hub.locate import HOME_VARIABLE
-from vivavoce.errors import VoiceExists, VoiceStoreError
-from vivavoce.service.voices.names import check_voice_name, is_voice_name, same_but_for_case, unknown_voice
+from vivavoce.errors import VoiceStoreError
+from vivavoce.service.voices.names import (
+    check_voice_name,
+    differs_in_case_only,
+    is_voice_name,
+    same_but_for_case,
+    taken_name,
+    unknown_voice,
+)
+from vivavoce.service.voices.stores.private_files import replace_file, writing_alone
+from vivavoce.service.voices.stores.quota import Quota
+from vivavoce.service.voices.summary import StoredSummary
 from vivavoce.service.voices.voice import Voice
-from vivavoce.service.voices.voice_file import MAX_VOICE_BYTES, decode_voice, encode_voice, read_metadata
+from vivavoce.service.voices.voice_file import MAX_VOICE_BYTES, decode_voice, encode_voice, read_file_summary
 
 SUFFIX = ".safetensors"
-
-_LOCK = ".lock"
-_NEW = ".new"
-"""Written before it takes a voice's place. Voices have no leading dot, so neither file is ever taken for one."""
 
 
 def voices_home() -> Path:
@@ -42,20 +48,24 @@ class VoiceStore:
     What the file system refuses (no permission, disk full) is a `VoiceStoreError` in every method.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, within: Path | None = None) -> None:
+        """within: a folder above; what has to be made between them is private, too."""
+        self._folder, self._within = folder, within
 
-    def save(self, voice: Voice, *, replace: bool = False) -> None:
+    def save(self, voice: Voice, *, replace: bool = False, quota: Quota | None = None) -> None:
         """Store the voice under its name; in place of another of that name if `replace`.
 
         Raises:
-            InvalidRequest: not a possible name, or a voice out of the bounds in `bounds.py`.
+            InvalidRequest: not a possible name, a voice out of the bounds in `bounds.py`, or a full quota.
             VoiceExists: the name is taken, or, even with `replace`, differs from a taken one in case only.
         """
         name = check_voice_name(voice.name)
         data = encode_voice(voice.named(name))
-        with self._reporting("written"), self._writing_alone():
-            self._replace_file(self._path_for(name, replace), data)
+        with self._reporting("written"), writing_alone(self._folder, self._within):
+            path = self._path_for(name, replace)
+            if quota is not None:
+                self._check_quota(quota, path, len(data))
+            replace_file(path, data)
 
     def load(self, name: str) -> Voice:
         """Read a voice from its file.
@@ -88,15 +98,28 @@ class VoiceStore:
             except FileNotFoundError:
                 raise unknown_voice(name, self) from None
 
+    def version(self, name: str) -> str | None:
+        """Which content the voice's file has now; None if there is no such voice."""
+        if not is_voice_name(name):
+            return None
+        with self._reporting("read"):
+            path = self._find(check_voice_name(name))
+            try:
+                return None if path is None else _version(path.stat())
+            except FileNotFoundError:
+                return None
+
+    def summaries(self) -> list[StoredSummary]:
+        """All voices by name, sorted; of their files the headers are read."""
+        return list(self._summaries())
+
     def names(self) -> list[str]:
         """The names of all voices, sorted; files that hold something else are left out."""
         return list(self)
 
     def __iter__(self) -> Iterator[str]:
         """The names one by one; a file is opened when its name's turn comes."""
-        with self._reporting("read"):
-            files = sorted(self._files().items())
-        return (name for name, file in files if is_voice_name(name) and _is_voice_file(self._folder / file))
+        return (summary.name for summary in self._summaries())
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a file for that name, as `load` would read it."""
@@ -104,6 +127,27 @@ class VoiceStore:
             return False
         with self._reporting("read"):
             return self._find(check_voice_name(name)) is not None
+
+    def state(self) -> str:
+        """Tell "ok", or why voices cannot be read or kept; a folder that is not there yet will be made."""
+        try:
+            self._files()
+        except OSError as error:
+            return self._problem("read", error)
+        if self._folder.exists() and not os.access(self._folder, os.W_OK | os.X_OK):
+            return f"voice store: {str(self._folder)!r} is read-only; voices can be neither added nor removed"
+        return "ok"
+
+    def _summaries(self) -> Iterator[StoredSummary]:
+        with self._reporting("read"):
+            files = sorted(self._files().items())
+        found = ((name, read_file_summary(self._folder / file)) for name, file in files if is_voice_name(name))
+        return (changed(summary, name=name) for name, summary in found if summary is not None)
+
+    def _check_quota(self, quota: Quota, path: Path, size: int) -> None:
+        others = {name: file for name, file in self._files().items() if file != path.name}
+        sizes = [_size(self._folder / file) for file in others.values()]
+        quota.check(len(sizes) + 1, sum(sizes) + size, new=not path.exists())
 
     def _files(self) -> dict[str, str]:
         """The names of the files that are called like voices, by what they call the voice.
@@ -135,51 +179,34 @@ class VoiceStore:
         files = self._files()
         if name in files:
             if not replace:
-                raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
+                raise taken_name(name)
             return self._folder / files[name]
         twin = next((taken for taken in files if same_but_for_case(taken, name)), None)
         if twin is not None:
-            raise VoiceExists(f"voice: {name!r} differs from the stored {twin!r} in case only; choose another name")
+            raise differs_in_case_only(name, twin)
         return self._folder / f"{name}{SUFFIX}"
-
-    def _replace_file(self, path: Path, data: bytes) -> None:
-        new = self._folder / _NEW
-        try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
-        finally:
-            new.unlink(missing_ok=True)
-
-    @contextmanager
-    def _writing_alone(self) -> Iterator[None]:
-        """One writer at a time, in whatever thread or process: each opens the lock file anew."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     @contextmanager
     def _reporting(self, action: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise VoiceStoreError(
-                f"voice store: {str(self._folder)!r} cannot be {action} ({error.strerror}); "
-                "check the folder, its permissions and the space left"
-            ) from None
+            raise VoiceStoreError(self._problem(action, error)) from None
+
+    def _problem(self, action: str, error: OSError) -> str:
+        return (
+            f"voice store: {str(self._folder)!r} cannot be {action} ({error.strerror}); "
+            "check the folder, its permissions and the space left"
+        )
 
 
-def _is_voice_file(path: Path) -> bool:
+def _size(path: Path) -> int:
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return read_metadata(file) is not None
-    except OSError:  # gone by now, or not ours to read
-        return False
+        return path.stat().st_size
+    except FileNotFoundError:  # removing takes no lock
+        return 0
+
+
+def _version(found: os.stat_result) -> str:
+    """Every save makes a new file; the time of its last change cannot be set back."""
+    return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"

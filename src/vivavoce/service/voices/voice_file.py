@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from vivavoce.errors import InvalidRequest, VoiceStoreError
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.bounds import STRINGS, as_array, find_problem
+from vivavoce.service.voices.summary import StoredSummary
 from vivavoce.service.voices.voice import Voice
 
 FORMAT = "vivavoce-voice"
@@ -92,13 +94,49 @@ def decode_voice(data: bytes, label: str) -> Voice:
 
 def read_metadata(file: BinaryIO) -> dict[str, str] | None:
     """The strings of a voice file, of which no more than the header is read; None if it is something else."""
+    return _metadata(_read_header(file))
+
+
+def read_summary(file: BinaryIO) -> StoredSummary | None:
+    """What is told of the voice in a file, of which no more than the header is read; None if it is something else."""
+    header = _read_header(file)
+    metadata = _metadata(header)
+    if metadata is None:
+        return None
+    try:
+        has_prompt = header["speech_tokens"]["shape"] != [0]
+    except (LookupError, TypeError):
+        has_prompt = False
+    return StoredSummary(metadata["name"], metadata["description"], metadata["transcript"], has_prompt)
+
+
+def read_file_summary(path: Path) -> StoredSummary | None:
+    """`read_summary` of the file at `path`; None also if there is none, or if it may not be read."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return None
+        with path.open("rb") as file:
+            return read_summary(file)
+    except OSError:
+        return None
+
+
+def _read_header(file: BinaryIO) -> Any:
+    """What the header's JSON holds, whatever it is; None if it is too large, or no JSON."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > _MAX_HEADER_BYTES:
         return None
     try:
-        metadata = json.loads(file.read(length))["__metadata__"]
+        return json.loads(file.read(length))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _metadata(header: Any) -> dict[str, str] | None:
+    try:
+        metadata = header["__metadata__"]
         known = {key: metadata[key] for key in ("format", "version", *STRINGS)}
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (LookupError, TypeError):
         return None
     is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
     return known if is_voice else None
