@@ -1,0 +1,1 @@
+"""What every server door shares beside the speaker: callers, allowances, the book of requests, settings."""
