@@ -1,0 +1,98 @@
+/** Small helpers around the document. */
+
+/**
+ * The element of an id, of the type that is expected there.
+ * @template {Element} T
+ * @param {string} id
+ * @param {new () => T} type
+ * @returns {T}
+ */
+export function byId(id, type) {
+  const found = document.getElementById(id);
+  if (!(found instanceof type)) throw new Error(`the page lacks #${id}`);
+  return found;
+}
+
+/**
+ * A new element. Properties are set where the element has them, else attributes; text is never read as HTML.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag
+ * @param {Record<string, any>} [properties]
+ * @param {...(Node | string)} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made) /** @type {any} */ (made)[name] = value;
+    else made.setAttribute(name, String(value));
+  }
+  made.append(...children);
+  return made;
+}
+
+/**
+ * Show a message in an alert, or hide it for "".
+ * @param {HTMLElement} box
+ * @param {string} message
+ */
+export function tell(box, message) {
+  if (box.textContent !== message) box.textContent = message;
+  box.hidden = message === "";
+}
+
+/**
+ * Write a text only if it changed: screen readers speak what is written to a live region.
+ * @param {HTMLElement} place
+ * @param {string} text
+ */
+export function write(place, text) {
+  if (place.textContent !== text) place.textContent = text;
+}
+
+/**
+ * Ask before something is lost.
+ * @param {string} question
+ * @param {string} doing The confirming button's words.
+ * @returns {Promise<boolean>}
+ */
+export function confirmed(question, doing) {
+  return new Promise((resolve) => {
+    const no = element("button", { type: "button" }, "Keep");
+    const yes = element("button", { type: "button", className: "danger" }, doing);
+    const box = element("dialog", { "aria-label": question }, element("p", {}, question),
+      element("div", { className: "row end" }, no, yes));
+    no.addEventListener("click", () => box.close());
+    yes.addEventListener("click", () => box.close("yes"));
+    box.addEventListener("close", () => {
+      box.remove();
+      resolve(box.returnValue === "yes");
+    });
+    document.body.append(box);
+    box.showModal();
+  });
+}
+
+/**
+ * Let the browser save data as a file.
+ * @param {Blob} data
+ * @param {string} name
+ */
+export function save(data, name) {
+  const address = URL.createObjectURL(data);
+  element("a", { href: address, download: name }).click();
+  // The browser has opened the address by then; held on, it would keep the data in memory.
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
+/**
+ * Seconds as people read them.
+ * @param {number} seconds
+ * @returns {string}
+ */
+export function duration(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  const whole = Math.round(seconds);
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}

@@ -1,0 +1,113 @@
+/** The list of what was spoken before. */
+
+import { byId, confirmed, duration, element, save, write } from "./dom.js";
+import { entries, forget, forgetAll, remember } from "./history.js";
+
+/** The page's part with the ids history…. */
+export class HistoryList {
+  /** @param {(wish: import("./speech.js").Wish) => void} useAgain */
+  constructor(useAgain) {
+    this.useAgain = useAgain;
+    this.list = byId("history", HTMLUListElement);
+    this.title = byId("history-title", HTMLElement);
+    /** @type {Map<number, HTMLLIElement>} What is shown, by the entries' ids. */
+    this.items = new Map();
+    this.clearing = byId("history-clear", HTMLButtonElement);
+    this.note = byId("history-note", HTMLElement);
+    this.clearing.addEventListener("click", async () => {
+      if (await confirmed("Delete all texts and audio kept in this browser?", "Delete all"))
+        await this.remove(forgetAll);
+    });
+    this.attempt(async () => {});
+  }
+
+  /** @param {import("./history.js").Entry} entry */
+  add(entry) {
+    return this.attempt(() => remember(entry));
+  }
+
+  /**
+   * Change the history and show it; where the browser keeps nothing (private windows, full disks), say so.
+   * @param {() => Promise<void>} change
+   */
+  async attempt(change) {
+    try {
+      await change();
+      this.show(await entries());
+    } catch {
+      write(this.note, "This browser keeps no history here: it has no room, or its private mode forbids it.");
+    }
+  }
+
+  /**
+   * Delete something; the focus goes where it does not vanish with a button.
+   * @param {() => Promise<void>} change
+   */
+  async remove(change) {
+    await this.attempt(change);
+    this.title.focus();
+  }
+
+  /**
+   * Show these entries. Those that are there already stay as they are: one may be playing, or have the focus.
+   * @param {import("./history.js").Entry[]} kept The youngest first.
+   */
+  show(kept) {
+    const ids = new Set(kept.map(({ id }) => id));
+    for (const [id, item] of this.items) {
+      if (ids.has(id)) continue;
+      for (const audio of item.querySelectorAll("audio")) URL.revokeObjectURL(audio.src);
+      item.remove();
+      this.items.delete(id);
+    }
+    for (const entry of [...kept].reverse()) {
+      const id = /** @type {number} */ (entry.id);
+      if (this.items.has(id)) continue;
+      this.items.set(id, this.item(entry));
+      this.list.prepend(/** @type {HTMLLIElement} */ (this.items.get(id)));
+    }
+    this.clearing.hidden = kept.length === 0;
+  }
+
+  /** @param {import("./history.js").Entry} entry */
+  item(entry) {
+    const { wish, when } = entry;
+    const text = wish.text.trim();
+    const excerpt = text.length > 160 ? `${text.slice(0, 160)} …` : text;
+    const button = (/** @type {string} */ label, /** @type {() => void} */ act) => {
+      const made = element("button", { type: "button", "aria-label": `${label}: ${excerpt.slice(0, 40)}` }, label);
+      made.addEventListener("click", act);
+      return made;
+    };
+    const play = button("Play", () => {
+      const audio = element("audio", { controls: true, src: URL.createObjectURL(entry.audio) });
+      play.replaceWith(audio);
+      audio.focus();
+      audio.play();
+    });
+    const about = [
+      new Date(when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
+      wish.reference ? "own recording" : wish.voice || "first voice",
+      duration(entry.seconds),
+      entry.verdict,
+    ].join(" · ");
+    return element("li", {},
+      element("p", { className: "excerpt" }, excerpt),
+      element("p", { className: "hint" }, about),
+      element("div", { className: "row wrap" }, play,
+        button("Use again", () => this.useAgain(wish)),
+        button("Download WAV", () => save(entry.audio, fileName(wish, when, "wav"))),
+        button("Delete", () => this.remove(() => forget(/** @type {number} */ (entry.id))))));
+  }
+}
+
+/**
+ * @param {import("./speech.js").Wish} wish
+ * @param {number} when Milliseconds since 1970.
+ * @param {string} format
+ * @returns {string}
+ */
+export function fileName(wish, when, format) {
+  const time = new Date(when).toISOString().slice(0, 19).replaceAll(":", "-");
+  return `${[wish.reference ? "recording" : wish.voice || "voice", time].join("_")}.${format}`;
+}

@@ -1,0 +1,89 @@
+/** The API key: asked for when the server wants one, kept for this tab, or longer if that is wished. */
+
+import { byId, element } from "./dom.js";
+
+/** An event of the document: another key is used from now on. */
+export const KEY_CHANGED = "vivavoce-key";
+
+const PLACE = "vivavoce.api-key";
+
+/** @type {Promise<string | null> | null} One dialog for all requests that were refused at once. */
+let asking = null;
+
+/**
+ * The key that is kept, or "".
+ * @returns {string}
+ */
+export function knownKey() {
+  return sessionStorage.getItem(PLACE) ?? localStorage.getItem(PLACE) ?? "";
+}
+
+/**
+ * @param {string} key "" forgets it.
+ * @param {boolean} remember Beyond this tab.
+ */
+function keep(key, remember) {
+  localStorage.removeItem(PLACE);
+  sessionStorage.removeItem(PLACE);
+  if (key) (remember ? localStorage : sessionStorage).setItem(PLACE, key);
+  showKeyButton();
+  document.dispatchEvent(new Event(KEY_CHANGED));
+}
+
+/**
+ * Ask for a key; null: the dialog was left without one.
+ * @param {string} refusal Why the key that is kept is not taken, "" if there was none.
+ * @returns {Promise<string | null>}
+ */
+export function askForKey(refusal) {
+  asking ??= dialog(refusal).finally(() => (asking = null));
+  return asking;
+}
+
+/** Let the header's button, which is there while a key is kept, open the dialog. */
+export function watchKeyButton() {
+  byId("key", HTMLButtonElement).addEventListener("click", () => askForKey(""));
+  showKeyButton();
+}
+
+function showKeyButton() {
+  byId("key", HTMLButtonElement).hidden = knownKey() === "";
+}
+
+/**
+ * @param {string} refusal
+ * @returns {Promise<string | null>}
+ */
+function dialog(refusal) {
+  return new Promise((resolve) => {
+    const input = element("input", { type: "password", id: "api-key", autocomplete: "off", required: true });
+    const remember = element("input", { type: "checkbox", id: "api-key-remember" });
+    const cancel = element("button", { type: "button" }, "Cancel");
+    const forget = element("button", { type: "button", hidden: knownKey() === "" }, "Forget the key");
+    const form = element("form", {},
+      element("h2", { id: "api-key-title" }, "API key"),
+      element("p", {}, "This server answers only those who have a key. Its operator can give you one."),
+      element("p", { className: "notice bad", role: "alert", hidden: !refusal }, refusal),
+      element("div", { className: "field" }, element("label", { htmlFor: "api-key" }, "Key"), input),
+      element("label", { className: "tick" }, remember, " Remember it in this browser"),
+      element("div", { className: "row end" }, forget, cancel,
+        element("button", { className: "main" }, "Use this key")));
+    const box = element("dialog", { "aria-labelledby": "api-key-title" }, form);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      keep(input.value.trim(), remember.checked);
+      box.close("kept");
+    });
+    cancel.addEventListener("click", () => box.close());
+    forget.addEventListener("click", () => {
+      keep("", false);
+      box.close();
+    });
+    box.addEventListener("close", () => {
+      box.remove();
+      resolve(box.returnValue === "kept" ? knownKey() : null);
+    });
+    document.body.append(box);
+    box.showModal();
+  });
+}

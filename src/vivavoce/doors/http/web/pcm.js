@@ -1,0 +1,88 @@
+/** Samples as the server sends them: int16, little endian, one channel. */
+
+const SCALE = 32768;
+
+/** Collects the samples of one stream. */
+export class Take {
+  /** @param {number} rate Samples per second. */
+  constructor(rate) {
+    this.rate = rate;
+    this.length = 0;
+    /** @type {Int16Array<ArrayBuffer>[]} */
+    this.pieces = [];
+    /** @type {number | null} The first byte of a sample that a piece of the stream cut in two. */
+    this.half = null;
+  }
+
+  /** Seconds so far. */
+  get seconds() {
+    return this.length / this.rate;
+  }
+
+  /**
+   * Take bytes in, and give the whole samples that they hold.
+   * @param {Uint8Array} bytes
+   * @returns {Int16Array<ArrayBuffer>}
+   */
+  add(bytes) {
+    const whole = new Uint8Array(bytes.length + (this.half === null ? 0 : 1));
+    if (this.half !== null) whole[0] = this.half;
+    whole.set(bytes, whole.length - bytes.length);
+    this.half = whole.length % 2 ? whole[whole.length - 1] : null;
+    // Every machine that runs a browser stores integers with the little end first, as the server sends them.
+    const samples = new Int16Array(whole.buffer, 0, whole.length >> 1);
+    if (samples.length) this.pieces.push(samples);
+    this.length += samples.length;
+    return samples;
+  }
+
+  /**
+   * All of it as a WAV file.
+   * @returns {Blob}
+   */
+  wav() {
+    return wav(this.pieces, this.rate);
+  }
+}
+
+/**
+ * @param {Int16Array<ArrayBuffer>} samples
+ * @returns {Float32Array<ArrayBuffer>} In [−1, 1).
+ */
+export function toFloat(samples) {
+  return Float32Array.from(samples, (sample) => sample / SCALE);
+}
+
+/**
+ * @param {Float32Array} samples
+ * @returns {Int16Array<ArrayBuffer>}
+ */
+export function toInt16(samples) {
+  return Int16Array.from(samples, (sample) => Math.max(-SCALE, Math.min(SCALE - 1, Math.round(sample * SCALE))));
+}
+
+/**
+ * A WAV file of one channel of 16 bits.
+ * @param {Int16Array<ArrayBuffer>[]} pieces
+ * @param {number} rate
+ * @returns {Blob}
+ */
+export function wav(pieces, rate) {
+  const size = 2 * pieces.reduce((sum, piece) => sum + piece.length, 0);
+  const head = new DataView(new ArrayBuffer(44));
+  const word = (/** @type {number} */ at, /** @type {string} */ letters) =>
+    [...letters].forEach((letter, place) => head.setUint8(at + place, letter.charCodeAt(0)));
+  word(0, "RIFF");
+  head.setUint32(4, 36 + size, true);
+  word(8, "WAVEfmt ");
+  head.setUint32(16, 16, true);
+  head.setUint16(20, 1, true); // PCM
+  head.setUint16(22, 1, true);
+  head.setUint32(24, rate, true);
+  head.setUint32(28, 2 * rate, true);
+  head.setUint16(32, 2, true);
+  head.setUint16(34, 16, true);
+  word(36, "data");
+  head.setUint32(40, size, true);
+  return new Blob([head, ...pieces], { type: "audio/wav" });
+}
