@@ -1,0 +1,260 @@
+"""CosyVoice's own HTTP service, asked as its own client asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import wave
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.doors.fake_speaker import FakeSpeaker, tone
+from tests.doors.http.faulty_clients import Client
+from tests.doors.http.serving import Served, make_desk, serving
+from vivavoce.doors.http.app import build_legacy_app
+from vivavoce.errors import Overloaded
+from vivavoce.service.audio.pcm import to_int16
+from vivavoce.service.host.order import Recording, SpeechOrder
+from vivavoce.service.host.verdict import FinishReason
+from vivavoce.service.operations.callers import ANYBODY
+from vivavoce.service.operations.keys import KeyRing
+from vivavoce.service.operations.keys_writer import add_key, new_entry, new_key
+from vivavoce.service.operations.settings import ServerSection, ServerSettings
+
+TEXT = "Hello there, all of you."
+
+
+def recorded() -> bytes:
+    """A second at 22,050 Hz, as a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setnchannels(1)
+        made.setsampwidth(2)
+        made.setframerate(22_050)
+        made.writeframes(to_int16(tone(92, 7)).tobytes())
+    return file.getvalue()
+
+
+WAV = recorded()
+
+
+@contextmanager
+def legacy(
+    make_speaker: Callable[[], FakeSpeaker] = FakeSpeaker, keys: KeyRing | None = None, **server: Any
+) -> Iterator[tuple[Served, FakeSpeaker]]:
+    settings = ServerSettings(server=ServerSection(**server))
+    with serving(build_legacy_app, lambda: make_desk(make_speaker(), settings, keys)) as served:
+        yield served, served.desk.reception.speaker
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """A server for the tests that need no other."""
+    with legacy() as (served, _):
+        yield served
+
+
+def orders(served: Served) -> list[SpeechOrder]:
+    speaker = served.desk.reception.speaker
+    assert isinstance(speaker, FakeSpeaker)
+    return speaker.orders
+
+
+def ask(
+    served: Served,
+    route: str,
+    payload: dict[str, str],
+    recording: bytes | None = None,
+    method: str = "GET",
+    **more: Any,
+) -> httpx.Response:
+    """As the original client: a form in the body, of a GET too."""
+    files = None
+    if recording is not None:
+        files = [("prompt_wav", ("prompt_wav", recording, "application/octet-stream"))]
+    return httpx.request(method, f"{served.url}/{route}", data=payload, files=files, timeout=60, **more)
+
+
+ROUTES = [
+    ("inference_sft", {"spk_id": "anna"}, False, SpeechOrder(TEXT, "anna", mode="sft")),
+    (
+        "inference_zero_shot",
+        {"prompt_text": "希望你以后能够做的比我还好呦。"},
+        True,
+        SpeechOrder(TEXT, Recording(WAV, "希望你以后能够做的比我还好呦。"), mode="zero_shot"),
+    ),
+    ("inference_cross_lingual", {}, True, SpeechOrder(TEXT, Recording(WAV), mode="cross_lingual")),
+    (
+        "inference_instruct",
+        {"spk_id": "anna", "instruct_text": "Softly."},
+        False,
+        SpeechOrder(TEXT, "anna", mode="instruct", instruct="Softly."),
+    ),
+    (
+        "inference_instruct2",
+        {"instruct_text": "用四川话说这句话"},
+        True,
+        SpeechOrder(TEXT, Recording(WAV), mode="instruct", instruct="用四川话说这句话"),
+    ),
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_every_route_speaks(shared: Served, method: str) -> None:
+    for route, fields, with_recording, order in ROUTES:
+        answer = ask(shared, route, {"tts_text": TEXT, **fields}, WAV if with_recording else None, method)
+        assert answer.status_code == 200, answer.text
+        heard = np.frombuffer(answer.content, dtype=np.int16)
+        np.testing.assert_array_equal(heard, to_int16(tone(len(TEXT), 0)))
+        assert answer.headers["content-type"] == "audio/pcm; rate=24000; channels=1"
+        assert "content-length" not in answer.headers
+        assert answer.headers["x-request-id"]
+        assert orders(shared)[-1] == order
+
+
+def test_fields_may_stand_in_the_query_and_the_form_goes_first(shared: Served) -> None:
+    query = {"tts_text": "Never said.", "spk_id": "anna", "speed": "1.5", "unknown": "1"}
+    assert httpx.get(f"{shared.url}/inference_sft", params=query).status_code == 200
+    answer = ask(shared, "inference_sft", {"tts_text": TEXT}, method="POST", params=query)
+    assert answer.status_code == 200
+    assert orders(shared)[-2:] == [SpeechOrder(text, "anna", mode="sft", speed=1.5) for text in ("Never said.", TEXT)]
+
+
+@pytest.mark.parametrize("route", ["inference_zero_shot", "inference_cross_lingual", "inference_instruct2"])
+def test_a_stored_voice_in_place_of_a_recording(shared: Served, route: str) -> None:
+    payload = {"tts_text": TEXT, "zero_shot_spk_id": "anna", "instruct_text": "Softly."}
+    assert ask(shared, route, payload).status_code == 200
+    order = orders(shared)[-1]
+    assert (order.voice, f"inference_{order.mode}") == ("anna", route.rstrip("2"))
+
+
+@pytest.mark.parametrize(
+    ("route", "payload", "recording", "status", "message"),
+    [
+        ("inference_sft", {"spk_id": "anna"}, None, 400, "tts_text: is missing; /inference_sft needs it as a form"),
+        ("inference_sft", {"tts_text": TEXT}, None, 400, "spk_id: is missing"),
+        ("inference_sft", {"tts_text": TEXT, "spk_id": "中文女"}, None, 404, "voice: '中文女' is not registered"),
+        ("inference_sft", {"tts_text": " ", "spk_id": "anna"}, None, 400, "tts_text: nothing in '' can be spoken"),
+        ("inference_sft", {"tts_text": TEXT, "spk_id": "anna", "speed": "fast"}, None, 400, "speed: 'fast' is no"),
+        ("inference_zero_shot", {"tts_text": TEXT}, WAV, 400, "prompt_text: is missing"),
+        ("inference_zero_shot", {"tts_text": TEXT, "prompt_text": "Hi."}, None, 400, "prompt_wav: is missing; /inf"),
+        ("inference_cross_lingual", {"tts_text": TEXT}, b"", 400, "prompt_wav: is empty (0 bytes)"),
+        ("inference_cross_lingual", {"tts_text": TEXT, "prompt_wav": "a.wav"}, None, 400, "prompt_wav: is text; send"),
+        ("inference_instruct", {"tts_text": TEXT, "spk_id": "anna"}, None, 400, "instruct_text: is missing"),
+        ("inference_instruct2", {"tts_text": TEXT}, WAV, 400, "instruct_text: is missing"),
+        ("inference_vc", {}, None, 404, "path: there is no '/inference_vc' here"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    shared: Served, route: str, payload: dict[str, str], recording: bytes | None, status: int, message: str
+) -> None:
+    answer = ask(shared, route, payload, recording)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"][: len(message)] == message
+    assert answer.headers["x-request-id"]
+
+
+def test_a_body_that_is_no_form(shared: Served) -> None:
+    answer = httpx.post(f"{shared.url}/inference_sft", json={"tts_text": TEXT, "spk_id": "anna"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tts_text")
+    form = {"content-type": "multipart/form-data"}
+    assert httpx.post(f"{shared.url}/inference_sft", content=b"nothing", headers=form).status_code == 400
+    two = [("prompt_wav", ("a.wav", WAV)), ("prompt_wav", ("b.wav", WAV))]
+    answer = httpx.post(f"{shared.url}/inference_cross_lingual", data={"tts_text": TEXT}, files=two)
+    assert answer.status_code == 400
+
+
+def test_a_client_does_not_choose_how_its_texts_are_read(shared: Served) -> None:
+    form = {"content-type": "multipart/form-data; boundary=b; charset=punycode"}  # of quadratic time
+    body = b'--b\r\ncontent-disposition: form-data; name="tts_text"\r\n\r\nHello.\r\n--b--\r\n'
+    answer = httpx.post(f"{shared.url}/inference_sft", params={"spk_id": "anna"}, content=body, headers=form)
+    assert (answer.status_code, "charset" in answer.text) == (400, True)
+    latin = {"content-type": "multipart/form-data; boundary=b"}
+    answer = httpx.post(f"{shared.url}/inference_sft", content=body.replace(b"Hello", b"\xe9"), headers=latin)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tts_text")
+
+
+def test_a_recording_that_is_too_large_is_refused() -> None:
+    with legacy(max_body_bytes=65_536) as (served, speaker):
+        answer = ask(served, "inference_cross_lingual", {"tts_text": TEXT}, bytes(70_000))
+        assert answer.status_code == 413
+        assert speaker.orders == []
+
+
+def test_who_should_come_again_learns_when() -> None:
+    full = Overloaded("engine: is full; try again in 2.5 s", 2.5)
+    with legacy(lambda: FakeSpeaker(refuses_with=full)) as (served, _):
+        answer = ask(served, "inference_sft", {"tts_text": TEXT, "spk_id": "anna"})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+
+
+def test_audio_comes_while_it_is_made_and_a_caller_who_leaves_frees_its_stream() -> None:
+    with legacy(lambda: FakeSpeaker(gate=PieceGate(1))) as (served, speaker):
+        payload = {"tts_text": TEXT, "spk_id": "anna"}
+        with httpx.stream("GET", f"{served.url}/inference_sft", params=payload, timeout=60) as answer:
+            first = next(answer.iter_raw())  # the rest of the sentence is not made yet
+            assert to_int16(tone(len(TEXT), 0)).tobytes().startswith(first)
+            identity = answer.headers["x-request-id"]
+        served.call(speaker.streams[0].cancelled.wait)
+        entry = served.call(lambda: served.desk.reception.ledger.get(identity, ANYBODY))
+        assert entry.reason is FinishReason.CANCELLED
+        assert entry.door == "cosyvoice"
+        assert served.call(lambda: served.desk.reception.visits) == 0
+
+
+class PieceGate(asyncio.Event):
+    """Open for the first so many pieces."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()
+        self._left = pieces
+
+    async def wait(self) -> Any:
+        if self._left:
+            self._left -= 1
+            return True
+        return await super().wait()
+
+
+def test_a_failure_in_the_middle_breaks_the_body_off() -> None:
+    with legacy(lambda: FakeSpeaker(fails_after=2)) as (served, _), pytest.raises(httpx.RemoteProtocolError):
+        ask(served, "inference_sft", {"tts_text": TEXT, "spk_id": "anna"})
+
+
+def test_a_body_that_nobody_needs_and_that_stops_coming_holds_no_place() -> None:
+    with (
+        legacy(lambda: FakeSpeaker(gate=asyncio.Event()), listener_timeout_s=0.3) as (served, speaker),
+        Client(served) as client,
+    ):
+        client.ask("/inference_sft?tts_text=Hello.&spk_id=anna", b"{", content_length="100")
+        assert client.answer().status == 408
+        served.call(speaker.streams[0].cancelled.wait)
+
+
+def test_keys(tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.toml", new_key()
+    add_key(path, new_entry(key, "berta"))
+    payload = {"tts_text": TEXT, "spk_id": "anna"}
+    with legacy(keys=KeyRing.load(path)) as (served, speaker):
+        assert ask(served, "inference_sft", payload).status_code == 401
+        assert ask(served, "inference_sft", payload, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert [order.owner for order in speaker.orders] == ["berta"]
+
+
+def test_health_is_told_on_this_port_too(shared: Served) -> None:
+    assert httpx.get(f"{shared.url}/health/ready").json() == {"status": "ready"}
+
+
+def test_the_description_names_every_field(shared: Served) -> None:
+    paths = httpx.get(f"{shared.url}/openapi.json").json()["paths"]
+    assert {f"/{route}" for route, *_ in ROUTES} <= paths.keys()
+    for route, fields, with_recording, _ in ROUTES:
+        body = paths[f"/{route}"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
+        wanted = {"tts_text", "speed", *fields, *(("prompt_wav", "zero_shot_spk_id") if with_recording else ())}
+        assert set(body["properties"]) == wanted
