@@ -1,0 +1,1 @@
+"""Speech from a server elsewhere behind the doors of this one."""
