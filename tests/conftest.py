@@ -19,12 +19,13 @@ LONGEST = (
     "quality/test_mini.py",
     "doors/triton/test_triton_serving.py",
     "parity/test_parity.py",
+    "doors/http/test_serve_mini.py",
     "engine/test_flow_stage_fast.py",
     "doors/triton/test_triton_mini.py",
     "engine/test_engine_kernels.py",
 )
 """Files of few tests that take a minute and more; they come first, so that no worker is left alone with one;
-the two with a server stand apart."""
+those with a server stand apart."""
 
 # The networks here are tiny: a second thread costs more than it brings, and far more on a busy machine.
 torch.set_num_threads(1)

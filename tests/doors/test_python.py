@@ -1,5 +1,6 @@
 """The Python API as a user meets it, bad input included."""
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -106,6 +107,8 @@ def test_speak_and_save(tts, tmp_path):
     samples, rate = soundfile.read(tmp_path / "out.wav", dtype="float32")
     assert rate == RATE
     np.testing.assert_allclose(samples, speech.samples, atol=1e-4)
+    speech.save(tmp_path / "out.flac")
+    assert soundfile.info(tmp_path / "out.flac").format == "FLAC"
 
 
 def test_every_way_to_name_a_voice(tts, reference):
@@ -165,6 +168,41 @@ def test_stream_and_convert(tts, reference):
     assert chunks[-1].final
     converted = tts.convert(reference, voice=reference)
     assert abs(converted.duration_s - 2.0) < 0.1
+
+
+def test_when_the_text_is_heard(tts):
+    text = "It is 5 past 9, and the ferry has left without its captain. " * 3
+    speech = tts.speak(text, sampling=SHORT, language="en")
+    assert "".join(mark.text for mark in speech.marks) == text
+    assert speech.marks[-1].end_s == speech.duration_s
+    chunks = tts.stream(text, sampling=SHORT)
+    assert chunks.marks == ()
+    assert {chunk.segment for chunk in chunks} == set(range(len(speech.marks)))
+    assert chunks.marks == speech.marks
+
+    async def listen():
+        stream = tts.astream(text, sampling=SHORT)
+        async for _ in stream:
+            pass
+        return stream.marks
+
+    assert asyncio.run(listen()) == speech.marks
+
+
+def test_a_stream_can_be_given_up(tts):
+    chunks = tts.stream("Hello there. " * 20)
+    next(chunks)
+    chunks.close()
+    assert list(chunks) == []
+    assert [mark.start_s for mark in chunks.marks] == [0.0]
+
+    async def leave():
+        stream = tts.astream("Hello there. " * 20)
+        await anext(stream)
+        await stream.aclose()
+        return [chunk async for chunk in stream]
+
+    assert asyncio.run(leave()) == []
 
 
 @pytest.mark.parametrize("mode", ["zero_shot", "cross_lingual", "sft"])

@@ -18,6 +18,7 @@ TESTS = Path(__file__).parents[1]
 DOCUMENTATION = (TESTS.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_the_python_example_runs(
     babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -12,17 +12,20 @@ from torch import Tensor
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CostSnapshot
-from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
+from vivavoce.service.chunk_stream import AsyncChunkStream, ChunkStream
 from vivavoce.service.default_model import model_folder
+from vivavoce.service.marks import StreamMarks
 from vivavoce.service.modes import Mode, parse_mode
 from vivavoce.service.placement import choose_device, choose_dtype, count_text_processes
 from vivavoce.service.synthesizer import SpeakOptions, Speech, Synthesizer
 from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.store import VoiceStore, voices_home
+from vivavoce.service.voices.stores.opening import open_voice_store
+from vivavoce.service.voices.stores.protocol import NamedVoices
 from vivavoce.service.voices.voice import Voice
 
 _untrained = logging.getLogger("vivavoce.untrained")
@@ -47,7 +50,7 @@ def load(
         device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested.
         dtype: of language model and flow: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
-        voices: folder of stored voices; None: the user's own.
+        voices: folder of stored voices, or the URL of a redis (`redis://host`); None: the user's own folder.
         settings: slots, memory and admission of the engine; None: as the device allows, and everyone waits in turn.
         text_processes: processes that read texts out (numbers, dates, units), so that many users' texts do not hold up
             the engine; None: up to four on CUDA, none elsewhere.
@@ -64,7 +67,7 @@ def load(
     )
     if not synthesizer.card.trained:
         _untrained.warning("model %s is %s", synthesizer.card.name, synthesizer.card.description)
-    return Vivavoce(synthesizer, VoiceStore(Path(voices).expanduser() if voices else voices_home()))
+    return Vivavoce(synthesizer, open_voice_store(voices, None).of(""))
 
 
 class Vivavoce:
@@ -74,10 +77,10 @@ class Vivavoce:
     stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
     """
 
-    def __init__(self, synthesizer: Synthesizer, store: VoiceStore) -> None:
+    def __init__(self, synthesizer: Synthesizer, store: NamedVoices) -> None:
         self._synthesizer = synthesizer
         self.store = store
-        """Voices kept on disk, by name."""
+        """Voices kept by name."""
         self._registry = VoiceRegistry(
             synthesizer.extractor, store, built_in_voices(synthesizer.folder), synthesizer.extractor.fingerprint
         )
@@ -179,8 +182,9 @@ class Vivavoce:
         speed: float = 1.0,
         seed: int = 0,
         sampling: SamplingParams | None = None,
+        language: str | None = None,
     ) -> Speech:
-        """Speak a text of up to 20,000 characters.
+        """Speak a text of up to 20,000 characters; the speech's `marks` say when each segment of it is heard.
 
         Args:
             text: what to say; numbers, dates and units are read out.
@@ -191,11 +195,12 @@ class Vivavoce:
             speed: 0.5 … 2.0.
             seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own).
             sampling: None: as the model's own configuration says.
+            language: whose rules read numbers and dates, "en" or "zh"; None: told from the text.
 
         Raises:
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
-        options = _options(mode, instruct, speed, seed, sampling)
+        options = _options(mode, instruct, speed, seed, sampling, language)
         return self._synthesizer.speak(text, self.voice(voice, prompt_text), options)
 
     def stream(
@@ -209,15 +214,19 @@ class Vivavoce:
         speed: float = 1.0,
         seed: int = 0,
         sampling: SamplingParams | None = None,
+        language: str | None = None,
         policy: ChunkPolicy | None = None,
-    ) -> Iterator[AudioChunk]:
-        """Speak in chunks, each as soon as it is made; arguments as in `speak`.
+    ) -> ChunkStream:
+        """Speak in chunks, each as soon as it is made; arguments as in `speak`. The stream's `marks` say when each
+        segment of the text was heard; leaving the stream early cancels it.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
-        options = _options(mode, instruct, speed, seed, sampling)
-        return iter(self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy))
+        options = _options(mode, instruct, speed, seed, sampling, language)
+        marks = StreamMarks()
+        handle = self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy, marks)
+        return ChunkStream(handle, marks, self.sample_rate)
 
     def astream(
         self,
@@ -230,14 +239,17 @@ class Vivavoce:
         speed: float = 1.0,
         seed: int = 0,
         sampling: SamplingParams | None = None,
+        language: str | None = None,
         policy: ChunkPolicy | None = None,
-    ) -> AsyncIterator[AudioChunk]:
+    ) -> AsyncChunkStream:
         """`stream` for an event loop: `async for chunk in tts.astream("Hello.")`; leaving the loop cancels it.
 
         A recording that is given as the voice is extracted here and blocks: pass it through `voice` in a thread first.
         """
-        options = _options(mode, instruct, speed, seed, sampling)
-        return aiter(self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy))
+        options = _options(mode, instruct, speed, seed, sampling, language)
+        marks = StreamMarks()
+        handle = self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy, marks)
+        return AsyncChunkStream(handle, marks, self.sample_rate)
 
     def convert(
         self,
@@ -257,7 +269,12 @@ class Vivavoce:
 
 
 def _options(
-    mode: Mode | str | None, instruct: str | None, speed: float, seed: int, sampling: SamplingParams | None
+    mode: Mode | str | None,
+    instruct: str | None,
+    speed: float,
+    seed: int,
+    sampling: SamplingParams | None,
+    language: str | None,
 ) -> SpeakOptions:
     chosen = mode if mode is None or isinstance(mode, Mode) else parse_mode(mode)
-    return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams())
+    return SpeakOptions(chosen, instruct, speed, seed, sampling or SamplingParams(), language)

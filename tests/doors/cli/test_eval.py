@@ -42,6 +42,7 @@ def sentences(*texts: str) -> Path:
     return Path("sentences.txt")
 
 
+@pytest.mark.long
 def test_a_model_is_measured(run: Run) -> None:
     pytest.importorskip("pocketsphinx", reason="needs the extra eval")
     said = sentences("Hi you.", "Go now.")

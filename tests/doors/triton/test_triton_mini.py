@@ -30,6 +30,7 @@ SENTENCES = (
 LISTENS_AT = 16_000
 
 
+@pytest.mark.long  # two servers of real models load on the cores that the suite has
 def test_every_stage_runs_and_what_is_served_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = server_installation()
     assert installation.first_on_path is not None

@@ -16,16 +16,21 @@ import pytest
 import torch
 from server_environment import server_installation
 from serving_client import infer, stream, streamed
-from speaking_helpers import RATE, hum
+from speaking_helpers import RATE, hum, near
 from tritonclient.utils import InferenceServerException
 
 from tests.soak.served import served, soak_server
 from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.doors.bridge.triton_speaker import TritonSpeaker
 from vivavoce.doors.triton.models.inner_language_model import TOP_K, TOP_P
 from vivavoce.doors.triton.server import TritonServer
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams, SpeechRequest, SynthesisRequest
 from vivavoce.service.audio.types import Audio
+from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.host.order import SpeechOrder
+from vivavoce.service.host.speaker import SegmentText, SpeechEvent, SpeechPiece
+from vivavoce.service.host.verdict import FinishReason, Verdict
 from vivavoce.service.modes import Mode, condition
 from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
 from vivavoce.service.text.tokenizer import TextTokenizer
@@ -33,9 +38,9 @@ from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.voice import Voice
 
 SPEAKING = ("cosyvoice2", "vivavoce")
-USERS = 16
+USERS = 8
 LEAVING = 12
-SOAK = 200
+SOAK = 80
 LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 3
 
 
@@ -62,14 +67,33 @@ def own(synthesizer: Synthesizer, voice: Voice, seed: int, sampling: SamplingPar
     return np.concatenate([chunk.samples for chunk in synthesizer.stream(text, voice, options, policy)])
 
 
-def near(heard: np.ndarray, expected: np.ndarray) -> bool:
-    """The same tokens in batches of other sizes: the vocoder's phases add up what sums differ by in their last bits."""
-    return float(np.square(heard - expected).sum()) < 1e-3 * float(np.square(expected).sum())
-
-
 def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=30) as reply:
         return reply.read().decode()
+
+
+@pytest.mark.parametrize("model", SPEAKING)
+def test_the_bridge_streams_what_the_server_makes(server: TritonServer, tmp_path: Path, model: str) -> None:
+    write_wav(tmp_path / "hum.wav", hum(1.0), RATE)
+    (tmp_path / "hum.txt").write_text("a hum")
+
+    async def speak() -> tuple[list[SpeechEvent], Verdict | None]:
+        speaker = await TritonSpeaker.open(f"triton://{server.grpc_url}", tmp_path, model=model)
+        try:
+            assert {voice.name for voice in await speaker.voices("")} >= {"hum"}
+            answer = await speaker.speak(SpeechOrder("Hi there, how are you. And you, my good friend?", "hum"))
+            return [event async for event in answer], answer.verdict
+        finally:
+            await speaker.close(0.0)
+
+    events, verdict = asyncio.run(speak())
+    told = [event for event in events if isinstance(event, SegmentText)]
+    pieces = [event for event in events if isinstance(event, SpeechPiece)]
+    assert [(one.start, one.end) for one in told][-1][1] == 47
+    assert {piece.segment for piece in pieces} == {one.place for one in told}
+    assert verdict is not None
+    assert verdict.reason is FinishReason.STOP
+    assert verdict.audio_s == pytest.approx(sum(len(piece.samples) for piece in pieces) / 24_000)
 
 
 def test_every_model_is_ready(server: TritonServer) -> None:
@@ -214,7 +238,7 @@ def test_statistics_and_metrics_count_what_was_asked_for(server: TritonServer) -
 
 
 def test_memory_is_flat(server: TritonServer) -> None:
-    """After the tests before, which have warmed it up; `make soak` asks ten times as often."""
+    """After the tests before, which have warmed it up; `make soak` asks 2,000 times."""
     report = asyncio.run(soak_server(server, SOAK))
     assert report.outcomes == {"heard": SOAK * 4 // 5, "left": SOAK // 5}
     assert report.broken == (), report

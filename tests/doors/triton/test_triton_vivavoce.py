@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import FakeBackend, ResponseSender, TritonError, initialize_args, refused
-from speaking_helpers import RATE, ask, hum, wave, waves
+from speaking_helpers import RATE, ask, hum, near, wave, waves
 
 from vivavoce.doors.triton.models import vivavoce_model
 from vivavoce.doors.triton.models.request_voices import open_voices
@@ -103,7 +103,7 @@ def test_each_of_eight_gets_its_own(streaming: VivavoceModel, synthesizer: Synth
     assert streaming.execute(requests) is None  # it returns before there is any audio
     for number, (text, request) in enumerate(zip(texts, requests, strict=True)):
         heard = np.concatenate(waves(request.answers()))
-        assert np.allclose(heard, own(synthesizer, streaming, text, number), atol=1e-4)
+        assert near(heard, own(synthesizer, streaming, text, number))
 
 
 def test_a_recording_is_extracted_once(streaming: VivavoceModel, synthesizer: Synthesizer, monkeypatch: Any) -> None:

@@ -24,7 +24,7 @@ from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.built_in import built_in_voices
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.store import VoiceStore, voices_home
+from vivavoce.service.voices.stores.opening import open_voice_store
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def load_studio(choice: ModelChoice) -> Studio:
     device = choose_device(choice.device)
     models = build_models(folder, device, choose_dtype(choice.dtype, device), choice.variant)
     front_end = load_front_end(folder, models.config)
-    store = VoiceStore(choice.voices or voices_home())
+    store = open_voice_store(choice.voices, None).of("")
     extractor = front_end.extractor
     return Studio(
         models,

@@ -121,13 +121,13 @@ def _compare_with(
     from vivavoce.service.front_end import load_front_end
     from vivavoce.service.voices.built_in import built_in_voices
     from vivavoce.service.voices.registry import VoiceRegistry
-    from vivavoce.service.voices.store import VoiceStore, voices_home
+    from vivavoce.service.voices.stores.opening import open_voice_store
 
     extractor = load_front_end(place).extractor
     instruments = replace(instruments, embed=embed_with(extractor.embedding))
     if request.one_voice_each:
         return instruments, prompt_references(request.cases, extractor.embedding, show)
-    store = VoiceStore(request.choice.voices or voices_home())
+    store = open_voice_store(request.choice.voices, None).of("")
     registry = VoiceRegistry(extractor, store, built_in_voices(place), extractor.fingerprint)
     of_cases = dict.fromkeys(case.voice for case in request.cases if case.voice is not None)
     found = Voices(place, registry.names(), registry.resolve)

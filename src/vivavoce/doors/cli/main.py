@@ -18,12 +18,15 @@ import typer
 from vivavoce.doors.cli import (
     bench,
     client,
+    config,
     convert_group,
     doctor,
     download,
     evaluate,
     info,
+    keys,
     options,
+    serve,
     speak,
     triton,
     voice,
@@ -56,6 +59,9 @@ app.add_typer(client.app, name="client")
 app.command(epilog=download.EXAMPLES)(download.download)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.add_typer(bench.app, name="bench")
+app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.add_typer(config.app, name="config")
+app.add_typer(keys.app, name="keys")
 app.add_typer(triton.app, name="triton")
 app.command(epilog=info.EXAMPLES)(info.info)
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

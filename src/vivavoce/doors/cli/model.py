@@ -24,7 +24,7 @@ class ModelChoice:
     device: str = "auto"
     dtype: str = "auto"
     variant: str | None = None
-    voices: Path | None = None
+    voices: str | Path | None = None
 
 
 @dataclass(frozen=True)

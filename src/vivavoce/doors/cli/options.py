@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,14 +10,14 @@ MODEL_VARIABLE = "VIVAVOCE_MODEL"
 """Names the model of every command that is given none."""
 
 
-def _expand_user(folder: Path | None) -> Path | None:
-    """Read a leading ~ as the shell would, which leaves it as it is in `--voices=~/v` and in a settings file."""
-    return None if folder is None else Path(os.path.expanduser(folder))  # Path.expanduser raises for ~nobody
-
-
 OutOption = Annotated[
     str,
-    typer.Option("--out", "-o", metavar="PATH|-", help="WAV file to write, overwritten if it exists; - is stdout."),
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="PATH|-",
+        help="File to write, overwritten if it exists: .mp3, .opus, .aac, .flac, .pcm, else WAV; - is stdout, as WAV.",
+    ),
 ]
 VoiceOption = Annotated[
     str | None,
@@ -45,13 +43,12 @@ ModelOption = Annotated[
     ),
 ]
 VoicesOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--voices",
-        metavar="FOLDER",
+        metavar="FOLDER|URL",
         envvar="VIVAVOCE_VOICES",
-        callback=_expand_user,
-        help="Where voices are stored.  [default: the user's own folder]",
+        help="Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]",
     ),
 ]
 SpeedOption = Annotated[float, typer.Option("--speed", metavar="NUMBER", help="0.5 to 2.0; the pitch stays.")]

@@ -1,4 +1,4 @@
-"""Where audio goes: a WAV file or standard output; found out to be writable before any model loads."""
+"""Where audio goes: a file or standard output; found out to be writable before any model loads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from vivavoce.service.audio.formats import AudioFormat
     from vivavoce.service.synthesizer import Speech
 
 STDOUT = "-"
@@ -49,47 +50,48 @@ class Output:
                 "add `| ffplay -nodisp -autoexit -`, or name a file with --out"
             )
 
+    @property
+    def format(self) -> AudioFormat:
+        """What the file's suffix stands for; WAV for every other name, and for standard output."""
+        from vivavoce.service.audio.formats import format_of
+
+        return format_of(self.target)
+
     def write(self, speech: Speech) -> None:
         """Write a finished speech; InvalidRequest if the place cannot be written after all."""
-        from vivavoce.service.audio.wav import write_wav
+        from vivavoce.service.audio.encode_file import encode_whole, write_audio
 
         if self.target != STDOUT:
-            speech.save(self.target)
+            write_audio(self.target, speech.samples, speech.sample_rate)
             return
         with self._explaining():
-            write_wav(sys.stdout.buffer, speech.samples, speech.sample_rate)
+            sys.stdout.buffer.write(encode_whole(self.format, speech.samples, speech.sample_rate))
             sys.stdout.buffer.flush()
 
     @contextmanager
     def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
-        """Write a header of unknown length, and yield what takes samples [n] and passes them on at once.
+        """Yield what takes samples [n], encodes them and passes them on at once.
 
-        A file's header is put right in the end, so that it is a whole WAV file even if the speech is broken off.
+        A file is whole in the end, with its length in the header, even if the speech is broken off.
         """
-        from vivavoce.service.audio.pcm import to_int16
-        from vivavoce.service.audio.wav import wav_header
+        from vivavoce.service.audio.encode import open_encoder
 
-        with self._opened() as file:
-            num_written = 0
+        with closing(open_encoder(self.format, sample_rate)) as encoder, self._opened() as file:
 
             def put(data: bytes) -> None:
                 with self._explaining():
                     file.write(data)
                     file.flush()
 
-            def write(samples: NDArray[np.float32]) -> None:
-                nonlocal num_written
-                put(to_int16(samples).astype("<i2").tobytes())
-                num_written += len(samples)
-
-            put(wav_header(sample_rate, None))
             try:
-                yield write
+                yield lambda samples: put(encoder.encode(samples))
             finally:
-                if self.target != STDOUT and file.seekable():
+                put(encoder.finish())
+                header = encoder.whole_header()
+                if header and self.target != STDOUT and file.seekable():
                     with self._explaining():  # seeking writes what a full disk did not take before
                         file.seek(0)
-                    put(wav_header(sample_rate, num_written))
+                    put(header)
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:

@@ -1,9 +1,9 @@
-"""`vivavoce speak`: text in, WAV out."""
+"""`vivavoce speak`: text in, an audio file out."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
@@ -13,6 +13,7 @@ from vivavoce.doors.cli.console import Reporter
 from vivavoce.doors.cli.model import EngineChoice, LoadedModel, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.doors.cli.output import Output
 from vivavoce.doors.cli.source_text import read_text
+from vivavoce.doors.cli.subtitle_file import SubtitleFile
 
 if TYPE_CHECKING:
     from vivavoce.engine.request import AudioChunk, SamplingParams
@@ -23,6 +24,7 @@ EXAMPLES = options.examples(
     'vivavoce speak "Hello there." -o hello.wav',
     'vivavoce speak --voice me.wav --prompt-text "What I say there." "Hello there."',
     "vivavoce speak --file chapter.txt --stream -o - | ffplay -nodisp -autoexit -",
+    "vivavoce speak --file chapter.txt -o chapter.wav --subtitles chapter.srt",
 )
 
 
@@ -69,6 +71,10 @@ def speak(
     stream: Annotated[
         bool, typer.Option("--stream", help="Write the audio while it is made: it starts sooner and ends later.")
     ] = False,
+    subtitles: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Write subtitles, too: a .srt or .vtt file, overwritten if it exists."),
+    ] = None,
     device: options.DeviceOption = "auto",
     dtype: options.DtypeOption = "auto",
     variant: options.VariantOption = None,
@@ -77,20 +83,25 @@ def speak(
     voices: options.VoicesOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Speak a text of up to 20,000 characters into a WAV file."""
+    """Speak a text of up to 20,000 characters into an audio file."""
     output, reporter = Output(out), Reporter(quiet)
     output.check()
+    titles = None if subtitles is None else SubtitleFile(subtitles)
+    if titles is not None:
+        titles.check()
     said = read_text(text, file)
     with reporter.working("starting …"):
         manner = check_manner(prompt_text, mode, instruct, speed, seed, top_p, top_k)
     engine = EngineChoice(int8_lm=int8_lm, fp8_flow=fp8_flow)
     loaded = load_model(ModelChoice(model, device, dtype, variant, voices), reporter, engine)
     if stream:
-        _stream(said, voice, manner, loaded, output, reporter)
+        _stream(said, voice, manner, loaded, output, reporter, titles)
     else:
         with reporter.working("speaking …"):
             speech = loaded.tts.speak(said, voice, **manner)
         output.write(speech)
+        if titles is not None:
+            titles.write(speech.marks)
         report_speech(speech, output, loaded, reporter)
     note_if_no_real_model(loaded.tts.card, reporter)
 
@@ -120,16 +131,26 @@ def check_manner(
 
 
 def _stream(
-    text: str, voice: str | None, manner: Manner, loaded: LoadedModel, output: Output, reporter: Reporter
+    text: str,
+    voice: str | None,
+    manner: Manner,
+    loaded: LoadedModel,
+    output: Output,
+    reporter: Reporter,
+    titles: SubtitleFile | None,
 ) -> None:
     clock = StreamClock()
     with reporter.working("speaking …") as show:
         # Bad input is refused here, so a file that exists is overwritten only once there is something to write.
         chunks = loaded.tts.stream(text, voice, **manner)
-        with output.stream(loaded.tts.sample_rate) as write:
-            for chunk in clock.timed(chunks):
-                write(chunk.samples)
-                show(f"speaking … {clock.audio_s:.1f} s")
+        try:
+            with output.stream(loaded.tts.sample_rate) as write:
+                for chunk in clock.timed(chunks):
+                    write(chunk.samples)
+                    show(f"speaking … {clock.audio_s:.1f} s")
+        finally:
+            if titles is not None and chunks.marks:  # of what was spoken, like the audio
+                titles.write(chunks.marks)
     reporter.report(
         f"{output.label}: {clock.audio_s:.2f} s of audio, RTF {clock.rtf:.2f}, first audio after {clock.first_s:.2f} s "
         f"({clock.work_s:.2f} s in all; model loaded in {loaded.seconds:.2f} s)"
@@ -151,7 +172,7 @@ class StreamClock:
         """Seconds of work per second of audio."""
         return self.work_s / self.audio_s if self.audio_s else 0.0
 
-    def timed(self, chunks: Iterator[AudioChunk]) -> Iterator[AudioChunk]:
+    def timed(self, chunks: Iterable[AudioChunk]) -> Iterator[AudioChunk]:
         """The same chunks, counted."""
         for chunk in chunks:
             self.work_s += time.perf_counter() - self._resumed

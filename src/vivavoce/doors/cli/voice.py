@@ -16,7 +16,7 @@ from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNot
 
 if TYPE_CHECKING:
     from vivavoce.service.inspection import ModelNames
-    from vivavoce.service.voices.store import VoiceStore
+    from vivavoce.service.voices.stores.protocol import NamedVoices
     from vivavoce.service.voices.voice import Voice
 
 app = typer.Typer(
@@ -220,13 +220,13 @@ def export(
     Reporter(quiet).report(f"{out}: {', '.join(names)}")
 
 
-def _store(folder: Path | None) -> VoiceStore:
-    from vivavoce.service.voices.store import VoiceStore, voices_home
+def _store(place: str | None) -> NamedVoices:
+    from vivavoce.service.voices.stores.opening import open_voice_store
 
-    return VoiceStore(folder or voices_home())
+    return open_voice_store(place, None).of("")
 
 
-def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
+def _refuse_taken(names: list[str], store: NamedVoices, replace: bool) -> None:
     taken = [name for name in names if name in store]
     if taken and not replace:
         raise VoiceExists(f"voice: {', '.join(taken)} stored already; add --replace, or choose another name")

@@ -8,7 +8,8 @@ from vivavoce.doors.triton.models.speaking_parameters import SpeakingParameters
 from vivavoce.doors.triton.models.spoken_request import SpokenRequest
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.voices.built_in import built_in_voices
-from vivavoce.service.voices.registry import Extractor, VoiceRegistry
+from vivavoce.service.voices.model_voices import Extractor
+from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.store import VoiceStore, voices_home
 from vivavoce.service.voices.voice import Voice
 
