@@ -1,0 +1,1 @@
+"""What HTTP adds to the engine; `python -m benchmarks.http_overhead` measures it."""

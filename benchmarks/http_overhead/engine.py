@@ -1,0 +1,99 @@
+"""`python -m benchmarks.http_overhead.engine SETTINGS`: the engine in this process, asked through the Python API.
+
+SETTINGS: a server's settings as JSON. It says first: the machine, the voices, and each sentence's text tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from benchmarks.gpu.origin import origin
+from benchmarks.http_overhead.loads import Load, answer_loads
+from vivavoce.bench.target import Piece, Utterance
+from vivavoce.bench.texts import SENTENCES
+from vivavoce.doors.python import Vivavoce, load
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.request import SamplingParams
+from vivavoce.service.default_model import model_folder
+from vivavoce.service.host.studio import engine_settings
+from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.service.voices.built_in import built_in_voices
+
+
+@dataclass(frozen=True, eq=False)
+class EngineSpeaker:
+    """See `LoadTarget`."""
+
+    tts: Vivavoce
+    accepted_s: dict[int, float] = field(default_factory=dict)
+
+    def target(self, load: Load) -> EngineTarget:
+        """See `LoadTarget`."""
+        return EngineTarget(self, load)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineTarget:
+    """See `Target`; texts are read out in threads, as a program with other users does."""
+
+    speaker: EngineSpeaker
+    load: Load
+
+    @property
+    def sample_rate(self) -> int:
+        """See `Target`."""
+        return self.speaker.tts.sample_rate
+
+    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
+        """See `Target`."""
+        sampling = SamplingParams(**self.load.sampling(utterance.text))  # type: ignore[arg-type]
+        stream = await asyncio.to_thread(
+            self.speaker.tts.astream,
+            utterance.text,
+            utterance.voice,
+            seed=utterance.seed,
+            sampling=sampling,
+            policy=ChunkPolicy.parse(self.load.policy),
+        )
+        self.speaker.accepted_s[utterance.number] = asyncio.get_running_loop().time()
+        async for chunk in stream:
+            yield Piece(len(chunk.samples))
+
+    async def close(self) -> None:
+        """See `Target`; the speaker stays."""
+
+
+def main() -> None:
+    """Load and warm up as a server with these settings does, then answer loads."""
+    settings = ServerSettings.model_validate_json(sys.argv[1])
+    chosen = settings.model
+    folder = model_folder(chosen.model)
+    tts = load(
+        folder,
+        device=chosen.device,
+        dtype=chosen.dtype,
+        voices=settings.voices.place,
+        settings=engine_settings(settings),
+        text_processes=chosen.text_processes,
+    )
+    tts.warm_up(chosen.warm_up_s)
+    about = {
+        **origin("benchmarks.http_overhead", tts.device),
+        "model": tts.card.name,
+        "dtype": str(tts.dtype).removeprefix("torch."),
+        "voices": list(built_in_voices(folder)),
+        "text_tokens": {text: _text_tokens(tts, text) for text in SENTENCES},
+    }
+    answer_loads(about, EngineSpeaker(tts), tts.close)
+
+
+def _text_tokens(tts: Vivavoce, text: str) -> int:
+    front_end = tts._synthesizer.text  # what bounds a length counts in its tokens, which the API does not show
+    return sum(len(front_end.encode(segment)) for segment in front_end.segments(text))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A load as it crosses to the process that puts it on its target, and what came of it on the way back: JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from vivavoce.bench.load import ClosedLoop, run_load
+from vivavoce.bench.outcome import Arrival, Ending, Outcome
+from vivavoce.bench.target import Piece, Target, Utterance
+
+SAMPLE_RATE = 24_000
+"""Of a server's pcm."""
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many users, each of whom asks for the next utterance when the last one's audio is whole.
+
+    name: of this load, no other has it; ratios: speech tokens per text token of texts whose length is fixed.
+    """
+
+    name: str
+    users: int
+    utterances: Sequence[Utterance]
+    policy: str
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+    def sampling(self, text: str) -> dict[str, float]:
+        """What bounds the length of its speech; empty: the model ends it."""
+        ratio = self.ratios.get(text)
+        return {} if ratio is None else {"min_ratio": ratio, "max_ratio": ratio}
+
+    def own_fields(self, utterance: Utterance) -> dict[str, Any]:
+        """What a request says beyond OpenAI's fields."""
+        return {"seed": utterance.seed, "chunk_policy": self.policy, "sampling": self.sampling(utterance.text)}
+
+    def request_id(self, number: int) -> str:
+        """Of one of its utterances."""
+        return f"{self.name}-{number}"
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What became of the utterances; times are of the machine's monotonic clock, which all its processes share.
+
+    accepted_s: where the target tells it, when each number's request was with the engine.
+    """
+
+    outcomes: Sequence[Outcome]
+    accepted_s: Mapping[int, float]
+
+
+class LoadTarget(Protocol):
+    """What a process puts loads on."""
+
+    @property
+    def accepted_s(self) -> dict[int, float]:
+        """See `Result`; filled while a load runs."""
+
+    def target(self, load: Load) -> Target:
+        """What speaks this load's utterances."""
+
+
+class Child:
+    """A process that answers loads: `python -m MODULE ARGUMENTS`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name, self._process = name, process
+        self.about: dict[str, Any] = self._read()
+        """What it says of itself when it is ready."""
+
+    def run(self, load: Load) -> Result:
+        """Put the load on the target, and wait for all of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(load)) + "\n")
+        self._process.stdin.flush()
+        told = self._read()
+        sample_rate = told["sample_rate"]
+        outcomes = [
+            Outcome(
+                utterance,
+                sample_rate,
+                start_s,
+                end_s,
+                tuple(Arrival(at_s, count) for at_s, count in arrivals),
+                Ending(ending),
+                problem,
+            )
+            for utterance, (start_s, end_s, arrivals, ending, problem) in zip(
+                load.utterances, told["outcomes"], strict=True
+            )
+        ]
+        return Result(outcomes, {int(number): at_s for number, at_s in told["accepted_s"].items()})
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._name} has ended; what it said is above")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+
+@contextmanager
+def child(module: str, *arguments: str) -> Iterator[Child]:
+    """One, while the block runs; it ends when its input does."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield Child(module, process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def answer_loads(about: Mapping[str, Any], speaker: LoadTarget, close: Callable[[], Any]) -> None:
+    """The child's part: say that it is ready, then run what is asked for, in one event loop, until there is no more."""
+    loop = asyncio.new_event_loop()  # one for all loads, so that connections stay open between them
+    try:
+        _write(about)
+        for line in sys.stdin:
+            load = read_load(json.loads(line))
+            speaker.accepted_s.clear()
+            target = speaker.target(load)
+            outcomes = loop.run_until_complete(run_load(target, load.utterances, ClosedLoop(load.users)))
+            rows = [
+                (one.start_s, one.end_s, [(a.at_s, a.num_samples) for a in one.arrivals], one.ending.value, one.problem)
+                for one in outcomes
+            ]
+            _write({"sample_rate": target.sample_rate, "outcomes": rows, "accepted_s": speaker.accepted_s})
+        closing = close()
+        if asyncio.iscoroutine(closing):
+            loop.run_until_complete(closing)
+    finally:
+        loop.close()
+
+
+def read_load(told: dict[str, Any]) -> Load:
+    """What `asdict` made of a load, and JSON of that."""
+    return Load(**{**told, "utterances": [Utterance(**one) for one in told["utterances"]]})
+
+
+def _write(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+async def counted(chunks: AsyncIterator[bytes]) -> AsyncIterator[Piece]:
+    """Pieces of 16-bit audio of which the network may cut a sample in two."""
+    rest = 0
+    async for chunk in chunks:
+        samples, rest = divmod(rest + len(chunk), 2)
+        yield Piece(samples)

@@ -1,0 +1,94 @@
+"""When a request passed which place of the server, written down by the server's processes and put together here."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivavoce.bench.outcome import Ending, Outcome
+from vivavoce.bench.percentiles import percentile
+
+FOLDER = "HTTP_OVERHEAD_TRACES"
+"""The variable that tells a traced server's processes where to write."""
+SPANS = {
+    "to_server": "the client's call to the door",
+    "door": "the door reads and checks it, until it is sent to the engine's process",
+    "to_engine": "on the way there",
+    "front": "text and voice, until the engine has it",
+    "engine": "the engine, to the first chunk",
+    "to_door": "on the way back",
+    "encode": "made into bytes",
+    "to_client": "on the way to the client",
+}
+"""The time to the first byte, from beginning to end: each span begins where the one before it ends."""
+Trace = Mapping[str, Any]
+
+
+class TraceLog:
+    """One process's part: times of requests that are under way, written when the last one of a request is known."""
+
+    def __init__(self, name: str) -> None:
+        path = Path(os.environ[FOLDER]) / f"{name}.jsonl"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._open: dict[int, dict[str, Any]] = {}
+
+    def begin(self, number: int, **values: Any) -> None:
+        """A request, by the number that it has between the processes."""
+        self._open[number] = {"number": number, **values}
+
+    def mark(self, number: int, place: str) -> None:
+        """It passes a place; the first time counts."""
+        if (trace := self._open.get(number)) is not None:
+            trace.setdefault(place, time.monotonic())
+
+    def end(self, number: int, place: str) -> None:
+        """It passes its last place."""
+        self.mark(number, place)
+        if (trace := self._open.pop(number, None)) is not None:
+            os.write(self._file, json.dumps(trace).encode() + b"\n")
+
+
+def read_traces(folder: Path) -> dict[str, Trace]:
+    """What both processes wrote of each request, by its id."""
+    engine = {trace["number"]: trace for trace in _lines(folder / "engine.jsonl")}
+    return {
+        trace["id"]: {**engine[trace["number"]], **trace}
+        for trace in _lines(folder / "server.jsonl")
+        if trace["number"] in engine
+    }
+
+
+def spans(outcome: Outcome, trace: Trace) -> dict[str, float]:
+    """Seconds of each of `SPANS`; their sum is the time to the first byte."""
+    times = [
+        outcome.start_s,
+        *(trace[place] for place in ("accepted", "sent", "received", "submitted", "made", "came", "written")),
+        outcome.arrivals[0].at_s,
+    ]
+    return {name: later - earlier for name, earlier, later in zip(SPANS, times, times[1:], strict=False)}
+
+
+def mean_spans(outcomes: Sequence[Outcome], request_ids: Sequence[str], traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Means and medians in ms over the requests that ended well, and how many there were.
+
+    request_ids: in the order of the outcomes.
+    """
+    found = [
+        spans(outcome, traces[identity])
+        for outcome, identity in zip(outcomes, request_ids, strict=True)
+        if outcome.ending is Ending.OK and identity in traces
+    ]
+    if not found:
+        raise SystemExit(f"no request was traced: {outcomes[0].ending.value} {outcomes[0].problem}")
+    means = {f"{name}_ms": 1000 * sum(one[name] for one in found) / len(found) for name in SPANS}
+    medians = {f"{name}_ms_p50": 1000 * percentile([one[name] for one in found], 50) for name in SPANS}
+    return {"requests": len(found), **means, "ttfb_ms": sum(means.values()), **medians}
+
+
+def _lines(path: Path) -> Iterator[Trace]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.http_overhead.traced serve …`: `vivavoce serve` that writes down when requests pass where.
+
+Its figures tell where time goes, not how much there is: what is measured beside the engine is the server as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextvars import ContextVar
+from typing import Any
+from unittest.mock import patch
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from benchmarks.http_overhead.trace import TraceLog
+from vivavoce.doors.cli import serve_run
+from vivavoce.doors.cli.main import main
+from vivavoce.doors.http.app import build_app
+from vivavoce.doors.http.desk import Desk
+from vivavoce.service.host.host import EngineHost
+from vivavoce.service.host.messages import Said, Speak
+from vivavoce.service.host.speaker import SpeechPiece
+from vivavoce.service.operations.settings import ServerSettings
+
+LOG = TraceLog("server")
+_visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None)
+"""The HTTP request that is worked on, with the number that it gets."""
+
+
+class TracedHost(EngineHost):
+    """Its messages are noted as they go and come; there is no other place to see them from."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"))
+
+    def _send(self, message: Any) -> None:
+        visitor = _visitor.get()
+        if isinstance(message, Speak) and visitor is not None:
+            visitor["number"] = message.number
+            LOG.begin(message.number, id=visitor["id"], accepted=visitor["accepted"])
+            LOG.mark(message.number, "sent")
+        super()._send(message)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Said) and isinstance(message.event, SpeechPiece):
+            LOG.mark(message.number, "came")
+        super()._take(message)
+
+
+def watched(app: ASGIApp) -> ASGIApp:
+    """Around an app: when a request has come, and when its first audio is written."""
+
+    async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        visitor: dict[str, Any] = {"id": Headers(scope=scope).get("x-request-id", ""), "accepted": time.monotonic()}
+        _visitor.set(visitor)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.body" and message.get("body") and "number" in visitor:
+                LOG.end(visitor["number"], "written")
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return watching
+
+
+def _build(desk: Desk) -> ASGIApp:
+    return watched(build_app(desk))
+
+
+if __name__ == "__main__":
+    with patch.object(serve_run, "build_app", _build), patch.object(serve_run, "EngineHost", TracedHost):
+        sys.exit(main())
