@@ -4,6 +4,7 @@ PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 SETUP := .venv/.setup
 DEV := .venv/.setup-dev
+SERVER := .venv/.setup-server
 OUT ?= out.wav
 
 # Values go to the shell as environment variables and are never pasted into a command. $(value …) keeps make from
@@ -14,11 +15,14 @@ override VOICE := $(value VOICE)
 override PROMPT_TEXT := $(value PROMPT_TEXT)
 override MODEL := $(value MODEL)
 override REFERENCE := $(value REFERENCE)
+# Some shells have a HOST of their own: only one that is typed after make is meant.
+override HOST := $(if $(filter command,$(origin HOST)),$(value HOST))
+override PORT := $(value PORT)
 override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
-export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE TORCH_INDEX_URL
+export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE HOST PORT TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak test check parity soak clean
+.PHONY: help setup speak serve test check parity soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +36,13 @@ speak: $(SETUP) ## say TEXT="..."; optional OUT=out.wav VOICE= PROMPT_TEXT= MODE
 	[ -z "$$PROMPT_TEXT" ] || set -- "$$@" --prompt-text "$$PROMPT_TEXT"; \
 	[ -z "$$MODEL" ] || set -- "$$@" --model "$$MODEL"; \
 	exec $(PYTHON) -m vivavoce speak --out "$$OUT" "$$@" -- "$$TEXT"
+
+serve: $(SERVER) ## speak for programs and people at http://127.0.0.1:8880; optional PORT= MODEL= HOST=
+	@set --; \
+	[ -z "$$HOST" ] || set -- "$$@" --host "$$HOST"; \
+	[ -z "$$PORT" ] || set -- "$$@" --port "$$PORT"; \
+	[ -z "$$MODEL" ] || set -- "$$@" --model "$$MODEL"; \
+	exec $(PYTHON) -m vivavoce serve "$$@"
 
 # The server for the tests of the Triton repository; where it cannot be had, they are skipped and say why.
 # A file's tests stay together: what they share is made once.
@@ -49,9 +60,11 @@ parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folde
 	@$(PYTHON) -m tests.parity "$$REFERENCE"
 
 # oneDNN keeps 1024 compiled shapes: a cache that fills for hours would look like a leak.
-soak: $(DEV) ## ask an engine for 10,000 things and a Triton server for 2,000, and see that nothing of them is left
+soak: $(DEV) ## ask an engine for 10,000 things, a server for five minutes and a Triton server for 2,000, and see that nothing is left
 	@ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 $(PYTHON) -m tests.soak
+	@$(PYTHON) -m tests.soak.http_crowd
 	@$(PYTHON) -m tests.soak.served
+	$(PYTHON) -m pytest -m long
 
 clean: ## remove .venv and everything else that these commands made
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -66,6 +79,10 @@ $(SETUP): pyproject.toml constraints.txt
 	@[ -x $(PYTHON) ] || $(PYTHON3) -m venv .venv
 	@[ -z "$$TORCH_INDEX_URL" ] || $(PYTHON) -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
 	$(PYTHON) -m pip install -c constraints.txt -e .
+	@touch $@
+
+$(SERVER): $(SETUP)
+	$(PYTHON) -m pip install -c constraints.txt -e '.[server]'
 	@touch $@
 
 $(DEV): $(SETUP)

@@ -26,7 +26,9 @@ def echo(tmp_path: Path) -> Path:
 
 def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # -o: take the installation as done.
-    command = ["make", "-C", str(ROOT), "--no-print-directory", "-o", ".venv/.setup", "-o", ".venv/.setup-dev"]
+    command = ["make", "-C", str(ROOT), "--no-print-directory"]
+    for stamp in (".venv/.setup", ".venv/.setup-dev", ".venv/.setup-server"):
+        command += ["-o", stamp]
     inherited = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
     return subprocess.run(
         [*command, *arguments], env=inherited | environment, capture_output=True, text=True, check=False
@@ -68,6 +70,13 @@ def test_options_are_passed_when_given(echo: Path) -> None:
     assert result.stdout.splitlines() == lines("-m", "vivavoce", "speak", *options, "--", "Hi")
 
 
+def test_a_server_gets_what_is_given(echo: Path) -> None:
+    assert make("serve", f"PYTHON={echo}", HOST="this-machine").stdout.splitlines() == lines("-m", "vivavoce", "serve")
+    result = make("serve", f"PYTHON={echo}", "PORT=80 80", "MODEL=a $b", "HOST=::1")
+    options = ("--host", "::1", "--port", "80 80", "--model", "a $b")
+    assert result.stdout.splitlines() == lines("-m", "vivavoce", "serve", *options)
+
+
 @pytest.mark.parametrize(("target", "missing"), [("speak", "TEXT="), ("parity", "REFERENCE=")])
 def test_what_is_missing_is_said(echo: Path, target: str, missing: str) -> None:
     result = make(target, f"PYTHON={echo}")
@@ -85,7 +94,7 @@ def test_help_is_the_default_and_lists_every_command() -> None:
     result = make()
     commands = [line.split()[:2] for line in result.stdout.splitlines()]
     assert commands == [
-        ["make", name] for name in ("help", "setup", "speak", "test", "check", "parity", "soak", "clean")
+        ["make", name] for name in ("help", "setup", "speak", "serve", "test", "check", "parity", "soak", "clean")
     ]
 
 
