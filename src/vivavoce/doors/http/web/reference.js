@@ -6,11 +6,15 @@ import { toInt16, wav } from "./pcm.js";
 /** The server takes no longer ones. */
 const LONGEST_S = 30;
 
+/** The recorder gives what it has this often, so that the bar moves. */
+const STEP_MS = 250;
+
 /** What it fills is the form's fieldset #reference; one to a page. */
 export class Reference {
   constructor() {
     this.button = element("button", { type: "button" }, "Record");
     this.file = element("input", { type: "file", accept: "audio/*" });
+    this.length = element("progress", { max: LONGEST_S, hidden: true, "aria-label": "Seconds recorded" });
     this.preview = element("audio", { controls: true, hidden: true });
     this.words = element("textarea", { rows: 2, id: "transcript", "aria-describedby": "transcript-hint" });
     this.note = element("p", { className: "hint", role: "status" });
@@ -20,6 +24,7 @@ export class Reference {
       this.button,
       element("label", { className: "pick" }, "or a file ", this.file),
       this.note,
+      this.length,
       this.preview,
       element("div", { className: "field" }, element("label", { htmlFor: "transcript" }, "What it says"), this.words,
         element("p", { className: "hint", id: "transcript-hint" },
@@ -70,9 +75,14 @@ export class Reference {
     const parts = [];
     const recorder = new MediaRecorder(microphone);
     const limit = setTimeout(() => recorder.stop(), LONGEST_S * 1000);
-    recorder.addEventListener("dataavailable", (event) => parts.push(event.data));
+    const began = performance.now();
+    recorder.addEventListener("dataavailable", (event) => {
+      parts.push(event.data);
+      if (event.data.size > 0) this.length.value = (performance.now() - began) / 1000;
+    });
     recorder.addEventListener("stop", async () => {
       clearTimeout(limit);
+      this.length.hidden = true;
       for (const track of microphone.getTracks()) track.stop();
       this.recorder = null;
       this.button.textContent = "Record again";
@@ -83,7 +93,9 @@ export class Reference {
     this.recorder = recorder;
     this.button.textContent = "Stop recording";
     write(this.note, `Recording; it ends by itself after ${LONGEST_S} s.`);
-    recorder.start();
+    this.length.value = 0;
+    this.length.hidden = false;
+    recorder.start(STEP_MS);
   }
 
   /** @param {Blob} recorded */
