@@ -213,6 +213,12 @@ def empty(server: Served, connections: int = 0) -> None:
     server.call(lambda: until(lambda: reception.visits == 0 and listener.connections == connections))
 
 
+def unread(server: Served) -> int:
+    """Connections that wait for their readers; to be called in the server's event loop."""
+    connections = server.listener._server.server_state.connections
+    return sum(connection.flow is not None and connection.flow.write_paused for connection in connections)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop's other tasks go on until they have brought it about."""
     while not condition():

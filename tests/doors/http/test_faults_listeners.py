@@ -25,6 +25,7 @@ from tests.doors.http.faulty_clients import (
     request,
     speech,
     undisturbed,
+    unread,
     until,
 )
 from tests.doors.http.serving import Served, make_desk, serving
@@ -74,14 +75,16 @@ def test_who_does_not_read_holds_up_only_itself(server: Served, window: int | No
         assert (len(rest), ended_well) == (whole, True)
 
 
-@pytest.mark.parametrize("way", ["reset", "close", "half"])
+@pytest.mark.parametrize("way", ["reset", "close", "half", "half, not reading"])
 @pytest.mark.parametrize("extra", [{}, {"stream_format": "sse"}, {"response_format": "mp3"}], ids=["pcm", "sse", "mp3"])
 def test_who_leaves_in_the_middle_ends_its_own_stream(server: Served, way: str, extra: dict[str, str]) -> None:
     with undisturbed(server), Client(server, receive_buffer=4_096) as client:
         client.ask(SPEECH, speech(LONG, **extra))
         status, headers = client.head()
         assert (status, bool(client.chunk())) == (200, True)
-        if way == "half":
+        if way == "half, not reading":
+            server.call(lambda: until(lambda: unread(server) == 1))
+        if way.startswith("half"):
             client.stop_writing()
         else:
             client.reset() if way == "reset" else client.__exit__()

@@ -70,6 +70,12 @@ def bounded_protocol(bounds: ConnectionBounds) -> type[H11Protocol]:
             self._unset_keepalive_if_required()
             super().connection_lost(exc)
 
+        def eof_received(self) -> None:
+            super().eof_received()
+            # asyncio tells of the connection's end only when what was written is read, which may never be.
+            self._tell_disconnected()
+            self._await_reader()
+
         def data_received(self, data: bytes) -> None:
             if self._deadline is None and self.cycle is not None and self.cycle.response_complete:
                 self._await_request()
@@ -141,12 +147,15 @@ def bounded_protocol(bounds: ConnectionBounds) -> type[H11Protocol]:
             else:
                 self.transport.abort()
 
+        def _tell_disconnected(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+
         def _refuse(self, answer: Response) -> None:
             """Answer in place of the app if nothing was answered yet, and end the connection."""
             self._stop_waiting()
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.cycle.disconnected = True  # an app that waits for more of the body learns that none will come
-                self.cycle.message_event.set()
+            self._tell_disconnected()  # an app that waits for more of the body learns that none will come
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
                 self.transport.abort()
                 return
