@@ -67,6 +67,7 @@ def test_nothing_given_sets_nothing() -> None:
         (["--no-web-page"], "server.web_page", False),
         (["--model-dir", "x"], "model.model", "x"),
         (["--cors-origin", "https://a.org", "--cors-origin", "*"], "server.cors_origins", ("https://a.org", "*")),
+        (["--allowed-host", "TTS.example.org"], "server.allowed_hosts", ("tts.example.org",)),
         (["--memory", "8"], "model.memory_gb", 8.0),
         (["--drain", "0"], "server.drain_s", 0.0),
         (["--log-format", "json"], "logging.format", "json"),

@@ -158,7 +158,7 @@ class Client:
 
 def request(path: str, body: bytes = b"", method: str = "POST", **headers: str) -> bytes:
     """A request's bytes; headers: underscores stand for hyphens, and "" leaves a header out."""
-    kinds = {"host": "x", "content-type": "application/json", "content-length": str(len(body))}
+    kinds = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
     given = {**kinds, **{name.replace("_", "-"): value for name, value in headers.items()}}
     lines = [f"{name}: {value}\r\n" for name, value in given.items() if value]
     return f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + body

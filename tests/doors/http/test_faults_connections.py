@@ -13,9 +13,9 @@ from tests.doors.http.serving import Served, serving
 from vivavoce.doors.http.app import build_app
 from vivavoce.doors.http.connections import MARGIN
 
-GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
-POST = b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\n"
-SOCKET = b"GET /v1/audio/stream HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"
+SOCKET = b"GET /v1/audio/stream HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
 KEYED = SOCKET + b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
 HURRIED = 0.4
 HEADER_BYTES = 8_192
@@ -40,10 +40,10 @@ def beside(server: Served) -> Iterator[None]:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), 400, "request: "),
         (b"GARBAGE\r\n\r\n", 400, "request: "),
         (b"GET /health/live\r\n\r\n", 400, "request: "),
-        (b"G\0T / HTTP/1.1\r\nhost: x\r\n\r\n", 400, "request: "),
-        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400, "request: "),
+        (b"G\0T / HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, "request: "),
+        (b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, "request: "),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "request: HTTP/1.1 is spoken"),
-        (b"GET / HTTP/9.9\r\nhost: x\r\n\r\n", 505, "request: HTTP/1.1 is spoken"),
+        (b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", 505, "request: HTTP/1.1 is spoken"),
         (b"GET /health/live HTTP/1.1\r\n\r\n", 400, "request: "),
         (GET + b"host: y\r\n\r\n", 400, "request: "),
         (GET + b"a: b\0c\r\n\r\n", 400, "request: "),
@@ -61,7 +61,7 @@ def beside(server: Served) -> Iterator[None]:
         (POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, "request: "),
         (POST + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\n", 400, "request: "),
         (POST + b"transfer-encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n", 400, "request: "),
-        (b"GET /" + b"a" * HEADER_BYTES + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431, "headers: "),
+        (b"GET /" + b"a" * HEADER_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431, "headers: "),
         (b"GET /" + b"a" * 1_000_000, 431, "headers: "),
         (GET + b"a: " + b"b" * HEADER_BYTES + b"\r\n\r\n", 431, "headers: "),
         (GET + b"a: b\r\n" * (HEADER_BYTES // 6) + b"\r\n", 431, "headers: "),

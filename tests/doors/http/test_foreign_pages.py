@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from tests.doors.fake_speaker import FakeSpeaker
 from tests.doors.http.serving import Served, make_desk, serving
 from vivavoce.doors.http.app import build_app
+from vivavoce.service.operations.keys import KeyRing
+from vivavoce.service.operations.keys_writer import add_key, new_entry, new_key
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
 
 PAGE = "https://app.example"
@@ -21,6 +29,77 @@ def serving_pages_of(*origins: str) -> Iterator[Served]:
     settings = ServerSettings(server=ServerSection(cors_origins=origins))
     with serving(build_app, lambda: make_desk(FakeSpeaker(), settings)) as server:
         yield server
+
+
+def served_names(keys: KeyRing | None = None, **server: Any) -> Any:
+    settings = ServerSettings(server=ServerSection(**server))
+    return serving(build_app, lambda: make_desk(FakeSpeaker(), settings, keys))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8880", 200),
+        ("[::1]:8880", 200),
+        ("localhost", 200),
+        ("LOCALHOST.:8880", 200),
+        ("speech.localhost:8880", 200),
+        ("192.168.1.7", 200),
+        ("evil.example", 403),
+        ("evil.example:8880", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost@evil.example", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_was_made_to_point_here_is_refused(host: str, status: int) -> None:
+    with served_names() as server:
+        answer = httpx.get(f"{server.url}/v1/models", headers={"host": host})
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["code"] == "forbidden"
+            assert answer.json()["error"]["message"].startswith("host: ")
+            assert answer.headers["x-request-id"]
+
+
+def test_a_websocket_under_such_a_name_is_refused() -> None:
+    with served_names() as server:
+        address = f"ws://127.0.0.1:{server.port}/v1/audio/stream"
+        with connect(address):
+            pass
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw,
+            pytest.raises(InvalidStatus) as refused,
+            connect("ws://evil.example/v1/audio/stream", sock=raw, origin=Origin("http://evil.example")),
+        ):
+            pass
+        assert refused.value.response.status_code == 403
+        assert b"host: 'evil.example'" in refused.value.response.body
+
+
+@pytest.mark.parametrize(
+    ("server", "host", "status"),
+    [
+        ({"allowed_hosts": ("tts.example.org",)}, "TTS.example.org:443", 200),
+        ({"allowed_hosts": ("tts.example.org",)}, "evil.example", 403),
+        ({"allowed_hosts": ("*",)}, "evil.example", 200),
+        ({"host": "0.0.0.0"}, "tts.example.org", 200),
+        ({"host": "0.0.0.0", "allowed_hosts": ("tts.example.org",)}, "evil.example", 403),
+    ],
+)
+def test_names_are_those_that_the_operator_gave(server: dict[str, Any], host: str, status: int) -> None:
+    with served_names(**server) as served:
+        assert httpx.get(f"{served.url}/v1/models", headers={"host": host}).status_code == status
+
+
+def test_where_keys_are_wanted_any_name_will_do(tmp_path: Path) -> None:
+    file, key = tmp_path / "keys.toml", new_key()
+    add_key(file, new_entry(key, "caller"))
+    with served_names(KeyRing.load(file)) as server:
+        headers = {"host": "tts.example.org", "authorization": f"Bearer {key}"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
 
 
 def test_openais_package_for_browsers_may_send_its_headers() -> None:

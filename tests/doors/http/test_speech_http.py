@@ -205,7 +205,7 @@ def test_a_client_that_leaves_frees_its_stream() -> None:
         body = json.dumps({"input": TEXT}).encode()
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(
-                b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n%s" % (len(body), body)
             )
             # The stream waits at its gate; a second request proves that the first was taken.
@@ -233,7 +233,7 @@ def test_a_listener_that_does_not_read_is_ended_and_others_go_on() -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", server.port))
             client.sendall(
-                b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 b"x-request-id: slow-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
             )
             speaker = speaker_of(server)

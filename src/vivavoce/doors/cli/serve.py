@@ -45,6 +45,7 @@ def serve(
     tls_cert: serve_options.TlsCertOption = None,
     tls_key: serve_options.TlsKeyOption = None,
     cors_origin: serve_options.CorsOriginOption = None,
+    allowed_host: serve_options.AllowedHostOption = None,
     upstream: serve_options.UpstreamOption = None,
     reference_dir: serve_options.ReferenceDirOption = None,
     web_page: serve_options.WebPageOption = None,

@@ -108,6 +108,12 @@ CorsOriginOption = Annotated[
         "--cors-origin", metavar="ORIGIN", help="Web pages of this origin may use the API; may be repeated; *: any."
     ),
 ]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host", metavar="NAME", help="Clients may ask under this name; may be repeated; *: any; see docs."
+    ),
+]
 UpstreamOption = Annotated[
     str | None,
     typer.Option("--upstream", metavar="triton://HOST:PORT", help="Speak through a Triton server, without a model."),
@@ -154,6 +160,7 @@ SETTING_OF: Mapping[str, str] = MappingProxyType(
         "tls_cert": "server.tls_certificate",
         "tls_key": "server.tls_key",
         "cors_origin": "server.cors_origins",
+        "allowed_host": "server.allowed_hosts",
         "upstream": "server.upstream",
         "reference_dir": "server.reference_dir",
         "web_page": "server.web_page",

@@ -11,6 +11,7 @@ from vivavoce.doors.http import cosyvoice, errors, health, metrics, openai, page
 from vivavoce.doors.http.access_log import AccessLog
 from vivavoce.doors.http.bodies import BodyLimits
 from vivavoce.doors.http.desk import Desk
+from vivavoce.doors.http.hosts import AllowedHosts, names_of
 from vivavoce.doors.http.identity import HEADER, Identified
 from vivavoce.version import __version__
 
@@ -70,6 +71,8 @@ def bare_app(desk: Desk, title: str, description: str) -> FastAPI:
             allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
             expose_headers=[HEADER, "retry-after"],
         )
+    if (names := names_of(desk)) is not None:
+        app.add_middleware(AllowedHosts, names=names)
     app.add_middleware(AccessLog)
     app.add_middleware(Identified, ledger=desk.reception.ledger)
     return app

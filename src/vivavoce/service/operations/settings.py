@@ -14,6 +14,7 @@ from vivavoce.service.operations.settings_forms import (
     Device,
     FilePath,
     Host,
+    HostName,
     Model,
     Origin,
     RootPath,
@@ -79,6 +80,13 @@ class ServerSection(_Section):
         "Web pages of other origins that may use the API; * is any.",
         flag="--cors-origin",
         example=["https://example.org"],
+    )
+    allowed_hosts: tuple[HostName, ...] = _setting(
+        (),
+        "Names that clients may ask this server under, beside localhost and addresses; * is any. None given: any name, "
+        "but no other where only this machine reaches the server and no keys are wanted.",
+        flag="--allowed-host",
+        example=["tts.example.org"],
     )
     root_path: RootPath = _setting("", "Path under which a proxy in front serves this server.", example="/tts")
     drain_s: float = _setting(

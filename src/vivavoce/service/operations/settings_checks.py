@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 
 from vivavoce.errors import VivavoceError
 from vivavoce.service.operations.keys_file import read_keys
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
-from vivavoce.service.operations.settings_forms import is_address
+from vivavoce.service.operations.settings_forms import is_address, is_loopback
 
 OWN_MODELS = ("mini", "babble")
 """Models that the program brings along."""
@@ -66,22 +65,14 @@ def missing(settings: ServerSettings) -> Iterator[str]:
 def advice(settings: ServerSettings) -> Iterator[str]:
     """One line for each thing that works and may not be meant."""
     server = settings.server
-    if not settings.auth.keys_file and not _is_loopback(server.host):
+    if not settings.auth.keys_file and not is_loopback(server.host):
         yield f"whoever reaches {server.host} may ask this server; auth.keys_file makes it want keys"
-    if settings.auth.keys_file and not server.tls_certificate and not _is_loopback(server.host):
+    if settings.auth.keys_file and not server.tls_certificate and not is_loopback(server.host):
         yield "keys cross the network unencrypted; give server.tls_certificate, or put a proxy with TLS in front"
     if "*" in server.cors_origins and not settings.auth.keys_file:
         yield "any web page that a person opens may use this server; name pages in server.cors_origins"
     if settings.logging.log_text:
         yield "logs hold what is spoken (logging.log_text)"
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether this machine alone reaches the address, as far as it tells that by itself."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _keys(path: Path | None) -> Iterator[str]:

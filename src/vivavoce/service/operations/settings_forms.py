@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import SplitResult, urlsplit
@@ -17,6 +18,7 @@ STORES = ("redis", "rediss")
 """What the address of a store of voices may begin with, beside folders."""
 _DEVICE = re.compile(r"auto|cpu|(cuda|mps)(:\d{1,3})?")
 _VARIANT = re.compile(r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*")
 
 
 def expand_user(path: str) -> str:
@@ -27,6 +29,14 @@ def expand_user(path: str) -> str:
 def is_address(place: str) -> bool:
     """Whether a place is an address such as redis://host, and no folder."""
     return "://" in place
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches the address, as far as it tells that by itself."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _path(value: object) -> object:
@@ -66,6 +76,12 @@ def _origin(value: str) -> str:
     ):
         raise ValueError("* or a page's origin, such as https://example.org")
     return value
+
+
+def _host_name(value: str) -> str:
+    if value != "*" and not _HOST_NAME.fullmatch(value):
+        raise ValueError("* or a host's name without a port, such as tts.example.org")
+    return value.lower()
 
 
 def _triton(value: str) -> str:
@@ -114,6 +130,7 @@ Variant = Annotated[str, AfterValidator(_variant)]
 Host = Annotated[str, AfterValidator(_host)]
 RootPath = Annotated[str, AfterValidator(_root)]
 Origin = Annotated[str, AfterValidator(_origin)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 TritonAddress = Annotated[str, AfterValidator(_triton)]
 WebAddress = Annotated[str, AfterValidator(_web)]
 VoicePlace = Annotated[str, AfterValidator(_place)]
