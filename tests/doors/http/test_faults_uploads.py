@@ -21,7 +21,8 @@ from tests.doors.http.faulty_clients import (
     undisturbed,
 )
 from tests.doors.http.serving import Served, serving
-from vivavoce.doors.http.app import BODIES_AT_ONCE, build_app
+from vivavoce.doors.http.app import build_app
+from vivavoce.doors.http.bodies import BODIES_AT_ONCE
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 MIB = 1 << 20

@@ -49,6 +49,7 @@ class FakeKeys:
 @dataclass
 class Served:
     port: int
+    listener: Listener
     reception: Reception
     speaker: FakeSpeaker
 
@@ -71,7 +72,7 @@ async def serving(
     listener = Listener(app, bind("127.0.0.1", 0, "port"), desk.settings.server)
     await listener.start()
     try:
-        yield Served(listener.port, reception, speaker)
+        yield Served(listener.port, listener, reception, speaker)
     finally:
         await listener.stop()
 

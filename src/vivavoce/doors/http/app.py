@@ -9,14 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from vivavoce.doors.http import cosyvoice, errors, health, metrics, openai, pages, voices, websocket
 from vivavoce.doors.http.access_log import AccessLog
-from vivavoce.doors.http.bodies import BodyLimits
+from vivavoce.doors.http.bodies import BODIES_AT_ONCE, BodyLimits
 from vivavoce.doors.http.desk import Desk
 from vivavoce.doors.http.hosts import AllowedHosts, names_of
 from vivavoce.doors.http.identity import HEADER, Identified
 from vivavoce.version import __version__
-
-BODIES_AT_ONCE = 16
-"""So many bodies of the greatest size may be in memory at once."""
 
 
 def build_app(desk: Desk) -> FastAPI:

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vivavoce.doors.http.errors import refusal, response_of
 from vivavoce.errors import Overloaded, RequestCancelled, TooLarge, VivavoceError
 
+BODIES_AT_ONCE = 16
+"""So many bodies of the greatest size may be in memory at once, and so many messages of WebSockets."""
 LINGER_S = 10.0
 """How long what is too large is still read, and thrown away: who writes all before reading would not see the answer."""
 PAUSE_S = 1.0

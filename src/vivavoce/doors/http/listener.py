@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from vivavoce.doors.http.bodies import BODIES_AT_ONCE
 from vivavoce.doors.http.connections import ConnectionBounds, bounded_protocol
-from vivavoce.doors.http.ws_protocol import BoundedWebSocket
+from vivavoce.doors.http.ws_protocol import bounded_websocket
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.operations.settings import ServerSection
 
@@ -64,7 +65,7 @@ class Listener:
         config = uvicorn.Config(
             app,
             http=bounded_protocol(bounds),
-            ws=BoundedWebSocket,
+            ws=bounded_websocket(BODIES_AT_ONCE * settings.max_body_bytes),
             lifespan="off",
             log_config=None,
             access_log=False,
