@@ -12,7 +12,7 @@ import pytest
 
 from tests.doors.fake_speaker import FakeSpeaker, FakeStream
 from tests.doors.http.serving import Served, make_desk, serving
-from vivavoce.doors.http import speech_events
+from vivavoce.doors.http import encoding
 from vivavoce.doors.http.app import build_app, build_legacy_app
 from vivavoce.errors import MissingDependency
 from vivavoce.service.host.order import SpeechOrder
@@ -110,7 +110,7 @@ def test_a_format_that_cannot_be_made_holds_no_place(monkeypatch: pytest.MonkeyP
     def lacking(*_: object) -> None:
         raise MissingDependency("response_format: this build of PyAV lacks libmp3lame; choose another format")
 
-    monkeypatch.setattr(speech_events, "open_encoder", lacking)
+    monkeypatch.setattr(encoding, "open_encoder", lacking)
     with serving(build_app, lambda: make_desk(FakeSpeaker())) as server:
         answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT, **fields})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "missing_dependency")
@@ -137,7 +137,7 @@ class Defective:
 def test_a_defect_is_told_as_the_servers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, good: int
 ) -> None:
-    monkeypatch.setattr(speech_events, "open_encoder", lambda *_: Defective(good))
+    monkeypatch.setattr(encoding, "open_encoder", lambda *_: Defective(good))
     with serving(build_app, lambda: make_desk(FakeSpeaker())) as server:
         asked = {"json": {"input": TEXT}, "headers": {"x-request-id": "mine"}}
         with httpx.stream("POST", f"{server.url}/v1/audio/speech", **asked) as answer:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Any
 
+from vivavoce.doors.http.encoding import open_encoding
 from vivavoce.doors.http.errors import body_of
 from vivavoce.errors import VivavoceError
-from vivavoce.service.audio.encode import open_encoder
 from vivavoce.service.audio.formats import AudioFormat
 from vivavoce.service.host.speaker import SegmentText
 from vivavoce.service.host.verdict import Verdict
@@ -19,15 +19,15 @@ from vivavoce.service.operations.reception import Visit
 
 async def encoded(visit: Visit, audio_format: AudioFormat) -> AsyncGenerator[bytes, None]:
     """All of a visit's audio, each piece as soon as it was made; raises what one is told with that is not whole."""
-    with closing(open_encoder(audio_format, visit.sample_rate)) as encoder:
+    with closing(open_encoding(audio_format, visit.sample_rate)) as encoding:
         async for event in visit:
             if isinstance(event, SegmentText):
                 continue
-            data = encoder.encode(event.samples)
+            data = await encoding.encode(event.samples)
             if data:
                 yield data
         visit.whole()
-        rest = encoder.finish()
+        rest = await encoding.finish()
         if rest:
             yield rest
 
@@ -37,14 +37,14 @@ async def events(visit: Visit, audio_format: AudioFormat) -> AsyncGenerator[byte
     clock = SegmentClock(visit.sample_rate)
     waiting: list[bytes] = []
     sounding = False
-    with closing(open_encoder(audio_format, visit.sample_rate)) as encoder:
+    with closing(open_encoding(audio_format, visit.sample_rate)) as encoding:
         try:
             async for event in visit:
                 if isinstance(event, SegmentText):
                     clock.told(event)
                     continue
                 waiting += map(_event, clock.began(event.segment))
-                waiting.append(_delta(encoder.encode(event.samples)))
+                waiting.append(_delta(await encoding.encode(event.samples)))
                 clock.heard(len(event.samples))
                 sounding = True
                 yield b"".join(waiting)
@@ -57,7 +57,7 @@ async def events(visit: Visit, audio_format: AudioFormat) -> AsyncGenerator[byte
             yield _event({"type": "error", "error": body_of(error)})
         else:
             waiting += map(_event, clock.ended())
-            waiting.append(_delta(encoder.finish()))
+            waiting.append(_delta(await encoding.finish()))
     assert visit.verdict is not None
     waiting.append(_event(done(visit.request_id, visit.verdict)))
     yield b"".join(waiting)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from vivavoce.doors.http.encoding import Encoding, open_encoding
 from vivavoce.doors.http.ws_marks import Marks
 from vivavoce.doors.http.ws_outbox import Reply, failure_of
 from vivavoce.doors.http.ws_passage import Passage
 from vivavoce.errors import InvalidRequest, InvalidText, VivavoceError
-from vivavoce.service.audio.encode import Encoder, open_encoder
 from vivavoce.service.audio.formats import AudioFormat
 from vivavoce.service.host.speaker import SegmentText, SpeechPiece
 from vivavoce.service.host.verdict import FinishReason, Verdict
@@ -48,7 +48,7 @@ class Utterance:
         self._queue: asyncio.Queue[Passage | None] = asyncio.Queue()
         self._verdicts: list[Verdict] = []
         self._marks: Marks | None = None
-        self._encoder: Encoder | None = None
+        self._encoding: Encoding | None = None
         self._stopped = False
         self.ended = False
         """All of its text has come."""
@@ -122,8 +122,8 @@ class Utterance:
         self.delivery.cancel()
         for passage in self._passages:
             passage.close(failure)
-        if self._encoder is not None:
-            self._encoder.close()
+        if self._encoding is not None:
+            self._encoding.close()
 
     def cancelled(self) -> Reply:
         """What is told of one that was stopped: how much was sent, and where in the text that ends."""
@@ -191,12 +191,12 @@ class Utterance:
             passage.close()
             for _ in range(passage.flushes):
                 await self._say({"type": "flushed"})
-        if self._encoder is not None and (rest := self._encoder.finish()):
+        if self._encoding is not None and (rest := await self._encoding.finish()):
             await self._send({"type": "audio", "audio": rest})
 
     async def _started(self, visit: Visit) -> None:
         self._marks = Marks(visit.sample_rate)
-        self._encoder = open_encoder(self._format, visit.sample_rate)
+        self._encoding = open_encoding(self._format, visit.sample_rate)
         await self._say(
             {
                 "type": "started",
@@ -224,12 +224,12 @@ class Utterance:
             await self._say(reply)
 
     async def _say_piece(self, piece: SpeechPiece, sample_rate: int) -> None:
-        assert self._encoder is not None
+        assert self._encoding is not None
         assert self._marks is not None
         step = sample_rate // PIECES_PER_S
         for start in range(0, len(piece.samples), step):
             samples = piece.samples[start : start + step]
-            if encoded := self._encoder.encode(samples):
+            if encoded := await self._encoding.encode(samples):
                 await self._send({"type": "audio", "audio": encoded})
             self._marks.sent(len(samples))
             self._check()
