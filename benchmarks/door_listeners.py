@@ -1,0 +1,173 @@
+"""How many listeners the HTTP door keeps up with by itself: speech that costs nothing to make, at its listeners' pace.
+
+Each listener is sent half a second of audio every half second. How late a piece leaves the door is how long it waited
+for the others' encoding and sending: `python -m benchmarks.door_listeners --format mp3 --listeners 64 256`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import numpy as np
+
+from vivavoce.doors.http.app import build_app
+from vivavoce.doors.http.desk import Desk
+from vivavoce.doors.http.listener import Listener, bind
+from vivavoce.service.audio.formats import AudioFormat
+from vivavoce.service.host.order import SpeechOrder
+from vivavoce.service.host.speaker import ModelAbout, SegmentText, Speaker, SpeechEvent, SpeechPiece
+from vivavoce.service.host.verdict import FinishReason, Verdict
+from vivavoce.service.operations.allowances import Allowances
+from vivavoce.service.operations.keys import KeyRing
+from vivavoce.service.operations.ledger import Ledger
+from vivavoce.service.operations.meters import Meters
+from vivavoce.service.operations.reception import Reception
+from vivavoce.service.operations.settings import ServerSettings
+
+RATE = 24_000
+PIECE_S = 0.5
+FIRST_S = 0.12
+ARRIVING = 0.3
+"""All listeners come within such a share of their speech."""
+
+
+@dataclass
+class Lateness:
+    """Seconds after its time at which a piece had left the door, of first pieces and of all others."""
+
+    first: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+
+
+@dataclass
+class PacedStream:
+    """As many half seconds of a hummed vowel as its text has letters, each when its listener needs it."""
+
+    letters: int
+    lateness: Lateness
+    sample_rate: int = RATE
+    verdict: Verdict | None = None
+    stopped: bool = False
+
+    def cancel(self) -> None:
+        """Its listener has left."""
+        self.stopped = True
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        yield SegmentText(0, 0, self.letters)
+        for place in range(self.letters):
+            due = began + place * PIECE_S
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            if self.stopped:
+                return
+            yield SpeechPiece(hum(PIECE_S if place else FIRST_S), 0)
+            (self.lateness.later if place else self.lateness.first).append(loop.time() - due)
+        self.verdict = Verdict(FinishReason.STOP, FIRST_S + (self.letters - 1) * PIECE_S, 1, 1)
+
+
+@dataclass
+class PacedSpeaker:
+    """As much of a speaker as speaking asks for."""
+
+    lateness: Lateness = field(default_factory=Lateness)
+    about: ModelAbout = field(default_factory=lambda: ModelAbout("paced", "a hum", RATE, demo=True))
+    ready: bool = True
+
+    async def speak(self, order: SpeechOrder) -> PacedStream:
+        """At once."""
+        return PacedStream(len(order.text or ""), self.lateness)
+
+
+@cache
+def hum(seconds: float) -> np.ndarray:
+    """[n] float32: forty harmonics of 120 Hz and some breath, which costs an encoder what speech does."""
+    time_s = np.arange(int(RATE * seconds)) / RATE
+    voice = sum(np.sin(2 * np.pi * 120 * k * time_s + k * k) / k for k in range(1, 41))
+    return (0.2 * voice + 0.01 * np.random.default_rng(0).standard_normal(len(time_s))).astype(np.float32)
+
+
+def serve(control: Connection) -> None:
+    """A door in a process of its own: tells its port, then at a word the lateness and the seconds of CPU."""
+
+    async def run() -> None:
+        speaker = PacedSpeaker()
+        reception = Reception(cast(Speaker, speaker), ledger=Ledger(), meters=Meters(), allowances=Allowances())
+        desk = Desk(reception, KeyRing.none(), ServerSettings())
+        for seconds in (FIRST_S, PIECE_S):
+            hum(seconds)  # kept from here on
+        listener = Listener(build_app(desk), bind("127.0.0.1", 0, "port"), desk.settings.server)
+        await listener.start()
+        control.send(listener.port)
+        began = time.process_time()
+        await asyncio.to_thread(control.recv)
+        control.send((speaker.lateness, time.process_time() - began))
+        await listener.stop()
+
+    asyncio.run(run())
+
+
+async def listen(port: int, audio_format: AudioFormat, listeners: int, pieces: int) -> None:
+    """All of them; raises where an answer is none, or cut."""
+    body = json.dumps({"input": "a" * pieces, "response_format": audio_format.value}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+
+    async def one(place: int) -> None:
+        await asyncio.sleep(ARRIVING * pieces * PIECE_S * place / listeners)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+        writer.close()
+        if not answer.startswith(b"HTTP/1.1 200") or not answer.endswith(b"0\r\n\r\n"):
+            raise RuntimeError(f"an answer is none or cut: {answer[:100]!r}")
+
+    await asyncio.gather(*map(one, range(listeners)))
+
+
+def measure(audio_format: AudioFormat, listeners: int, seconds: float) -> str:
+    """One line of figures."""
+    here, there = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
+    server.start()
+    port = here.recv()
+    began = time.perf_counter()
+    asyncio.run(listen(port, audio_format, listeners, round(seconds / PIECE_S)))
+    took_s = time.perf_counter() - began
+    here.send("enough")
+    lateness, busy_s = cast(tuple[Lateness, float], here.recv())
+    server.join()
+    figures: dict[str, Any] = {"first": lateness.first, "later": lateness.later}
+    told = ", ".join(
+        f"{name} pieces late by {np.percentile(late, 50) * 1e3:.1f} / {np.percentile(late, 99) * 1e3:.1f} ms"
+        for name, late in figures.items()
+    )
+    name = f"{audio_format.value}, {listeners} listeners"
+    return f"{name}: {told} (p50 / p99); the door took {busy_s / took_s:.0%} of a core"
+
+
+def main() -> None:
+    """Measure each format with each number of listeners."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    formats = [each.value for each in AudioFormat]
+    parser.add_argument("--format", nargs="+", choices=formats, default=["pcm", "mp3"], help="formats to try")
+    parser.add_argument("--listeners", nargs="+", type=int, default=[16, 64, 128, 256], help="at once")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of speech for each")
+    options = parser.parse_args()
+    for name in options.format:
+        for listeners in options.listeners:
+            print(measure(AudioFormat(name), listeners, options.seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
