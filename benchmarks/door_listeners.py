@@ -91,7 +91,7 @@ class PacedSpeaker:
 
 @cache
 def hum(seconds: float) -> np.ndarray:
-    """[n] float32: forty harmonics of 120 Hz and some breath, which costs an encoder what speech does."""
+    """[n] float32: forty harmonics of 120 Hz and some breath, which costs an encoder about what speech does."""
     time_s = np.arange(int(RATE * seconds)) / RATE
     voice = sum(np.sin(2 * np.pi * 120 * k * time_s + k * k) / k for k in range(1, 41))
     return (0.2 * voice + 0.01 * np.random.default_rng(0).standard_normal(len(time_s))).astype(np.float32)
@@ -140,6 +140,7 @@ def measure(audio_format: AudioFormat, listeners: int, seconds: float) -> str:
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
     server.start()
+    there.close()  # so that the end of a server that cannot start is seen here
     port = here.recv()
     began = time.perf_counter()
     asyncio.run(listen(port, audio_format, listeners, round(seconds / PIECE_S)))

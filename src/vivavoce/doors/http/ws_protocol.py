@@ -33,6 +33,7 @@ def bounded_websocket(together: int) -> type[WebSocketsSansIOProtocol]:
     class BoundedWebSocket(WebSocketsSansIOProtocol):
         _waiting = 0
         """Bytes that came since the app last took a message."""
+        _dropping: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             """Bound what waits in this process; the operating system's own buffer is as it is."""
@@ -41,6 +42,8 @@ def bounded_websocket(together: int) -> type[WebSocketsSansIOProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._taken()
+            if self._dropping is not None:
+                self._dropping.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -94,7 +97,8 @@ def bounded_websocket(together: int) -> type[WebSocketsSansIOProtocol]:
             self._drop_later()
 
         def _drop_later(self) -> None:
-            self.loop.call_later(LINGER_S, self.transport.abort)
+            if self._dropping is None:
+                self._dropping = self.loop.call_later(LINGER_S, self.transport.abort)
 
     return BoundedWebSocket
 
