@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,7 @@ from vivavoce.service.operations.settings import ServerSection, ServerSettings
 PAGE = "https://app.example"
 
 
-@contextmanager
-def serving_pages_of(*origins: str) -> Iterator[Served]:
-    settings = ServerSettings(server=ServerSection(cors_origins=origins))
-    with serving(build_app, lambda: make_desk(FakeSpeaker(), settings)) as server:
-        yield server
-
-
-def served_names(keys: KeyRing | None = None, **server: Any) -> Any:
+def serving_with(keys: KeyRing | None = None, **server: Any) -> AbstractContextManager[Served]:
     settings = ServerSettings(server=ServerSection(**server))
     return serving(build_app, lambda: make_desk(FakeSpeaker(), settings, keys))
 
@@ -55,7 +47,7 @@ def served_names(keys: KeyRing | None = None, **server: Any) -> Any:
     ],
 )
 def test_a_name_that_was_made_to_point_here_is_refused(host: str, status: int) -> None:
-    with served_names() as server:
+    with serving_with() as server:
         answer = httpx.get(f"{server.url}/v1/models", headers={"host": host})
         assert answer.status_code == status
         if status == 403:
@@ -65,7 +57,7 @@ def test_a_name_that_was_made_to_point_here_is_refused(host: str, status: int) -
 
 
 def test_a_websocket_under_such_a_name_is_refused() -> None:
-    with served_names() as server:
+    with serving_with() as server:
         address = f"ws://127.0.0.1:{server.port}/v1/audio/stream"
         with connect(address):
             pass
@@ -90,14 +82,14 @@ def test_a_websocket_under_such_a_name_is_refused() -> None:
     ],
 )
 def test_names_are_those_that_the_operator_gave(server: dict[str, Any], host: str, status: int) -> None:
-    with served_names(**server) as served:
+    with serving_with(**server) as served:
         assert httpx.get(f"{served.url}/v1/models", headers={"host": host}).status_code == status
 
 
 def test_where_keys_are_wanted_any_name_will_do(tmp_path: Path) -> None:
     file, key = tmp_path / "keys.toml", new_key()
     add_key(file, new_entry(key, "caller"))
-    with served_names(KeyRing.load(file)) as server:
+    with serving_with(KeyRing.load(file)) as server:
         headers = {"host": "tts.example.org", "authorization": f"Bearer {key}"}
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
 
@@ -105,7 +97,7 @@ def test_where_keys_are_wanted_any_name_will_do(tmp_path: Path) -> None:
 def test_openais_package_for_browsers_may_send_its_headers() -> None:
     wanted = "authorization,content-type,x-api-key,x-request-id,x-stainless-lang,x-stainless-retry-count,traceparent"
     asked = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": wanted}
-    with serving_pages_of(PAGE) as server:
+    with serving_with(cors_origins=(PAGE,)) as server:
         answer = httpx.options(f"{server.url}/v1/audio/speech", headers=asked)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == PAGE
@@ -115,7 +107,7 @@ def test_openais_package_for_browsers_may_send_its_headers() -> None:
 
 
 def test_pages_that_were_not_named_get_no_answers() -> None:
-    with serving_pages_of() as server:
+    with serving_with() as server:
         answer = httpx.get(f"{server.url}/v1/models", headers={"origin": PAGE})
         assert not [name for name in answer.headers if name.startswith("access-control-")]
 
@@ -139,7 +131,7 @@ def test_a_page_from_elsewhere_adds_no_voice(
     site: str | None, origin: str | None, allowed: tuple[str, ...], status: int
 ) -> None:
     sent = {name: value for name, value in (("sec-fetch-site", site), ("origin", origin)) if value is not None}
-    with serving_pages_of(*allowed) as server:
+    with serving_with(cors_origins=allowed) as server:
         answer = httpx.post(
             f"{server.url}/v1/audio/voices", headers=sent, data={"name": "me"}, files={"file": ("me.wav", b"RIFF")}
         )

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from vivavoce.doors.cli import options
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -56,14 +58,8 @@ DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", metavar="NAME", help="float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"),
 ]
-VariantOption = Annotated[
-    str | None,
-    typer.Option("--variant", metavar="NAME", help="Take llm.NAME.pt and the like where the model has them."),
-]
-MemoryOption = Annotated[
-    float | None,
-    typer.Option("--memory", metavar="GB", help="Most GPU memory that is taken, the weights included.  [default: all]"),
-]
+VariantOption = options.VariantOption
+MemoryOption = options.MemoryOption
 KernelsOption = Annotated[
     bool | None,
     typer.Option("--kernels/--no-kernels", help="Our own GPU kernels.  [default: where they are faster]"),
