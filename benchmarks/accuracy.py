@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.lm_stage import LMStage, SamplingState, plain_run
-from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models, build_models
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -44,12 +44,11 @@ def language_model(models: Models, arrays: Arrays) -> dict[str, float]:
     """Errors of log-probabilities, and how often the best token is the recorded one."""
     theirs = torch.from_numpy(arrays["llm/tokens"]).long().to(models.device)
     prompt = Conditioning(torch.zeros(0), _ids(arrays["llm/prompt_text"]), _ids(arrays["llm/prompt_speech"]))
-    request = SynthesisRequest(prompt, text=_ids(arrays["llm/text"]), sampling=SamplingParams(exact_tokens=len(theirs)))
+    request = SegmentRequest(prompt, text=_ids(arrays["llm/text"]), sampling=SamplingParams(exact_tokens=len(theirs)))
     chooser = Dictated(theirs)
     stage = LMStage(models, slots=8, capacity=256, chooser=chooser)
     slot = stage.open(request.sampling, request.seed)
-    stage.feed(slot, plain_run(models.config.lm, request, official=True, room=None))
-    stage.prefill([slot])
+    stage.prefill({slot: plain_run(models.config.lm, request, official=True, room=None)})
     while stage.decoding:
         stage.collect(wait=True)
         stage.decode()
@@ -75,8 +74,8 @@ def flow(models: Models, arrays: Arrays) -> dict[str, float]:
     lookahead = models.config.flow.encoder.lookahead
     found = {}
     for case, attention, hop in (
-        ("offline", Attention.FULL, len(tokens)),
-        ("chunk", Attention.GRID, len(tokens) - lookahead),
+        ("offline", AttentionMode.FULL, len(tokens)),
+        ("chunk", AttentionMode.GRID, len(tokens) - lookahead),
     ):
         stage = FlowStage(models, state_bytes=0)
         job = stage.start([FlowChunk(stage.open(voice), tokens, hop, attention)])

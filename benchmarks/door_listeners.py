@@ -19,19 +19,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from vivavoce.doors.http.app import build_app
-from vivavoce.doors.http.desk import Desk
-from vivavoce.doors.http.listener import Listener, bind
-from vivavoce.service.audio.formats import AudioFormat
-from vivavoce.service.host.order import SpeechOrder
-from vivavoce.service.host.speaker import ModelAbout, SegmentText, Speaker, SpeechEvent, SpeechPiece
-from vivavoce.service.host.verdict import FinishReason, Verdict
-from vivavoce.service.operations.allowances import Allowances
+from vivavoce.engine.request import AudioChunk
+from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.entrypoints.http.listener import Listener, bind
+from vivavoce.service.audio.encode import AudioFormat
+from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing
-from vivavoce.service.operations.ledger import Ledger
-from vivavoce.service.operations.meters import Meters
-from vivavoce.service.operations.reception import Reception
 from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.service.speaker import ModelAbout, Speaker
+from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
 
 RATE = 24_000
 PIECE_S = 0.5
@@ -71,7 +68,7 @@ class PacedStream:
             await asyncio.sleep(max(0.0, due - loop.time()))
             if self.stopped:
                 return
-            yield SpeechPiece(hum(PIECE_S if place else FIRST_S), 0)
+            yield AudioChunk(hum(PIECE_S if place else FIRST_S), RATE)
             (self.lateness.later if place else self.lateness.first).append(loop.time() - due)
         self.verdict = Verdict(FinishReason.STOP, FIRST_S + (self.letters - 1) * PIECE_S, 1, 1)
 
@@ -84,7 +81,7 @@ class PacedSpeaker:
     about: ModelAbout = field(default_factory=lambda: ModelAbout("paced", "a hum", RATE, demo=True))
     ready: bool = True
 
-    async def speak(self, order: SpeechOrder) -> PacedStream:
+    async def speak(self, order: SpeechRequest) -> PacedStream:
         """At once."""
         return PacedStream(len(order.text or ""), self.lateness)
 
@@ -102,11 +99,11 @@ def serve(control: Connection) -> None:
 
     async def run() -> None:
         speaker = PacedSpeaker()
-        reception = Reception(cast(Speaker, speaker), ledger=Ledger(), meters=Meters(), allowances=Allowances())
-        desk = Desk(reception, KeyRing.none(), ServerSettings())
+        dispatcher = RequestDispatcher(cast(Speaker, speaker))
+        state = AppState(dispatcher, KeyRing(), ServerSettings())
         for seconds in (FIRST_S, PIECE_S):
             hum(seconds)  # kept from here on
-        listener = Listener(build_app(desk), bind("127.0.0.1", 0, "port"), desk.settings.server)
+        listener = Listener(build_app(state), bind("127.0.0.1", 0, "port"), state.settings.server)
         await listener.start()
         control.send(listener.port)
         began = time.process_time()

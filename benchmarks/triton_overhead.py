@@ -18,30 +18,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.origin import origin
-from vivavoce.bench.json_file import rounded, save
+from benchmarks.gpu.model import origin
 from vivavoce.bench.texts import SENTENCES
-from vivavoce.clients.triton.figures import figures
 from vivavoce.clients.triton.load import measure
-from vivavoce.clients.triton.options import LoadOptions
-from vivavoce.clients.triton.outcome import Arrival, Outcome
-from vivavoce.clients.triton.utterance import Manner, Utterance
-from vivavoce.doors.triton.installation import find_installation
-from vivavoce.doors.triton.plan import ModelSet, RepositoryPlan
-from vivavoce.doors.triton.render import render_repository
-from vivavoce.doors.triton.server import ServerSettings, TritonServer
+from vivavoce.clients.triton.report import LoadOutcome, figures
+from vivavoce.clients.triton.utterance import LoadOptions, Manner, Utterance
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.service.default_model import model_folder
-from vivavoce.service.placement import choose_device, choose_dtype
-from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
-from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.entrypoints.triton.environment import find_installation
+from vivavoce.entrypoints.triton.model_repository import ModelSet, RepositoryPlan, render_repository
+from vivavoce.entrypoints.triton.server import TritonServer, TritonServerSettings
+from vivavoce.measure import Arrival, rounded, save_json
+from vivavoce.service.model_choice import choose_device, choose_dtype, model_folder
+from vivavoce.service.speech import SpeakOptions
+from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.voices.voice import built_in_voices
 
 TASKS = (1, 4, 16)
 SEED = 42
 IN_PROCESS = "in process"
 MODELS = {"cosyvoice2": ModelSet.STAGED, "vivavoce": ModelSet.FAST, IN_PROCESS: None}
 """What speaks, and the models that a server then holds; this process last, which keeps a GPU's memory."""
-Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[Outcome]]]
+Ask = Callable[[LoadOptions], Coroutine[Any, Any, Sequence[LoadOutcome]]]
 KEYS = (
     "ok", "failed", "first_chunk_ms_avg", "first_chunk_ms_p50", "first_chunk_ms_p95", "total_ms_avg", "total_ms_p50",
     "total_ms_p95", "audio_s", "rtf", "underruns",
@@ -61,7 +58,7 @@ def main() -> None:
                 found[f"{model.replace(' ', '_')}_{tasks}"] = {key: kept[key] for key in KEYS}
                 latencies = f"{kept['first_chunk_ms_p50']:.0f} ms, {kept['total_ms_p50']:.0f} ms"
                 print(f"{model}, {tasks} at a time: {latencies}", flush=True)
-    save(rounded(found), options.out / f"{options.name}.json")
+    save_json(rounded(found), options.out / f"{options.name}.json")
     (options.out / f"{options.name}.md").write_text(table(found, options.tasks), encoding="utf-8")
 
 
@@ -95,11 +92,11 @@ def _load(model: str, tasks: int, requests: int) -> LoadOptions:
     )
 
 
-async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outcome]:
+async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[LoadOutcome]:
     """The same load without a server: each request is timed from its text to its chunks."""
     loop, zero_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-    voice = next(iter(built_in_voices(synthesizer.folder).values()))
-    places, outcomes = iter(range(load.total)), list[Outcome]()
+    voice = next(iter(built_in_voices(synthesizer.front_end.folder).values()))
+    places, outcomes = iter(range(load.total)), list[LoadOutcome]()
 
     async def user() -> None:
         for place in places:
@@ -110,13 +107,13 @@ async def _in_process(load: LoadOptions, synthesizer: Synthesizer) -> list[Outco
             async for chunk in handle:
                 arrivals.append(Arrival(loop.time() - zero_s, len(chunk.samples)))
             outcomes.append(
-                Outcome(
-                    utterance.name,
-                    utterance.text,
+                LoadOutcome(
                     start_s,
                     loop.time() - zero_s,
-                    synthesizer.config.rates.sample_rate,
+                    synthesizer.front_end.config.rates.sample_rate,
                     tuple(arrivals),
+                    name=utterance.name,
+                    text=utterance.text,
                 )
             )
 
@@ -147,17 +144,17 @@ def _server(models: ModelSet, model: Path, device: str, environment: Path | None
         repository = Path(folder) / "repository"
         values = {"model_dir": str(model), "device": device, "use_spk2info_cache": "true"}
         render_repository(RepositoryPlan(values, models=models), repository)
-        settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+        settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0)
         installation = find_installation(environment, print)
         with TritonServer(installation, repository, Path(folder) / "server.log", settings) as server:
             yield server
 
 
-async def _served(load: LoadOptions) -> Sequence[Outcome]:
+async def _served(load: LoadOptions) -> Sequence[LoadOutcome]:
     return (await measure(load)).outcomes
 
 
-async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[Outcome]:
+async def _warm_and_here(load: LoadOptions, synthesizer: Synthesizer) -> Sequence[LoadOutcome]:
     await _in_process(replace(load, requests=load.warmup), synthesizer)
     return await _in_process(load, synthesizer)
 

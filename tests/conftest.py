@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from vivavoce.checkpoint.babble import make_babble_checkpoint
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models, build_models
+from vivavoce.models.random_checkpoint import make_babble_checkpoint
 from vivavoce.service.synthesizer import Synthesizer
 
 CPU = torch.device("cpu")
 
 LONGEST = (
     "quality/test_mini.py",
-    "doors/triton/test_triton_serving.py",
+    "entrypoints/triton/test_triton_serving.py",
     "parity/test_parity.py",
-    "doors/http/test_serve_mini.py",
-    "engine/test_flow_stage_fast.py",
-    "doors/triton/test_triton_mini.py",
+    "entrypoints/http/test_serve_mini.py",
+    "engine/flow_stage/test_flow_stage_fast.py",
+    "entrypoints/triton/test_triton_mini.py",
     "engine/test_engine_kernels.py",
 )
 """Files of few tests that take a minute and more; they come first, so that no worker is left alone with one;
 those with a server stand apart."""
+
+LATE_S = 600.0
+"""No coroutine takes so long; one that hangs ends then."""
 
 # The networks here are tiny: a second thread costs more than it brings, and far more on a busy machine.
 torch.set_num_threads(1)
@@ -39,6 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     order = {tests / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests that are coroutines run in the event loop of their fixture `loop`, or in one of their own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    run = given["loop"].run_until_complete if "loop" in given else asyncio.run
+    run(asyncio.wait_for(pyfuncitem.obj(**given), LATE_S))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,14 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from vivavoce.models.build import Models
-from vivavoce.models.flow import packed, packed_encoder
+from vivavoce.models.flow import packed_encoder, packed_unet
 from vivavoce.models.flow.model import Flow
-from vivavoce.models.flow.packed_cuts import Cuts
-from vivavoce.models.flow.packed_encoder_cuts import EncoderCuts
-from vivavoce.models.kernels import flow_norm, flow_pages
+from vivavoce.models.flow.packed_encoder import EncoderCuts
+from vivavoce.models.flow.packed_unet import Cuts
+from vivavoce.models.kernels import flow_attention
 from vivavoce.models.kernels.encoder_attention import RelativeTile
 from vivavoce.models.kernels.flow_attention import AttentionTile
-from vivavoce.models.kernels.flow_conv import ConvTile
-from vivavoce.models.kernels.flow_product import ProductTile
+from vivavoce.models.kernels.flow_products import ConvTile, ProductTile
 
 COARSE_ENCODER = EncoderCuts(RelativeTile(64, 4, 3), 256, ProductTile(256, 64, 64, 4, 3))
 COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(256, 64, 4, 3), ProductTile(256, 64, 64, 4, 3))
@@ -78,10 +77,10 @@ def quick_interpreter():
 def coarse_cuts():
     """The fewest programs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "cuts_of", lambda frames, *, invariant: COARSE)
+        patch.setattr(packed_unet, "cuts_of", lambda frames, *, invariant: COARSE)
         patch.setattr(packed_encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)
-        patch.setattr(flow_norm, "_ROWS", 256)
-        patch.setattr(flow_pages, "_FRAMES", 128)
+        patch.setattr(packed_unet, "NORM_ROWS", 256)
+        patch.setattr(flow_attention, "_FRAMES", 128)
         yield
 
 

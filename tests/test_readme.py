@@ -10,7 +10,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize(
     "code",
-    # What asks a server is tried where there is one: tests/doors/http/test_server_docs.py.
+    # What asks a server is tried where there is one: tests/entrypoints/http/test_server_docs.py.
     [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "http://" not in code],
 )
 def test_python_examples_run(code, tmp_path, monkeypatch, capsys):
@@ -27,7 +27,7 @@ def test_links_lead_somewhere():
 
 
 def test_commands_exist():
-    from vivavoce.doors.cli.main import app
+    from vivavoce.entrypoints.cli.main import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     known |= {group.name for group in app.registered_groups}

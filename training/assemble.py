@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from training.configs import MINI
 from training.data.store import SAMPLE_RATE, Speaker
 from training.testset import Record
+from training.weights import MINI
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.audio.types import Audio
+from vivavoce.service.audio.samples import Audio
 from vivavoce.service.front_end import load_front_end
 
 NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
@@ -44,13 +44,9 @@ VOICES: dict[str, tuple[Speaker, str]] = {
 def assemble(parts: Path, folder: Path, record: Record) -> Path:
     """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
 
-    Args:
-        parts: folder with the five files that the trainings wrote.
-        folder: of the checkpoint; files of the same names are replaced.
-        record: speaks the recordings that the stored voices are taken from.
-
-    Raises:
-        InvalidRequest: a part is missing; nothing is written then.
+    parts: folder with the five files that the trainings wrote; folder: of the checkpoint, files of the same names are
+    replaced; record: speaks what the stored voices are taken from. InvalidRequest: a part is missing; nothing is
+    written then.
     """
     missing = [name for name in PARTS if not (parts / name).is_file()]
     if missing:

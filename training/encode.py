@@ -6,32 +6,24 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import typer
 from numpy.typing import NDArray
 
 from training.data.build import num_cores
 from training.data.store import Corpus, write_array
-from training.options import CorpusFolder
 from training.record import log
-from training.utterances import heard
+from training.utterances import heard_alone
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEECH_TOKENIZER
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
-from vivavoce.models.speech_tokenizer.onnx import SpeechTokenizer
+from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 
 PIECE = 200
 """Utterances that one process takes at a time."""
 
 
-def encode(
-    corpus: CorpusFolder,
-    model: Annotated[Path, typer.Option(help="Checkpoint folder whose tokenizer and speaker encoder listen.")],
-    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes; else one per core.")] = None,
-) -> None:
-    """Write a corpus's speech tokens and speaker embeddings as a finished checkpoint hears them."""
+def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:
+    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with so many processes (None: one per core)."""
     source = Corpus.open(corpus)
     starts = range(0, len(source), PIECE)
     with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:
@@ -48,7 +40,7 @@ def _hear(folder: Path, model: Path, first: int) -> tuple[NDArray[np.int16], NDA
     encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
     tokens, embeddings = [], []
     for utterance in range(first, min(first + PIECE, len(corpus))):
-        wave = heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
+        wave = heard_alone(corpus, utterance)
         tokens.append(tokenizer(wave).numpy().astype(np.int16))
         embeddings.append(encoder(wave).numpy().astype(np.float16))
     return np.concatenate(tokens), np.stack(embeddings)

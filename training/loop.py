@@ -1,11 +1,11 @@
 """The training loop that all parts share: schedule, CUDA graphs, averages, resumable state, log and curves.
 
-A part brings a *body*: one step, from drawing a batch to `Optimizer.update`. On a GPU the body is captured as a CUDA
-graph after a few plain steps and replayed from then on, because these models are so small that launching their
-kernels takes longer than running them. A body must therefore be capturable:
+A part brings a `TrainingStep`, from drawing a batch to `Optimizer.update`. On a GPU it is captured as a CUDA graph
+after a few plain steps and replayed from then on, because these models are so small that launching their kernels takes
+longer than running them. A step must therefore be capturable:
 
 - batches are drawn with torch's default generator from tensors that already lie on the device;
-- shapes are fixed for each *variant* of the body (lengths of crops, with or without an adversary); each variant
+- shapes are fixed for each *variant* of the step (lengths of crops, with or without an adversary); each variant
   becomes a graph of its own;
 - nothing waits for the device: no `.item()`, `.cpu()`, `nonzero`, boolean indexing, or branches on tensor values.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from training.record import Record
 from vivavoce.errors import InvalidRequest
+from vivavoce.files import replacing
 
 WARM_STEPS = 3
 """Plain steps of a variant before it is captured: allocations and library handles settle in them."""
@@ -117,12 +119,8 @@ class Budget:
 
     def progress(self, seconds: float, steps: int) -> float:
         """Share of the budget that is spent, 1.0 or more when it is over."""
-        shares = [0.0]
-        if self.seconds is not None:
-            shares.append(seconds / self.seconds)
-        if self.steps is not None:
-            shares.append(steps / self.steps)
-        return max(shares)
+        spent = ((seconds, self.seconds), (steps, self.steps))
+        return max(done / of for done, of in spent if of is not None)
 
 
 class Average:
@@ -130,74 +128,68 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float = 0.999) -> None:
         self._decay = decay
-        self._current = [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
-        self._names = [name for name, tensor in module.state_dict().items() if tensor.is_floating_point()]
-        self._mean = [tensor.detach().clone() for tensor in self._current]
+        self._current = {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+        self._mean = {name: tensor.clone() for name, tensor in self._current.items()}
 
     def update(self, step: int) -> None:
         """Take the parameters in, once every `AVERAGE_EVERY` steps."""
         decay = min(self._decay, (1 + step) / (10 + step)) ** AVERAGE_EVERY
-        torch._foreach_lerp_(self._mean, [tensor.detach() for tensor in self._current], 1 - decay)
+        torch._foreach_lerp_([*self._mean.values()], [*self._current.values()], 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages, named as the module's own state."""
-        return dict(zip(self._names, self._mean, strict=True))
+        return self._mean
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state_dict`."""
-        for name, mean in zip(self._names, self._mean, strict=True):
+        for name, mean in self._mean.items():
             mean.copy_(state[name])
 
 
-Body = Callable[[int], dict[str, Tensor]]
-"""Variant of the step → scalars to log. It draws its batch and updates its optimizers itself."""
+class TrainingStep(ABC):
+    """One step of a part. optimizers: schedules and states are the loop's; modules: whose states are kept."""
+
+    optimizers: Mapping[str, Optimizer]
+    modules: Mapping[str, nn.Module]
+    """The moving average of the first one is what the training is for."""
+
+    @abstractmethod
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        """Draw a batch, update the optimizers; scalars to log."""
+
+    def variant(self, step: int, progress: float) -> int:
+        """The variant of a step, from its number and the share of the budget spent."""
+        return 0
 
 
 def train(
     part: str,
-    body: Body,
-    optimizers: Mapping[str, Optimizer],
-    modules: Mapping[str, nn.Module],
+    body: TrainingStep,
     budget: Budget,
     folder: Path,
     *,
     device: torch.device,
-    variant: Callable[[int, float], int] = lambda step, progress: 0,
-    averaged: str | None = None,
     validate: Callable[[], dict[str, float]] | None = None,
     validate_seconds: float = 60.0,
 ) -> dict[str, Tensor]:
-    """Run `body` until the budget or the piece is spent, starting from saved state where there is some.
+    """Take steps until the budget or the piece is spent, starting from saved state where there is some.
 
-    Args:
-        part: name of the log, the curves and the state (`folder/part.state.pt`).
-        body: one step, see the module's text.
-        optimizers: those that the body updates; their schedules and states are kept here.
-        modules: whose states are kept.
-        budget: how long.
-        folder: for state, log and curves.
-        device: where it runs; graphs are used on "cuda".
-        variant: chooses the variant of a step from its number and the share of the budget spent.
-        averaged: name of the module whose moving average is wanted.
-        validate: plain measurements, called now and then outside of the graphs with the modules in eval mode.
-        validate_seconds: how often.
-
-    Returns:
-        The averaged module's averages on the CPU (float32, by name), or its plain state if no average was kept.
+    part: name of the log, the curves and the state in `folder` (`part.state.pt`); device: graphs are used on "cuda";
+    validate: plain measurements, called now and then outside of the graphs with the modules in eval mode. Returns the
+    averages of the step's first module on the CPU, float32 by name.
     """
-    record = Record(folder, part)
-    average = Average(modules[averaged]) if averaged else None
+    record, average = Record(folder, part), Average(next(iter(body.modules.values())))
     state_file = folder / f"{part}.state.pt"
     step, spent = 0, 0.0
     if state_file.is_file():
-        step, spent = _restore(state_file, optimizers, modules, average, device)
+        step, spent = _restore(state_file, body, average, device)
         record.note(f"continues at step {step} after {spent:.0f} s")
     if validate is not None and step == 0:
-        record.validation(0, 0.0, _evaluated(validate, modules))  # what a fine-tuning starts from
+        record.validation(0, 0.0, _evaluated(validate, body))  # what a fine-tuning starts from
     steps = _Steps(body, device)
     started = last_log = last_save = last_validation = time.monotonic()
     first = step
-    for module in modules.values():
+    for module in body.modules.values():
         module.train()
     while True:
         now = time.monotonic()
@@ -205,17 +197,17 @@ def train(
         progress = budget.progress(total, step)
         piece_over = budget.piece_seconds is not None and now - started >= budget.piece_seconds
         if now - last_save >= SAVE_SECONDS or progress >= 1 or piece_over:
-            _save(state_file, step, total, optimizers, modules, average)
+            _save(state_file, step, total, body, average)
             last_save = now
         if progress >= 1 or piece_over:
             break
         if validate is not None and now - last_validation >= validate_seconds:
-            record.validation(step, total, _evaluated(validate, modules))
+            record.validation(step, total, _evaluated(validate, body))
             last_validation = time.monotonic()
-        rate = max(optimizer.set_rate(step, progress) for optimizer in optimizers.values())
-        values = steps.run(variant(step, progress))
+        rate = max(optimizer.set_rate(step, progress) for optimizer in body.optimizers.values())
+        values = steps.run(body.variant(step, progress))
         step += 1
-        if average is not None and step % AVERAGE_EVERY == 0:
+        if step % AVERAGE_EVERY == 0:
             average.update(step)
         record.add(values)
         if device.type == "cuda" and step % MAX_AHEAD == 0:
@@ -225,16 +217,15 @@ def train(
             last_log = time.monotonic()
     record.flush(step, total, rate if step > first else 0.0, (step - first) / max(1e-9, time.monotonic() - started))
     if validate is not None:
-        record.validation(step, total, _evaluated(validate, modules))
+        record.validation(step, total, _evaluated(validate, body))
     record.plot()
-    kept = average.state_dict() if average else modules[next(iter(modules))].state_dict()
-    return {name: tensor.detach().float().cpu() for name, tensor in kept.items()}
+    return {name: tensor.float().cpu() for name, tensor in average.state_dict().items()}
 
 
 class _Steps:
-    """Runs the body: plainly on a CPU, and on a GPU captured once per variant after a few plain steps."""
+    """Takes steps: plainly on a CPU, and on a GPU captured once per variant after a few plain ones."""
 
-    def __init__(self, body: Body, device: torch.device) -> None:
+    def __init__(self, body: TrainingStep, device: torch.device) -> None:
         self._body, self._on_gpu = body, device.type == "cuda"
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, dict[str, Tensor]]] = {}
         self._plain: dict[int, int] = {}
@@ -268,48 +259,33 @@ def _detached(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().float() for name, value in values.items()}
 
 
-def _evaluated(validate: Callable[[], dict[str, float]], modules: Mapping[str, nn.Module]) -> dict[str, float]:
-    for module in modules.values():
+def _evaluated(validate: Callable[[], dict[str, float]], body: TrainingStep) -> dict[str, float]:
+    for module in body.modules.values():
         module.eval()
     with torch.no_grad():
         values = validate()
-    for module in modules.values():
+    for module in body.modules.values():
         module.train()
     return values
 
 
-def _save(
-    path: Path,
-    step: int,
-    seconds: float,
-    optimizers: Mapping[str, Optimizer],
-    modules: Mapping[str, nn.Module],
-    average: Average | None,
-) -> None:
+def _save(path: Path, step: int, seconds: float, body: TrainingStep, average: Average) -> None:
     state = {
         "step": step,
         "seconds": seconds,
-        "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
-        "modules": {name: module.state_dict() for name, module in modules.items()},
-        "average": average.state_dict() if average else {},
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in body.optimizers.items()},
+        "modules": {name: module.state_dict() for name, module in body.modules.items()},
+        "average": average.state_dict(),
     }
-    temporary = path.with_suffix(".part")
-    torch.save(state, temporary)
-    temporary.replace(path)
+    with replacing(path) as file:
+        torch.save(state, file)
 
 
-def _restore(
-    path: Path,
-    optimizers: Mapping[str, Optimizer],
-    modules: Mapping[str, nn.Module],
-    average: Average | None,
-    device: torch.device,
-) -> tuple[int, float]:
+def _restore(path: Path, body: TrainingStep, average: Average, device: torch.device) -> tuple[int, float]:
     state = torch.load(path, map_location=device, weights_only=True)
-    for name, optimizer in optimizers.items():
+    for name, optimizer in body.optimizers.items():
         optimizer.load_state_dict(state["optimizers"][name])
-    for name, module in modules.items():
+    for name, module in body.modules.items():
         module.load_state_dict(state["modules"][name])
-    if average is not None:
-        average.load_state_dict(state["average"])
+    average.load_state_dict(state["average"])
     return int(state["step"]), float(state["seconds"])

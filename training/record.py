@@ -13,6 +13,13 @@ from torch import Tensor
 log = logging.getLogger("training")
 
 
+def write_measures(part: str, folder: Path, measures: Mapping[str, Mapping[str, float]]) -> None:
+    """Log what a finished part was measured at, a line for each corpus, and write `folder/part.measures.json`."""
+    for name, found in measures.items():
+        log.info("%s: %s  %s", part, name, "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
+    (folder / f"{part}.measures.json").write_text(json.dumps(measures, indent=1), encoding="utf-8")
+
+
 class Record:
     """The log of one part, `folder/part.log.jsonl`, continued where it exists, and `folder/part.png`."""
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.data.store import SAMPLE_RATE, Speaker
-from vivavoce.service.audio.wav import write_wav
+from vivavoce.service.audio.encode import write_audio
 
 PROMPTS = (
     "The harbor was quiet before dawn, and the old boats moved slowly.",
@@ -32,12 +32,12 @@ def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Sp
     (folder / "source").mkdir(exist_ok=True)
     said = {speaker.name: PROMPTS[place % len(PROMPTS)] for place, speaker in enumerate(speakers)}
     for speaker in speakers:
-        write_wav(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), SAMPLE_RATE)
+        write_audio(folder / "prompts" / f"{speaker.name}.wav", record(speaker, said[speaker.name]), SAMPLE_RATE)
     listed, sources = [], []
     for number, sentence in enumerate(sentences):
         speaker = speakers[number % len(speakers)]
         name = f"{number:03d}"
-        write_wav(folder / "source" / f"{name}.wav", record(speaker, sentence), SAMPLE_RATE)
+        write_audio(folder / "source" / f"{name}.wav", record(speaker, sentence), SAMPLE_RATE)
         fields = (name, said[speaker.name], f"prompts/{speaker.name}.wav", sentence, f"source/{name}.wav")
         listed.append("|".join(fields))
         sources.append(f"source/{name}.wav\t{sentence}")

@@ -1,8 +1,8 @@
-"""Whole utterances of the corpus on a device, and at the 16 kHz that tokenizer and speaker encoder hear."""
+"""Whole utterances of the corpus on a device, also at the 16 kHz that tokenizer and speaker encoder hear."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.data.store import SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+from vivavoce.checkpoint.config import MelConfig
+from vivavoce.models.features import prompt_mel
 from vivavoce.service.audio.resample import resample_sinc
 
 HEARD_RATE = 16_000
@@ -20,15 +22,13 @@ HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE
 """Samples of a token at 16 kHz."""
 BATCH_TOKENS = 45_000
 """Half an hour of audio: what extraction takes at once."""
+MEL_BATCH_TOKENS = 25 * 600
 
 
 def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Utterances of about `hours` in all, as much from each speaker, ordered by speaker.
+    """Utterances of about `hours` in all (all if there are no more), as much from each speaker, ordered by speaker.
 
-    Args:
-        corpus: any.
-        hours: all utterances if the corpus holds no more.
-        allowed: [utterances], which may be taken; all if None.
+    allowed: [utterances], which may be taken; all if None.
     """
     order: NDArray[np.int64] = np.argsort(corpus.speaker, kind="stable")
     if allowed is not None:
@@ -48,6 +48,35 @@ def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
     kept = np.zeros(len(corpus), np.bool_)
     kept[np.random.default_rng(0).permutation(len(corpus))[: len(corpus) // every]] = True
     return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """What an encoder learns from, and what it is judged by: utterances of `judged_of`.
+
+    unseen: a corpus of other speakers; None: some utterances of the corpus itself are kept from the training.
+    """
+
+    corpus: Corpus
+    unseen: Corpus | None
+    learned: NDArray[np.int64]
+    judged_of: Corpus
+    judged: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, folder: Path, others: Path | None, hours: float) -> Split:
+        """Of the corpus in `folder`, of which `hours` are learned, and of the one in `others`, if given."""
+        corpus = Corpus.open(folder)
+        if others is not None:
+            unseen = Corpus.open(others)
+            return cls(corpus, unseen, evenly_by_speaker(corpus, hours), unseen, np.arange(len(unseen)))
+        kept = held_out(corpus)
+        return cls(corpus, None, evenly_by_speaker(corpus, hours, ~kept), corpus, np.flatnonzero(kept))
+
+    @property
+    def corpora(self) -> dict[str, Corpus]:
+        """Those that get the trained encoder's arrays, by the names of their measures."""
+        return {"corpus": self.corpus} | ({} if self.unseen is None else {"others": self.unseen})
 
 
 def equal_length_batches(
@@ -76,6 +105,40 @@ def heard(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Ten
     Resampled as prompts are; with `exact_float32`, whatever the device, to the same values.
     """
     return resample_sinc(waves(corpus, batch, device), SAMPLE_RATE, HEARD_RATE)
+
+
+def heard_alone(corpus: Corpus, utterance: int) -> Tensor:
+    """Samples [tokens · 640] of one utterance at 16 kHz, on the CPU."""
+    return heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
+
+
+def by_token(
+    corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, made_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `made_of` makes of heard samples [batch, n], for utterances one after another: [tokens · m, ...].
+
+    made_of: to [batch, tokens · m, ...]; each utterance is heard whole, in float32.
+    """
+    placed, whole = placed_tokens(corpus, utterances), torch.empty(0)
+    with exact_float32():
+        for rows in equal_length_batches(corpus, utterances):
+            made = made_of(heard(corpus, utterances[rows], device))
+            tokens = int(placed[rows[0] + 1] - placed[rows[0]])
+            parts = made.unflatten(1, (tokens, -1))
+            if not len(whole):
+                whole = torch.empty(int(placed[-1]), *parts.shape[2:], dtype=made.dtype, device=device)
+            whole[torch.from_numpy(placed[rows]).to(device)[:, None] + torch.arange(tokens, device=device)] = parts
+    return whole.flatten(0, 1)
+
+
+def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
+    """Mel of every utterance as if it stood alone: [tokens · 2, bins] float16 on the device."""
+    mels = torch.empty(corpus.num_tokens * MELS_PER_TOKEN, config.num_bins, dtype=torch.float16, device=device)
+    for batch in equal_length_batches(corpus, np.arange(len(corpus)), MEL_BATCH_TOKENS):
+        made = prompt_mel(waves(corpus, batch, device), config)
+        first = torch.from_numpy(corpus.start[batch]).to(device)[:, None] * MELS_PER_TOKEN
+        mels[first + torch.arange(made.shape[1], device=device)] = made.half()
+    return mels
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +170,7 @@ def find_speakers(
 ) -> Speakers:
     """The speakers of `utterances`, which are ordered by speaker, that have the `longest` crop in tokens.
 
-    per_token: what the positions count, as a multiple of tokens.
-
-    Raises:
-        ValueError: no speaker has so much.
+    per_token: what the positions count, as a multiple of tokens; ValueError: no speaker has so much.
     """
     placed = placed_tokens(corpus, utterances)
     speaker = corpus.speaker[utterances]

@@ -10,7 +10,6 @@ with --tiny, sizes are tiny: then the figures mean nothing, and the run shows th
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -21,14 +20,15 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import loads, report, stages
-from benchmarks.gpu.model import make_model, reader
-from benchmarks.gpu.origin import origin
+from benchmarks.gpu.model import make_model, origin, reader
 from benchmarks.gpu.startup import startups
-from vivavoce.checkpoint.babble_weights import RELEASE, TINY
-from vivavoce.doors.python import Vivavoce, load
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings, uses_kernels
+from vivavoce.entrypoints.python import Vivavoce, load
+from vivavoce.errors import MissingDependency
+from vivavoce.measure import save_json
 from vivavoce.models.build import build_models
+from vivavoce.models.random_checkpoint import RELEASE, TINY
 
 PARTS = ("stages", "loads", "bounded", "startup")
 Figures = dict[str, Any]
@@ -54,14 +54,14 @@ def main() -> None:
         for found in parts[part]():
             figures.update(found)
             print(f"[{time.perf_counter() - begun:5.0f} s]", _line(found), flush=True)
-            report.save(figures, options.out / f"{options.name}.json")
+            save_json(figures, options.out / f"{options.name}.json")
     text = report.table(figures)
     (options.out / f"{options.name}.md").write_text(text + "\n", encoding="utf-8")
     print(text)
     try:
         report.draw(figures, options.out / f"{options.name}.png")
-    except ImportError:
-        print("no picture: it needs matplotlib (pip install 'vivavoce[eval]')")
+    except MissingDependency as error:
+        print(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,11 +91,17 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
 def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
     tts = _loaded(model, kernels=False if plain else None)
     try:
-        which = loads.LOADS
+        which: tuple[loads.Load, ...] = loads.LOADS
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
         yield from loads.loads(tts, model, which)
-        yield {"costs": asdict(tts.costs)}
+        # A named tuple would be a list in JSON.
+        yield {
+            "costs": {
+                stage: asdict(cost) | {"coefficients": cost.coefficients._asdict()}
+                for stage, cost in vars(tts.costs).items()
+            }
+        }
     finally:
         tts.close()
 
@@ -128,4 +134,4 @@ def _line(found: Figures) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

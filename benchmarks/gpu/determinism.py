@@ -6,7 +6,6 @@ python -m benchmarks.gpu.determinism --out benchmarks/results/gpu/determinism.js
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.model import make_model, reader
-from benchmarks.gpu.origin import origin
-from vivavoce.checkpoint.babble_weights import RELEASE, TINY
+from benchmarks.gpu.model import make_model, origin, reader
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Spoken
-from vivavoce.engine.request import SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.measure import save_json
 from vivavoce.models.build import Models, build_models
+from vivavoce.models.random_checkpoint import RELEASE, TINY
 
 
 def compare(models: Models, settings: EngineSettings, requests: int, tokens: int) -> dict[str, Any]:
@@ -52,11 +51,11 @@ def compare(models: Models, settings: EngineSettings, requests: int, tokens: int
     }
 
 
-def _request(seed: int, tokens: int) -> SpeechRequest:
+def _request(seed: int, tokens: int) -> EngineRequest:
     sampling = SamplingParams(exact_tokens=tokens)
     text = tuple((seed * 7 + place) % 256 for place in range(40))
-    return SpeechRequest(
-        (SynthesisRequest(reader(), text=text, sampling=sampling, seed=seed),), ChunkPolicy.low_latency()
+    return EngineRequest(
+        (SegmentRequest(reader(), text=text, sampling=sampling, seed=seed),), ChunkPolicy.low_latency()
     )
 
 
@@ -95,7 +94,7 @@ def main() -> None:
         figures = compare(models, settings, options.requests, options.tokens)
         found["deterministic" if deterministic else "default"] = figures
         print("deterministic" if deterministic else "default", figures, flush=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    save_json(found, options.out)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivavoce.doors.cli.bench_engine import Talker
-from vivavoce.doors.cli.bench_request import BenchRequest, check
-from vivavoce.doors.cli.bench_run import measured
-from vivavoce.doors.cli.console import Reporter
-from vivavoce.doors.cli.model import EngineChoice, ModelChoice
+from vivavoce.entrypoints.cli.bench import BenchLoad, BenchOutput, BenchRequest, measured
+from vivavoce.entrypoints.cli.console import Reporter
+from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
+from vivavoce.entrypoints.python import Vivavoce
 
 TOKENS = 250
 """Ten seconds of speech."""
@@ -55,7 +54,7 @@ KEYS = (
 
 
 def loads(
-    tts: Talker, model: Path, which: tuple[Load, ...], memory_gb: float | None = None
+    tts: Vivavoce, model: Path, which: tuple[Load, ...], memory_gb: float | None = None
 ) -> Iterator[dict[str, Any]]:
     """Figures of each load, their keys beginning with its name, and the command that gives them.
 
@@ -70,28 +69,14 @@ def loads(
         }
 
 
-def measure(tts: Talker, model: Path, load: Load, memory_gb: float | None = None) -> Mapping[str, Any]:
+def measure(tts: Vivavoce, model: Path, load: Load, memory_gb: float | None = None) -> Mapping[str, Any]:
     """The report of one load, as `vivavoce bench --json` writes it."""
     asked = BenchRequest(
-        choice=ModelChoice(str(model)),
-        engine=EngineChoice("all", memory_gb),
-        concurrency=load.concurrency,
-        rate=load.rate,
-        requests=load.requests,
-        warmup=0,
-        text_file=None,
-        words=None,
-        tokens=load.tokens,
-        voices=[],
-        prompt_texts=[],
-        offline=load.offline,
-        policy=None,
-        first_hop=None,
-        lookahead=None,
-        seed=0,
-        quality=False,
-        json_file=None,
-        plot=None,
-        command=load.options(),
+        BenchLoad(load.concurrency, load.rate, load.requests, 0, tokens=load.tokens, offline=load.offline),
+        EngineChoice("all", memory_gb),
+        BenchOutput(),
+        ModelChoice(str(model)),
+        load.options(),
     )
-    return measured(check(asked), tts, Reporter(quiet=True)).to_json()
+    asked.check()
+    return measured(asked, tts, Reporter(quiet=True)).to_json()

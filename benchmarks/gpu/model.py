@@ -1,16 +1,29 @@
-"""The model that is measured: random weights in the release's sizes, and a reader with a prompt of 3.5 seconds."""
+"""The model that is measured (random weights, a reader with a prompt of 3.5 s), its device's clock, and the machine."""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vivavoce.checkpoint.babble import make_babble_checkpoint
-from vivavoce.checkpoint.babble_weights import NUM_SPEECH_TOKENS, RELEASE, SPEAKER_SIZE, Sizes
 from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.checkpoint.spk2info import NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.request import Conditioning
+from vivavoce.entrypoints.cli.bench_model import machine
+from vivavoce.models.random_checkpoint import (
+    NUM_SPEECH_TOKENS,
+    RELEASE,
+    SPEAKER_SIZE,
+    Sizes,
+    make_babble_checkpoint,
+)
+from vivavoce.version import __version__
 
 PROMPT_TOKENS, PROMPT_TEXT = 87, 20
 """3.5 seconds of reference and its transcript, as in the measurements of the official code."""
@@ -42,3 +55,41 @@ def _reader() -> SpeakerEntry:
     mel = torch.randn(PROMPT_TOKENS * FRAMES_PER_TOKEN, NUM_MEL_BINS, generator=generator) * 2 - 6
     embedding = torch.randn(SPEAKER_SIZE, generator=generator)
     return SpeakerEntry(embedding, SavedPrompt(text, tokens, tokens.clone(), mel))
+
+
+def origin(module: str, device: torch.device, arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """The first keys of every result file: the command, versions, commit and hardware.
+
+    arguments: of `module`; None: this process's.
+    """
+    command = shlex.join(("python", "-m", module, *(sys.argv[1:] if arguments is None else arguments)))
+    return {"command": command, "vivavoce": __version__, "commit": _commit(), **machine(device)}
+
+
+def _commit() -> str | None:
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return asked.stdout.strip() or None
+
+
+def device_ms(work: Callable[[], None], device: torch.device, repeats: int) -> float:
+    """Median of `repeats` runs of work that was run before, each from an idle device to an idle device."""
+    taken = sorted(_once(work, device) for _ in range(repeats))
+    return taken[len(taken) // 2]
+
+
+def _once(work: Callable[[], None], device: torch.device) -> float:
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        work()
+        return (time.perf_counter() - begun) * 1e3
+    torch.cuda.synchronize(device)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)

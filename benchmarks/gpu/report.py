@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from vivavoce.measure import picture
 
 Figures = Mapping[str, Any]
 
@@ -62,35 +63,22 @@ def table(figures: Figures) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def save(figures: Figures, path: Path) -> None:
-    """Write the figures as JSON."""
-    rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
-    path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-
-
 def draw(figures: Figures, path: Path) -> None:
-    """Draw each stage's time beside its floor, and listeners' TTFB by their number."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plot, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    names, ratios = _over_floors(figures)
-    left.barh(names, ratios)
-    left.axvline(1.0, color="black", linewidth=1)
-    left.set(title="time over its floor", xscale="log", xlabel="measured / floor")
-    left.invert_yaxis()
-    counts = sorted(
-        int(key[9 : -len("_ttfb_ms_p99")]) for key in figures if key.startswith("listeners") and "p99" in key
-    )
-    for percentile in (50, 99):
-        values = [figures[f"listeners{count}_ttfb_ms_p{percentile}"] for count in counts]
-        right.plot(counts, values, marker="o", label=f"p{percentile}")
-    right.set(title="first audio", xlabel="listeners at once", ylabel="ms", ylim=(0, None))
-    right.legend()
-    plot.savefig(path, dpi=120)
-    plt.close(plot)
+    """Draw each stage's time beside its floor, and listeners' TTFB by their number; errors as in `measure.picture`."""
+    with picture(path, (12.0, 4.5), 2) as (left, right):
+        names, ratios = _over_floors(figures)
+        left.barh(names, ratios)
+        left.axvline(1.0, color="black", linewidth=1)
+        left.set(title="time over its floor", xscale="log", xlabel="measured / floor")
+        left.invert_yaxis()
+        counts = sorted(
+            int(key[9 : -len("_ttfb_ms_p99")]) for key in figures if key.startswith("listeners") and "p99" in key
+        )
+        for percent in (50, 99):
+            values = [figures[f"listeners{count}_ttfb_ms_p{percent}"] for count in counts]
+            right.plot(counts, values, marker="o", label=f"p{percent}")
+        right.set(title="first audio", xlabel="listeners at once", ylabel="ms", ylim=(0, None))
+        right.legend()
 
 
 def _over_floors(figures: Figures) -> tuple[Sequence[str], Sequence[float]]:

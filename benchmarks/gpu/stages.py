@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.counting import decode_bytes, estimator_flops, vocoder_flops
-from benchmarks.gpu.timing import device_ms
+from benchmarks.gpu.model import device_ms
+from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.chunk_policy import Joins
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
-from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 from vivavoce.models.build import Models
+from vivavoce.models.flow.unet import UNet
+from vivavoce.models.vocoder.hift import HiFT
 
 BYTES_PER_S, FLOPS = 4.3e12, 788e12
 """What one H200 reads and multiplies (bf16, random data) at most, as measured with large copies and products."""
@@ -51,12 +53,10 @@ VOCODER_CASES = ((1, 30), (1, 100), (32, 100), (32, 500), (128, 100))
 
 
 @torch.inference_mode()
-def decode(
-    models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool, int8: bool = False
-) -> Iterator[Figures]:
+def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: bool) -> Iterator[Figures]:
     """Milliseconds of a decode step with so many slots in use, the sampling included."""
     for count in slots:
-        stage = LMStage(models, slots=count, capacity=1024, kernels=kernels, int8=int8)
+        stage = LMStage(models, slots=count, capacity=1024, kernels=kernels)
         _read(stage, models, voice, count)
         for slot in range(count):
             stage.close(slot)
@@ -82,23 +82,19 @@ def decode(
 def _read(stage: LMStage, models: Models, voice: Conditioning, count: int) -> tuple[float, int]:
     """Fill so many slots; milliseconds of the first prefill, of several together, and rows of each prompt."""
     sampling = SamplingParams(exact_tokens=400)
-    taken = []
-    for seed in range(count):
-        request = SynthesisRequest(voice, text=(1,) * TEXT, sampling=sampling, seed=seed)
-        run = plain_run(models.config.lm, request, official=False, room=None)
-        stage.feed(stage.open(sampling, seed), run)
+    request = SegmentRequest(voice, text=(1,) * TEXT, sampling=sampling)
+    run, taken = plain_run(models.config.lm, request, official=False, room=None), []
+    slots = [stage.open(sampling, seed) for seed in range(count)]
     for first in range(0, count, TOGETHER):
-        slots = range(first, min(first + TOGETHER, count))
-        taken.append(device_ms(partial(stage.prefill, slots), models.device, 1))
+        runs = dict.fromkeys(slots[first : first + TOGETHER], run)
+        taken.append(device_ms(partial(stage.prefill, runs), models.device, 1))
     while stage.in_flight:
         stage.collect(wait=True)
     return taken[0], len(run.rows)
 
 
 @torch.inference_mode()
-def flow(
-    models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool, fp8: bool = False
-) -> Iterator[Figures]:
+def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels: bool) -> Iterator[Figures]:
     """Milliseconds of the Euler steps of one batch, and of all of it with the encoder."""
     up = models.config.flow.encoder.upsampling
     prompt = len(voice.flow_tokens)
@@ -107,7 +103,7 @@ def flow(
     state_bytes = int(1.3 * largest * per_frame * models.config.flow.num_steps) + (4 << 30)
     if models.device.type != "cuda":
         state_bytes = 64 << 20
-    stage = FlowStage(models, state_bytes=state_bytes, kernels=kernels, fp8=fp8)
+    stage = FlowStage(models, state_bytes=state_bytes, kernels=kernels)
     for case in cases:
         timings: list[tuple[float, float]] = []
         for _ in range(REPEATS + 1):
@@ -115,7 +111,7 @@ def flow(
             spoken = max(0, case.past // up - prompt)
             hop = case.frames // up - (0 if case.past else prompt)
             tokens = tuple(range(spoken + hop + 3))
-            attention = Attention.BLOCKS if case.past else Attention.FULL
+            attention = AttentionMode.BLOCKS if case.past else AttentionMode.FULL
             if spoken:
                 _solve(stage, [FlowChunk(stream, tokens, spoken, attention) for stream in streams], models.device)
             elif case.past:
@@ -154,9 +150,12 @@ def _solve(stage: FlowStage, chunks: Sequence[FlowChunk], device: torch.device) 
         while job.steps_left:
             job.step()
 
+    def result() -> None:
+        assert job is not None
+        job.result()
+
     parts = [device_ms(part, device, 1) for part in (begin, steps)]
-    assert job is not None
-    parts.append(device_ms(lambda: job.result() and None, device, 1))  # type: ignore[func-returns-value]
+    parts.append(device_ms(result, device, 1))
     return parts[1], sum(parts)
 
 
@@ -181,3 +180,51 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
             f"vocoder_audio_s_per_s_{rows}x{frames}": audio_s / ms * 1e3,
             f"vocoder_floor_ms_{rows}x{frames}": vocoder_flops(models.vocoder, audio_s) / FLOPS * 1e3,
         }
+
+
+def estimator_flops(estimator: UNet, rows: int, frames: int, past: int = 0) -> float:
+    """Operations of the products of one call of the flow's estimator, every new frame seeing all the row's frames.
+
+    rows: guidance's doubling included; frames: new ones of each row; past: those before them, read as state.
+    """
+    # The time embedding is the same for all requests, and made once.
+    weights = sum(
+        parameter.numel()
+        for name, parameter in estimator.named_parameters()
+        if parameter.dim() > 1 and "time" not in name
+    )
+    config, levels = estimator.config, 2 + estimator.config.num_mid_blocks
+    attention = levels * config.num_blocks * 2 * config.num_heads * config.head_dim
+    return 2.0 * rows * frames * (weights + attention * (past + frames))
+
+
+def decode_bytes(config: LMConfig, slots: int, positions: int, width: int) -> float:
+    """Bytes that a decode step reads at least: weights once, keys and values of every slot.
+
+    positions: that each slot looks back on; width: bytes of a number.
+    """
+    size, inner = config.hidden_size, config.num_heads * config.head_dim
+    keys = 2 * config.num_kv_heads * config.head_dim
+    layer = size * (2 * inner + keys) + 3 * size * config.intermediate_size
+    ids = config.vocabulary.num_speech_tokens + len(config.vocabulary.stop_ids)
+    weights = config.num_layers * layer + ids * size
+    return width * (weights + float(slots) * positions * config.num_layers * keys)
+
+
+def vocoder_flops(vocoder: HiFT, seconds: float) -> float:
+    """Operations of the convolutions for that much audio."""
+    config = vocoder.config
+    rate = config.sample_rate / config.samples_per_frame
+    total = rate * (_weights(vocoder.f0) + vocoder.conv_pre.weight.numel())
+    per_stage = len(config.resblock_kernels)
+    for stage, factor in enumerate(config.upsample_rates):
+        total += rate * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
+        rate *= factor
+        blocks = (*vocoder.resblocks[stage * per_stage : (stage + 1) * per_stage], vocoder.source_resblocks[stage])
+        total += rate * (sum(map(_weights, blocks)) + vocoder.source_downs[stage].weight.numel())  # type: ignore[operator]
+    return 2.0 * seconds * (total + rate * vocoder.conv_post.weight.numel())
+
+
+def _weights(module: object) -> int:
+    parameters = module.named_parameters()  # type: ignore[attr-defined]
+    return sum(parameter.numel() for _, parameter in parameters if parameter.dim() > 1)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 import time
 from collections import Counter
@@ -20,11 +19,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.loads import Load, measure
-from benchmarks.gpu.model import make_model
-from benchmarks.gpu.origin import origin
-from vivavoce.doors.python import load
+from benchmarks.gpu.model import make_model, origin
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.entrypoints.python import load
+from vivavoce.measure import json_text, save_json
+
+_ON_GPU = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
 
 MOST_KERNELS = 25
 
@@ -98,13 +99,13 @@ def main() -> None:
     found = [
         Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.device_resource_id(), event.name())
         for event in looked.profiler.kineto_results.events()
-        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+        if event.device_type() == _ON_GPU and event.duration_ns() > 0
     ]
     result = {**origin("benchmarks.gpu.trace", tts.device), "load": asked.options(), **summary(found)}
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    save_json(result, options.out)
     if options.chrome:
         looked.export_chrome_trace(str(options.chrome))
-    print(json.dumps(result, indent=1))
+    print(json_text(result))
 
 
 if __name__ == "__main__":

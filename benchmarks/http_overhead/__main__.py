@@ -27,13 +27,11 @@ from benchmarks.http_overhead.loads import Child, Load, Result, child
 from benchmarks.http_overhead.report import ENGINE, overhead, section
 from benchmarks.http_overhead.trace import FOLDER, mean_spans, read_traces
 from benchmarks.serve_process import ServeProcess, serve_process
-from vivavoce.bench.figures import figures, window_s
-from vivavoce.bench.json_file import rounded, save
-from vivavoce.bench.outcome import Ending, those
-from vivavoce.bench.percentiles import percentile
-from vivavoce.bench.workload import Workload
+from vivavoce.bench.load import Ending, Workload, those
+from vivavoce.bench.report import figures
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import Schedule
+from vivavoce.measure import percentile, rounded, save_json, window_s
 from vivavoce.service.operations.settings import EngineSection, ModelSection, ServerSettings, VoicesSection
 
 USERS = (1, 4, 16, 64)
@@ -49,11 +47,11 @@ Found = dict[str, Any]
 def main() -> None:
     """Measure, print as it comes, write JSON."""
     options = _parser().parse_args()
-    # What the command line sets for the server's processes holds for the engine beside it: see doors/cli/main.py.
+    # What the command line sets for the server's processes holds for the engine beside it: see entrypoints/cli/main.py.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with tempfile.TemporaryDirectory(prefix="vivavoce-http-") as name:
         found = _measure(options, _settings(options, Path(name) / "voices"), Path(name))
-    save(rounded(found), options.output)
+    save_json(rounded(found), options.output)
     print(section(found))
 
 
@@ -210,7 +208,7 @@ def _settings(options: argparse.Namespace, voices: Path) -> ServerSettings:
 
 def _memory(device: str) -> float | None:
     """What each of two engines may take of one GPU, in GB; None: there is none."""
-    from vivavoce.service.placement import choose_device
+    from vivavoce.service.model_choice import choose_device
 
     where = choose_device(device)
     if where.type != "cuda":
@@ -222,7 +220,7 @@ def _memory(device: str) -> float | None:
 
 def _random_model(folder: Path, sizes: str) -> str:
     from benchmarks.gpu.model import make_model
-    from vivavoce.checkpoint.babble_weights import RELEASE, TINY
+    from vivavoce.models.random_checkpoint import RELEASE, TINY
 
     return str(make_model(folder, RELEASE if sizes == "release" else TINY))
 

@@ -10,17 +10,17 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from benchmarks.gpu.origin import origin
+from benchmarks.gpu.model import origin
 from benchmarks.http_overhead.loads import Load, answer_loads
-from vivavoce.bench.target import Piece, Utterance
+from vivavoce.bench.load import Piece, Utterance
 from vivavoce.bench.texts import SENTENCES
-from vivavoce.doors.python import Vivavoce, load
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams
-from vivavoce.service.default_model import model_folder
-from vivavoce.service.host.studio import engine_settings
+from vivavoce.entrypoints.python import Vivavoce, load
+from vivavoce.service.engine_process.model_service import engine_settings
+from vivavoce.service.model_choice import model_folder
 from vivavoce.service.operations.settings import ServerSettings
-from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.service.voices.voice import built_in_voices
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def main() -> None:
         device=chosen.device,
         dtype=chosen.dtype,
         voices=settings.voices.place,
-        settings=engine_settings(settings),
+        settings=engine_settings(chosen, settings.engine),
         text_processes=chosen.text_processes,
     )
     tts.warm_up(chosen.warm_up_s)
@@ -91,7 +91,9 @@ def main() -> None:
 
 
 def _text_tokens(tts: Vivavoce, text: str) -> int:
-    front_end = tts._synthesizer.text  # what bounds a length counts in its tokens, which the API does not show
+    front_end = (
+        tts._synthesizer.front_end.text
+    )  # what bounds a length counts in its tokens, which the API does not show
     return sum(len(front_end.encode(segment)) for segment in front_end.segments(text))
 
 

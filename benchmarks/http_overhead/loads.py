@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from vivavoce.bench.load import ClosedLoop, run_load
-from vivavoce.bench.outcome import Arrival, Ending, Outcome
-from vivavoce.bench.target import Piece, Target, Utterance
+from vivavoce.bench.load import ClosedLoop, Ending, Outcome, Piece, Target, Utterance, run_load
+from vivavoce.measure import Arrival
 
 SAMPLE_RATE = 24_000
 """Of a server's pcm."""
@@ -87,13 +86,13 @@ class Child:
         sample_rate = told["sample_rate"]
         outcomes = [
             Outcome(
-                utterance,
-                sample_rate,
-                start_s,
-                end_s,
-                tuple(Arrival(at_s, count) for at_s, count in arrivals),
-                Ending(ending),
-                problem,
+                start_s=start_s,
+                end_s=end_s,
+                sample_rate=sample_rate,
+                arrivals=tuple(Arrival(at_s, count) for at_s, count in arrivals),
+                utterance=utterance,
+                ending=Ending(ending),
+                problem=problem,
             )
             for utterance, (start_s, end_s, arrivals, ending, problem) in zip(
                 load.utterances, told["outcomes"], strict=True

@@ -15,36 +15,36 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.http_overhead.trace import TraceLog
-from vivavoce.doors.cli import serve_run
-from vivavoce.doors.cli.main import main
-from vivavoce.doors.http.app import build_app
-from vivavoce.doors.http.desk import Desk
-from vivavoce.service.host.host import EngineHost
-from vivavoce.service.host.messages import Said, Speak
-from vivavoce.service.host.speaker import SpeechPiece
-from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.engine.request import AudioChunk
+from vivavoce.entrypoints.cli import server
+from vivavoce.entrypoints.cli.main import main
+from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.service.engine_process.client import EngineClient
+from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.engine_process.messages import Message as EngineMessage
 
 LOG = TraceLog("server")
 _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None)
 """The HTTP request that is worked on, with the number that it gets."""
 
 
-class TracedHost(EngineHost):
+class TracedHost(EngineClient):
     """Its messages are noted as they go and come; there is no other place to see them from."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: EngineProcessSettings) -> None:
         super().__init__(settings, (sys.executable, "-m", "benchmarks.http_overhead.traced_worker"))
 
     def _send(self, message: Any) -> None:
         visitor = _visitor.get()
-        if isinstance(message, Speak) and visitor is not None:
+        if isinstance(message, EngineMessage) and message.kind == "speak" and visitor is not None:
             visitor["number"] = message.number
             LOG.begin(message.number, id=visitor["id"], accepted=visitor["accepted"])
             LOG.mark(message.number, "sent")
         super()._send(message)
 
-    def _take(self, message: Any) -> None:
-        if isinstance(message, Said) and isinstance(message.event, SpeechPiece):
+    def _take(self, message: EngineMessage) -> None:
+        if isinstance(message.value, AudioChunk):
             LOG.mark(message.number, "came")
         super()._take(message)
 
@@ -69,10 +69,10 @@ def watched(app: ASGIApp) -> ASGIApp:
     return watching
 
 
-def _build(desk: Desk) -> ASGIApp:
-    return watched(build_app(desk))
+def _build(state: AppState) -> ASGIApp:
+    return watched(build_app(state))
 
 
 if __name__ == "__main__":
-    with patch.object(serve_run, "build_app", _build), patch.object(serve_run, "EngineHost", TracedHost):
+    with patch.object(server, "build_app", _build), patch.object(server, "EngineClient", TracedHost):
         sys.exit(main())

@@ -6,17 +6,19 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from benchmarks.plain.talker import PlainTalker
-from vivavoce.doors.cli.bench_request import BenchRequest, CheckedRequest, check
-from vivavoce.doors.cli.bench_run import measure
-from vivavoce.doors.cli.console import Reporter, print_error
-from vivavoce.doors.cli.model import EngineChoice, ModelChoice
+from vivavoce.entrypoints.cli.bench import BenchLoad, BenchOutput, BenchRequest, run_bench
+from vivavoce.entrypoints.cli.console import Reporter, print_error
+from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
+from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import VivavoceError
-from vivavoce.service.default_model import model_folder
+from vivavoce.service.model_choice import model_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,22 +26,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     try:
-        request = check(_request(options, shlex.join(["python", "-m", "benchmarks.plain", *given])))
-        return int(measure(request, Reporter(), _load))
+        request = _request(options, shlex.join(["python", "-m", "benchmarks.plain", *given]))
+        return int(run_bench(request, Reporter(), _load))
     except VivavoceError as error:
         print_error(f"error: {error}")
         return error.exit_code
 
 
-def _load(request: CheckedRequest) -> PlainTalker:
-    choice = request.asked.choice
+def _load(request: BenchRequest) -> Vivavoce:
+    choice = request.model
     name = choice.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     auto = torch.float16 if device.type == "cuda" else torch.float32
     dtype = auto if choice.dtype == "auto" else getattr(torch, choice.dtype)
-    return PlainTalker(model_folder(choice.model), device, dtype, choice.variant, choice.voices)
+    voices = None if choice.voices is None else Path(choice.voices)
+    return cast(Vivavoce, PlainTalker(model_folder(choice.model), device, dtype, choice.variant, voices))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,39 +62,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lookahead", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quality", action="store_true")
-    parser.add_argument("--json", metavar="FILE|-")
+    parser.add_argument("--json", dest="json_file", metavar="FILE|-")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--variant")
-    parser.add_argument("--voices", type=Path)
+    parser.add_argument("--voices")
     return parser
 
 
-def _request(options: argparse.Namespace, command: str) -> BenchRequest:
-    return BenchRequest(
-        choice=ModelChoice(options.model, options.device, options.dtype, options.variant, options.voices),
-        concurrency=options.concurrency,
-        rate=options.rate,
-        requests=options.requests,
-        warmup=options.warmup,
-        text_file=options.text_file,
-        words=options.words,
-        tokens=options.tokens,
-        voices=options.voice,
-        prompt_texts=options.prompt_text,
-        offline=options.offline,
-        policy=options.policy,
-        first_hop=options.first_hop,
-        lookahead=options.lookahead,
-        seed=options.seed,
-        engine=EngineChoice(),
-        quality=options.quality,
-        json_file=options.json,
-        plot=options.plot,
-        command=command,
-    )
+def _request(given: argparse.Namespace, command: str) -> BenchRequest:
+    def chosen(kind: type[Any]) -> Any:
+        return kind(**{one.name: getattr(given, one.name) for one in fields(kind)})
+
+    return BenchRequest(chosen(BenchLoad), EngineChoice(), chosen(BenchOutput), chosen(ModelChoice), command)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ from torch.nn.functional import leaky_relu, pad
 
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.matching import Path, Schedule, fixed_noise
-from vivavoce.models.flow.model import Flow, FlowItem
+from vivavoce.models.flow.model import EulerSchedule, Flow, FlowInput, Path, fixed_noise
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL
-from vivavoce.models.layers.masks import keys_before
+from vivavoce.models.layers import keys_before
 
 _LOOKAHEAD_SLOPE = 0.01
 
@@ -24,7 +23,7 @@ def official_mel(models: Models, conditioning: Conditioning, tokens: Sequence[in
 
     tokens: of the sequence; not final: the lookahead's included  →  [frames, bins] float32
     """
-    item = FlowItem(_row(conditioning, tokens), conditioning.flow_mel, conditioning.embedding, final)
+    item = FlowInput(_row(conditioning, tokens), conditioning.flow_mel, conditioning.embedding, final)
     mel: Tensor = models.flow([item], chunked=not final)[0]
     return mel
 
@@ -84,7 +83,7 @@ def _solve(flow: Flow, conditioning: Conditioning, mu: Tensor, mask: Tensor) -> 
     condition[0, : len(prompt_mel)] = prompt_mel[:frames] if len(prompt_mel) else 0.0
     path = Path(
         flow.estimator,
-        Schedule.of(flow.estimator, config.num_steps),
+        EulerSchedule.of(flow.estimator, config.num_steps),
         config.guidance,
         fixed_noise(config.num_mel_bins)[None, :frames].to(mu.device),
         mu,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vivavoce.engine.request import SynthesisRequest
+from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.counter_noise import Stream, uniform
-from vivavoce.models.flow.matching import MAX_FRAMES
-from vivavoce.models.lm.kv_cache import KVCache
-from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
+from vivavoce.models.flow.model import MAX_FRAMES
+from vivavoce.models.lm.qwen2 import LMPrompt, Past, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
 Chooser = Callable[[Tensor, Sequence[int]], int]
@@ -21,7 +20,7 @@ Chooser = Callable[[Tensor, Sequence[int]], int]
 
 
 def plain_tokens(
-    models: Models, request: SynthesisRequest, official: bool = False, chooser: Chooser | None = None
+    models: Models, request: SegmentRequest, official: bool = False, chooser: Chooser | None = None
 ) -> list[int]:
     """All speech tokens of a request, stop ids left out; those of a conversion as they are.
 
@@ -33,7 +32,7 @@ def plain_tokens(
 
 @torch.inference_mode()
 def decode(
-    models: Models, request: SynthesisRequest, official: bool = False, chooser: Chooser | None = None
+    models: Models, request: SegmentRequest, official: bool = False, chooser: Chooser | None = None
 ) -> Iterator[int]:
     """As `plain_tokens`, each token as soon as it is drawn."""
     if request.speech_tokens is not None:
@@ -47,12 +46,11 @@ def decode(
         forbidden = [models.config.lm.vocabulary.masked_before_minimum]
     conditioning = request.conditioning
     rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_prompt_text, conditioning.lm_prompt_tokens))
-    cache = KVCache.allocate(lm.config, 1, len(rows) + most + 1, rows.device, rows.dtype)
-    past, new = 0, rows[None]
+    new = rows[None]
+    past: Past = []
     decoded: list[int] = []
     while len(decoded) < most:
-        hidden = lm(new, cache, torch.tensor([past], device=rows.device), past + new.shape[1])
-        past += new.shape[1]
+        hidden = lm(new, past)
         scores = lm.log_probabilities(hidden[0, -1])
         if len(decoded) < fewest:
             scores[forbidden] = float("-inf")
@@ -64,7 +62,7 @@ def decode(
         new = lm.speech_embedding(torch.tensor([[token]], device=rows.device))
 
 
-def repetition_aware(models: Models, request: SynthesisRequest) -> Chooser:
+def repetition_aware(models: Models, request: SegmentRequest) -> Chooser:
     """Sampling as the request and the checkpoint set it, from the request's own noise."""
     given, default, device = request.sampling, models.config.lm.sampling, models.device
     window = default.win_size if given.win_size is None else given.win_size
@@ -87,7 +85,7 @@ def repetition_aware(models: Models, request: SynthesisRequest) -> Chooser:
     return choose
 
 
-def _lengths(models: Models, request: SynthesisRequest, official: bool) -> tuple[int, int]:
+def _lengths(models: Models, request: SegmentRequest, official: bool) -> tuple[int, int]:
     """(fewest, most) speech tokens."""
     sampling, num_text = request.sampling, len(request.text)
     if sampling.exact_tokens is not None:

@@ -15,7 +15,7 @@ from benchmarks.plain.flow import official_mel, stream_mel, stream_units
 from benchmarks.plain.lm import Chooser, decode, plain_tokens
 from benchmarks.plain.vocoder import WaveStream, at_speed, stretched, whole
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress
-from vivavoce.engine.request import SynthesisRequest
+from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 
 
@@ -31,7 +31,7 @@ class PlainSpeech:
 @torch.inference_mode()
 def plain_speech(
     models: Models,
-    request: SynthesisRequest,
+    request: SegmentRequest,
     official: bool = False,
     chooser: Chooser | None = None,
     source_noise: bool = True,
@@ -47,7 +47,7 @@ def plain_speech(
 @torch.inference_mode()
 def plain_stream(
     models: Models,
-    request: SynthesisRequest,
+    request: SegmentRequest,
     policy: ChunkPolicy,
     official: bool = False,
     chooser: Chooser | None = None,
@@ -72,7 +72,7 @@ def plain_stream(
 class _Speaker:
     """How much of one stream was spoken."""
 
-    def __init__(self, models: Models, request: SynthesisRequest, policy: ChunkPolicy, source_noise: bool) -> None:
+    def __init__(self, models: Models, request: SegmentRequest, policy: ChunkPolicy, source_noise: bool) -> None:
         self._models, self._request, self._policy = models, request, policy
         self._wave = WaveStream(models.vocoder, policy.joins, request.seed if source_noise else None)
         self._hops: list[int] = []
@@ -88,7 +88,7 @@ class _Speaker:
     def wanted_hop(self, produced: int) -> int:
         """Tokens of the next chunk; `produced`: tokens that there are."""
         progress = Progress(
-            index=len(self._hops),
+            chunks=len(self._hops),
             spoken=self.spoken,
             pending=produced - self.spoken,
             prompt_tokens=len(self._request.conditioning.flow_tokens),

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from benchmarks.plain.speech import plain_speech, plain_stream
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.request import AudioChunk, SamplingParams, SynthesisRequest
+from vivavoce.engine.request import AudioChunk, SamplingParams, SegmentRequest
 from vivavoce.models.build import build_models
-from vivavoce.service.front_end import load_front_end
-from vivavoce.service.modes import choose_mode, condition
-from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.service.front_end import choose_mode, condition, load_front_end
 from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.store import VoiceStore, voices_home
-from vivavoce.service.voices.voice import Voice
+from vivavoce.service.voices.stores import open_voice_store
+from vivavoce.service.voices.voice import Voice, built_in_voices
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +45,7 @@ class PlainTalker:
         self._models = build_models(folder, device, dtype, variant)
         self._front_end = load_front_end(folder, self._models.config)
         extractor = self._front_end.extractor
-        store = VoiceStore(voices or voices_home())
+        store = open_voice_store(voices)
         self._registry = VoiceRegistry(extractor, store, built_in_voices(folder), extractor.fingerprint)
         self.voices, self.voice = self._registry.names, self._registry.resolve
         self.normalize, self.embed = self._front_end.text.normalize, extractor.embedding
@@ -100,11 +98,11 @@ class PlainTalker:
 
     def _requests(
         self, text: str, voice: Voice | None, seed: int, sampling: SamplingParams
-    ) -> Sequence[SynthesisRequest]:
+    ) -> Sequence[SegmentRequest]:
         chosen = voice or self.voice()
         conditioning = condition(chosen, choose_mode(chosen, None))
         text_front_end = self._front_end.text
         return [
-            SynthesisRequest(conditioning, text_front_end.encode(segment), sampling=sampling, seed=seed + place)
+            SegmentRequest(conditioning, text_front_end.encode(segment), sampling=sampling, seed=seed + place)
             for place, segment in enumerate(text_front_end.segments(text))
         ]

@@ -16,41 +16,32 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from vivavoce.doors.python import Vivavoce, load
-    from vivavoce.engine.chunk_policy import ChunkPolicy
-    from vivavoce.engine.request import AudioChunk, SamplingParams
-    from vivavoce.errors import VivavoceError
-    from vivavoce.service.audio.types import Audio
-    from vivavoce.service.modes import Mode
-    from vivavoce.service.synthesizer import Speech
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.engine.chunk_policy import ChunkPolicy as ChunkPolicy
+    from vivavoce.engine.request import AudioChunk as AudioChunk
+    from vivavoce.engine.request import SamplingParams as SamplingParams
+    from vivavoce.entrypoints.python import Vivavoce as Vivavoce
+    from vivavoce.entrypoints.python import load as load
+    from vivavoce.errors import VivavoceError as VivavoceError
+    from vivavoce.service.audio.samples import Audio as Audio
+    from vivavoce.service.speech import Mode as Mode
+    from vivavoce.service.synthesizer import Speech as Speech
+    from vivavoce.service.voices.voice import Voice as Voice
 
 
 _HOMES = {
-    "Audio": "vivavoce.service.audio.types",
+    "Audio": "vivavoce.service.audio.samples",
     "AudioChunk": "vivavoce.engine.request",
     "ChunkPolicy": "vivavoce.engine.chunk_policy",
-    "Mode": "vivavoce.service.modes",
+    "Mode": "vivavoce.service.speech",
     "SamplingParams": "vivavoce.engine.request",
     "Speech": "vivavoce.service.synthesizer",
-    "Vivavoce": "vivavoce.doors.python",
+    "Vivavoce": "vivavoce.entrypoints.python",
     "VivavoceError": "vivavoce.errors",
     "Voice": "vivavoce.service.voices.voice",
-    "load": "vivavoce.doors.python",
+    "load": "vivavoce.entrypoints.python",
 }
 
-__all__ = [
-    "Audio",
-    "AudioChunk",
-    "ChunkPolicy",
-    "Mode",
-    "SamplingParams",
-    "Speech",
-    "Vivavoce",
-    "VivavoceError",
-    "Voice",
-    "load",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

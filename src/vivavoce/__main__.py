@@ -11,7 +11,7 @@ from pathlib import Path
 if sys.path[:1] == [os.getcwd()] and Path(__file__).parent.parent != Path.cwd():
     del sys.path[0]
 
-from vivavoce.doors.cli.main import main
+from vivavoce.entrypoints.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

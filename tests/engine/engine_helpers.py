@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.engine.flow_stage.flow_oracle import check_pages
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.cost_model import CostModel, Stage, Work
+from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.handle import Handle
-from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.handle import ArrivingText, Handle
+from vivavoce.engine.request import Arrival, Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import InvalidText
 from vivavoce.models.build import Models
 
 PATIENCE_S = 50.0
@@ -32,10 +34,10 @@ class FixedCosts(CostModel):
     def __init__(self, seconds: float = 1e-6) -> None:
         self.seconds = seconds
 
-    def predict(self, stage: Stage, work: Work) -> float:
+    def predict(self, stage: Stage, size: BatchSize) -> float:
         return self.seconds
 
-    def observe(self, stage: Stage, work: Work, seconds: float) -> None:
+    def observe(self, stage: Stage, size: BatchSize, seconds: float) -> None:
         """Nothing is learnt."""
 
 
@@ -47,20 +49,14 @@ def running(
     costs: CostModel | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine with fixed costs, stopped at the end."""
-    engine = Engine(models, settings, **options)
-    set_costs(engine, costs or FixedCosts())
+    """An engine with fixed costs; at the end nothing is left of the requests that were, and it is stopped."""
+    engine = Engine(models, settings, costs=costs or FixedCosts(), **options)
     try:
         yield engine
+        if engine.healthy and engine._loop.thread:
+            assert_clean(engine)
     finally:
         engine.close(drain=False)
-
-
-def set_costs(engine: Engine, costs: CostModel) -> None:
-    """Give all parts of an engine that has not begun this model of costs."""
-    loop, scheduler = engine._loop, engine._loop._scheduler
-    for part in (engine, engine._books, loop._language, loop._synthesis, scheduler, scheduler._batches):
-        part._costs = costs  # type: ignore[attr-defined]
 
 
 def voice(seed: int = 7, prompt: int = 30) -> Conditioning:
@@ -87,28 +83,28 @@ def segment(
     seed: int = 0,
     speed: float = 1.0,
     voice: Conditioning = VOICE,
-) -> SynthesisRequest:
+) -> SegmentRequest:
     """A text spoken in exactly so many tokens; None: as many as the model likes."""
     sampling = SamplingParams(exact_tokens=tokens, max_ratio=4.0)
-    return SynthesisRequest(voice, text=text, sampling=sampling, seed=seed, speed=speed)
+    return SegmentRequest(voice, text=text, sampling=sampling, seed=seed, speed=speed)
 
 
-def given(count: int, seed: int = 3, speed: float = 1.0, voice: Conditioning = VOICE) -> SynthesisRequest:
+def given(count: int, seed: int = 3, speed: float = 1.0, voice: Conditioning = VOICE) -> SegmentRequest:
     """Speech tokens that are to be spoken as they are."""
     tokens = torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return SynthesisRequest(voice, speech_tokens=tuple(tokens), seed=seed, speed=speed)
+    return SegmentRequest(voice, speech_tokens=tuple(tokens), seed=seed, speed=speed)
 
 
-def offline(*segments: SynthesisRequest) -> SpeechRequest:
-    return SpeechRequest(segments)
+def offline(*segments: SegmentRequest) -> EngineRequest:
+    return EngineRequest(segments)
 
 
-def stream(*segments: SynthesisRequest, policy: ChunkPolicy = LOW_LATENCY) -> SpeechRequest:
-    return SpeechRequest(segments, policy)
+def stream(*segments: SegmentRequest, policy: ChunkPolicy = LOW_LATENCY) -> EngineRequest:
+    return EngineRequest(segments, policy)
 
 
-def arriving(first: SynthesisRequest | None, arrival: Arrival, policy: ChunkPolicy = LOW_LATENCY) -> SpeechRequest:
-    return SpeechRequest(() if first is None else (first,), policy, arrival)
+def arriving(first: SegmentRequest | None, arrival: Arrival, policy: ChunkPolicy = LOW_LATENCY) -> EngineRequest:
+    return EngineRequest(() if first is None else (first,), policy, arrival)
 
 
 def joined(handle: Handle) -> NDArray[np.float32]:
@@ -170,54 +166,48 @@ def inject(monkeypatch: Any, owner: Any, name: str, error: BaseException, when: 
 def assert_clean(engine: Engine) -> None:
     """Nothing is left of the requests that were. The engine is idle."""
     at_rest(engine)
-    loop, workshop = engine._loop, engine._workshop
-    assert not loop._tickets
-    assert not loop._waiting
-    assert not loop._tracks
-    assert not loop._language._tracks
-    assert not loop._synthesis.busy
-    assert workshop.lm.free_slots == workshop.lm.slots
-    assert workshop.lm.in_flight == 0
-    assert not workshop.flow._streams
-    assert not workshop.flow._jobs
-    assert workshop.flow.balanced()
-    prompts = sum(len(state.pages) for state in workshop.flow._prompts)
-    assert workshop.flow.statistics().pages_in_use == prompts
-    load = engine._books.load()
-    assert (load.streams, load.starting, load.offline, load.waiting) == (0, 0, 0, 0)
+    lm, flow = engine.stages.lm, engine.stages.flow
+    if lm is not None:
+        assert lm.free_slots == lm.slots
+        assert lm.in_flight == 0
+    if flow is not None:
+        assert not flow._streams
+        assert not flow._batches
+        check_pages(flow)
+        assert flow.pool.total - flow.pool.free == sum(len(state.pages) for state in flow.prompts.states.values())
+    assert engine.idle
     statistics = engine.statistics
-    assert statistics.slots.used == 0
-    assert statistics.requests.unfinished == 0
-
-
-class _Probe:
-    """A message about a request that nobody knows: taken like any other, it changes nothing."""
-
-    def __init__(self) -> None:
-        self.taken = threading.Event()
-
-    @property
-    def id(self) -> int:
-        self.taken.set()
-        return -1
+    assert (statistics.waiting, statistics.slots.used, statistics.requests.unfinished) == (0, 0, 0)
 
 
 def catch_up(engine: Engine) -> None:
     """Wait until the loop has taken all messages that were posted."""
-    probe = _Probe()
-    engine._loop.post(probe)  # type: ignore[arg-type]
-    assert probe.taken.wait(PATIENCE_S), "the loop does not take messages"
+    taken = threading.Event()
+    engine._loop.post(taken.set)
+    assert taken.wait(PATIENCE_S), "the loop does not take messages"
 
 
 def at_rest(engine: Engine) -> None:
     """Wait until the loop has nothing to do."""
-    loop = engine._loop
     for _ in range(1_000):
         catch_up(engine)
-        if not (loop._tickets or loop._waiting or loop._synthesis.busy or loop._language.busy):
+        if engine.idle:
             return
     raise AssertionError("the engine does not come to rest")
 
 
-def texts(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    return [tuple(range(65, 65 + size)) for size in sizes]
+def feed(text: ArrivingText, parts: Iterator[tuple[int, ...] | SegmentRequest]) -> None:
+    """Have a thread bring the parts, each when speech waits for it; it ends with the request."""
+
+    def work() -> None:
+        try:
+            while text.wait_until_wanted():
+                part = next(parts, None)
+                if part is None:
+                    text.close()
+                    return
+                text.push(part)
+        except BaseException as error:
+            text.fail(error if isinstance(error, Exception) else InvalidText(f"text: {type(error).__name__}"))
+
+    threading.Thread(target=work, name="vivavoce-text", daemon=True).start()

@@ -1,7 +1,5 @@
 """Admission on machines whose costs are planted."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -13,44 +11,36 @@ from vivavoce.engine.admission import (
     FIRST_CHUNK_SLACK,
     MAX_RETRY_S,
     MIN_RETRY_S,
+    AdmissionController,
+    AdmissionLimits,
     AdmissionMode,
-    Limits,
     Load,
-    StreamShape,
-    admit,
-    admit_offline,
-    first_chunk_s,
-    may_start,
-    share_of_real_time,
 )
-from vivavoce.engine.cost_model import Coefficients, CostModel, Priors, Stage, Work
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import BatchSize, Coefficients, CostModel, Stage
+from vivavoce.engine.request_state import Phase, RequestState, SequenceState
 from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce.rates import Rates
 
-SHAPE = StreamShape(
-    tokens_per_second=25,
-    frames_per_token=2,
-    first_hop=28,
-    hop=50,
-    past_frames=300,
-    prompt_rows=150,
-    exclusive=False,
-    max_rows=16,
-)
-LIMITS = Limits(AdmissionMode.REFUSE, max_waiting=8, first_chunk_s=0.5)
-QUEUE = replace(LIMITS, mode=AdmissionMode.QUEUE)
+RATES = Rates(24_000, 480, 25)
+LIMITS = AdmissionLimits(AdmissionMode.REFUSE, max_waiting=8, first_chunk_s=0.5)
+QUEUE = replace(LIMITS, admission=AdmissionMode.QUEUE)
 IDLE = Load(streams=0, starting=0, offline=0, waiting=0, slots_free=64, slots_total=64)
 
 
-def machine(slowness: float = 1.0, per_row: float = 1e-3, flow: float = 0.1, prefill: float = 0.01) -> CostModel:
-    """Costs of a planted machine: `slowness` scales them all."""
-    return CostModel(
-        Priors(
-            prefill=Coefficients(slowness * prefill, 0.0, 0.0, 0.0),
-            decode=Coefficients(slowness * 5e-3, slowness * per_row / 10, 0.0, slowness * 1e-8),
-            flow=Coefficients(slowness * flow, slowness * per_row, slowness * 1e-4, slowness * 1e-9),
-            vocoder=Coefficients(slowness * 0.01, 0.0, slowness * 1e-5, 0.0),
-        )
-    )
+def costs(slowness=1.0, per_row=1e-3, flow=0.1, prefill=0.01):
+    """Of a planted machine: `slowness` scales them all."""
+    terms = {
+        Stage.PREFILL: (prefill, 0.0, 0.0, 0.0),
+        Stage.DECODE: (5e-3, per_row / 10, 0.0, 1e-8),
+        Stage.FLOW: (flow, per_row, 1e-4, 1e-9),
+        Stage.VOCODER: (0.01, 0.0, 1e-5, 0.0),
+    }
+    return CostModel({stage: Coefficients(*(slowness * term for term in known)) for stage, known in terms.items()})
+
+
+def controller(limits=LIMITS, rates=RATES, slots=64, **machine):
+    return AdmissionController(costs(**machine), limits, rates, slots)
 
 
 MACHINES = st.fixed_dictionaries(
@@ -59,258 +49,255 @@ MACHINES = st.fixed_dictionaries(
         "per_row": st.floats(0.0, 0.05),
         "flow": st.floats(1e-3, 0.5),
         "prefill": st.floats(1e-3, 0.3),
+        "rates": st.sampled_from([RATES, Rates(24_000, 480, 50)]),
+        "limits": st.builds(
+            AdmissionLimits,
+            admission=st.sampled_from(AdmissionMode),
+            max_waiting=st.integers(1, 10),
+            first_chunk_s=st.floats(0.05, 5.0),
+            headroom=st.floats(0.1, 1.0),
+        ),
     }
 )
-SHAPES = st.builds(
-    StreamShape,
-    tokens_per_second=st.sampled_from([25, 50]),
-    frames_per_token=st.just(2),
-    first_hop=st.integers(8, 60),
-    hop=st.integers(25, 100),
-    past_frames=st.integers(0, 1000),
-    prompt_rows=st.integers(1, 300),
-    exclusive=st.booleans(),
-    duration_s=st.floats(1.0, 60.0),
-    max_rows=st.integers(1, 64),
-)
-ALL_LIMITS = st.builds(
-    Limits,
-    mode=st.sampled_from(AdmissionMode),
-    max_waiting=st.integers(0, 10),
-    first_chunk_s=st.floats(0.05, 5.0),
-    headroom=st.floats(0.1, 1.0),
-)
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> Load:
-    streams = draw(st.integers(0, 80))
-    starting = draw(st.integers(0, streams))
-    total = 128
-    return Load(
-        streams, starting, draw(st.integers(0, 50)), draw(st.integers(0, 12)), draw(st.integers(0, total)), total
-    )
+def loads(draw):
+    streams, total = draw(st.integers(0, 80)), 128
+    starting, offline, waiting = draw(st.integers(0, streams)), draw(st.integers(0, 50)), draw(st.integers(0, 12))
+    return Load(streams, starting, offline, waiting, draw(st.integers(0, total)), total)
 
 
 @st.composite
-def growing_loads(draw: st.DrawFn) -> tuple[Load, Load]:
+def growing_loads(draw):
     """A load, and one that is no smaller in any respect."""
-    small = draw(loads())
-    starting, sounding = draw(st.integers(0, 10)), draw(st.integers(0, 10))
+    small, some = draw(loads()), st.integers(0, 10)
+    starting = draw(some)
     return small, Load(
-        streams=small.streams + starting + sounding,
+        streams=small.streams + starting + draw(some),
         starting=small.starting + starting,
-        offline=small.offline + draw(st.integers(0, 10)),
-        waiting=small.waiting + draw(st.integers(0, 10)),
+        offline=small.offline + draw(some),
+        waiting=small.waiting + draw(some),
         slots_free=draw(st.integers(0, small.slots_free)),
         slots_total=small.slots_total,
     )
 
 
-def running(streams: int, starting: int = 0, waiting: int = 0, slots_free: int = 64) -> Load:
+def running(streams, starting=0, waiting=0, slots_free=64):
     return Load(streams, starting, 0, waiting, slots_free, 64)
 
 
-def capacity(costs: CostModel, limits: Limits = LIMITS, shape: StreamShape = SHAPE) -> int:
+def taken(ours, load, streaming=True):
+    return ours.refusal(load, streaming) is None
+
+
+def may_start(ours, load):
+    return ours.hindrance(load) is None
+
+
+def refused(ours, load, streaming=True):
+    error = ours.refusal(load, streaming)
+    assert error is not None
+    return error
+
+
+def capacity(ours):
     """Streams that are taken one after the other, each starting alone."""
-    return next(n for n in range(1000) if not admit(costs, running(n), shape, limits).accepted)
+    return next(n for n in range(1000) if not taken(ours, running(n)))
 
 
-def test_the_share_is_the_busier_side_where_stages_overlap_and_the_sum_where_they_do_not() -> None:
-    costs = machine()
-    steps = 25 * costs.predict(Stage.DECODE, Work.batch(4, 0, 150 + 125))
-    prefills = 4 / 10 * costs.predict(Stage.PREFILL, Work.batch(1, 150))
-    flow = costs.predict(Stage.FLOW, Work.batch(4, 100, 300)) + costs.predict(Stage.VOCODER, Work.batch(4, 100))
-    chunks = 25 / 50 * flow
-    assert share_of_real_time(costs, 4, SHAPE) == pytest.approx(max(steps + prefills, chunks))
-    alone = replace(SHAPE, exclusive=True)
-    assert share_of_real_time(costs, 4, alone) == pytest.approx(steps + prefills + chunks)
+@pytest.mark.parametrize(("streams", "batches"), [(4, [4]), (67, [32, 32, 3])], ids=["one batch", "several batches"])
+def test_the_share_is_the_sum_of_steps_prefills_and_chunks(streams, batches):
+    predict = costs(flow=0.5).predict
+    steps = 25 * predict(Stage.DECODE, BatchSize(streams, 0, streams * (185 + 125)))
+    prefills = streams / 10 * predict(Stage.PREFILL, BatchSize(1, 185))
+    flow = sum(predict(Stage.FLOW, BatchSize(rows, rows * 100, rows * 500)) for rows in batches)
+    vocoder = sum(predict(Stage.VOCODER, BatchSize(rows, rows * 100)) for rows in batches)
+    share = controller(flow=0.5).share_of_real_time(streams)
+    assert share == pytest.approx(steps + prefills + 25 / 50 * (flow + vocoder))
 
 
-def test_more_chunks_than_the_flow_takes_at_once_go_in_several_batches() -> None:
-    costs = machine(flow=0.5)
-    batches = [Work.batch(rows, 100, 300) for rows in (16, 16, 3)]
-    frames = [Work.batch(rows, 100) for rows in (16, 16, 3)]
-    chunks = sum(costs.predict(Stage.FLOW, work) for work in batches)
-    chunks += sum(costs.predict(Stage.VOCODER, work) for work in frames)
-    assert share_of_real_time(costs, 35, SHAPE) == pytest.approx(25 / 50 * chunks)
+def test_no_stream_needs_no_time():
+    assert controller().share_of_real_time(0) == controller().first_chunk_s(5, 0) == 0.0
 
 
-def test_no_stream_needs_no_time() -> None:
-    assert share_of_real_time(machine(), 0, SHAPE) == 0.0
-    assert first_chunk_s(machine(), 5, 0, SHAPE) == 0.0
+def test_the_first_chunk_waits_for_every_prefill():
+    ours = controller(prefill=0.2)
+    assert ours.first_chunk_s(3, 3) - ours.first_chunk_s(3, 1) == pytest.approx(0.4, rel=0.1)
 
 
-def test_the_first_chunk_waits_for_every_prefill() -> None:
-    costs = machine(prefill=0.2)
-    one, three = first_chunk_s(costs, 3, 1, SHAPE), first_chunk_s(costs, 3, 3, SHAPE)
-    assert three - one == pytest.approx(0.4, rel=0.1)
-
-
-def test_streams_are_taken_up_to_the_headroom() -> None:
-    costs = machine()
-    count = capacity(costs)
+def test_streams_are_taken_up_to_the_headroom():
+    ours = controller()
+    count = capacity(ours)
     assert count > 8
-    assert share_of_real_time(costs, count, SHAPE) <= LIMITS.headroom < share_of_real_time(costs, count + 1, SHAPE)
-    verdict = admit(costs, running(count), SHAPE, LIMITS)
-    assert re.fullmatch(
-        rf"streams: {count + 1} would use \d+% of real time, headroom is 85%; try again in \d+ s", verdict.reason
-    )
+    assert ours.share_of_real_time(count) <= LIMITS.headroom < ours.share_of_real_time(count + 1)
+    assert capacity(controller(replace(LIMITS, headroom=0.4))) < count
+    message = rf"streams: {count + 1} would use \d+% of real time, headroom is 85%; try again in \d+ s"
+    assert re.fullmatch(message, str(refused(ours, running(count))))
 
 
-def test_less_headroom_takes_fewer() -> None:
-    assert capacity(machine(), replace(LIMITS, headroom=0.4)) < capacity(machine())
+def test_a_burst_is_refused_once_it_would_delay_its_own_first_chunks():
+    ours = controller(slowness=0.1, prefill=1.0)  # 0.1 s per prefill, nearly nothing else
+    most = next(n for n in range(30) if not taken(ours, running(n, starting=n)))
+    assert ours.first_chunk_s(most, most) <= FIRST_CHUNK_SLACK * LIMITS.first_chunk_s
+    assert "first chunk: it would come after" in str(refused(ours, running(most, starting=most)))
+    assert taken(ours, running(most, starting=0)), "those that sound delay no other"
 
 
-def test_a_burst_is_refused_once_it_would_delay_its_own_first_chunks() -> None:
-    costs = machine(slowness=0.1, prefill=1.0)  # 0.1 s per prefill, nearly nothing else
-    verdicts = [admit(costs, running(n, starting=n), SHAPE, LIMITS) for n in range(30)]
-    taken = [verdict.accepted for verdict in verdicts].index(False)
-    assert first_chunk_s(costs, taken, taken, SHAPE) <= FIRST_CHUNK_SLACK * LIMITS.first_chunk_s
-    assert "first chunk: it would come after" in verdicts[taken].reason
-    assert admit(costs, running(taken, starting=0), SHAPE, LIMITS).accepted, "those that sound delay nobody"
+def test_a_machine_that_cannot_reach_the_target_is_measured_by_what_it_can():
+    ours = controller(replace(LIMITS, first_chunk_s=1e-3))
+    assert ours.first_chunk_s(1, 1) > FIRST_CHUNK_SLACK * 1e-3
+    assert taken(ours, running(1))
 
 
-def test_a_machine_that_cannot_reach_the_target_is_measured_by_what_it_can() -> None:
-    hurried = replace(LIMITS, first_chunk_s=1e-3)
-    assert first_chunk_s(machine(), 1, 1, SHAPE) > FIRST_CHUNK_SLACK * hurried.first_chunk_s
-    assert admit(machine(), running(1), SHAPE, hurried).accepted
+def test_on_a_slow_machine_the_first_stream_is_served_and_the_second_refused():
+    laptop = controller(slowness=100.0)
+    assert laptop.share_of_real_time(1) > 1.0
+    assert taken(laptop, IDLE)
+    assert not taken(laptop, running(1))
+    assert taken(laptop, replace(IDLE, offline=5, waiting=8)), "offline work gives way"
 
 
-def test_on_a_slow_machine_the_first_stream_is_served_and_the_second_refused() -> None:
-    laptop = machine(slowness=100.0)
-    assert share_of_real_time(laptop, 1, SHAPE) > 1.0
-    assert admit(laptop, IDLE, SHAPE, LIMITS).accepted
-    assert not admit(laptop, running(1), SHAPE, LIMITS).accepted
-    assert admit(laptop, replace(IDLE, offline=5, waiting=8), SHAPE, LIMITS).accepted, "offline work gives way"
-
-
-def test_without_a_free_slot_a_stream_is_refused_and_told_when_one_may_end() -> None:
-    verdict = admit(machine(), replace(IDLE, offline=3, slots_free=0), SHAPE, LIMITS)
-    assert verdict.reason == "slots: all 64 are taken; try again in 2 s"
-    assert verdict.retry_after_s == pytest.approx(10 / 4)
-    assert not may_start(machine(), replace(IDLE, slots_free=0), SHAPE, LIMITS)
-
-
-def test_in_queue_mode_streams_wait_until_the_queue_is_full() -> None:
-    costs = machine()
-    busy = capacity(costs)
-    assert [admit(costs, running(busy, waiting=n), SHAPE, QUEUE).accepted for n in (0, 7, 8)] == [True, True, False]
-    assert not may_start(costs, running(busy), SHAPE, QUEUE)
-    assert may_start(costs, running(busy - 1), SHAPE, QUEUE)
-    reason = admit(costs, running(busy, waiting=8), SHAPE, QUEUE).reason
-    assert re.fullmatch(r"queue: 8 requests wait, max_waiting is 8; try again in \d+ s", reason)
-
-
-def test_nobody_passes_a_full_queue_though_there_is_room() -> None:
-    """Whoever waits is about to take the free slot."""
-    assert may_start(machine(), replace(IDLE, waiting=8), SHAPE, QUEUE)
-    assert not admit(machine(), replace(IDLE, waiting=8), SHAPE, QUEUE).accepted
-    assert not admit_offline(replace(IDLE, waiting=8), LIMITS).accepted
-
-
-def test_a_machine_that_lags_is_given_longer() -> None:
-    verdict = admit(machine(slowness=20.0), running(1), SHAPE, LIMITS)
-    share = share_of_real_time(machine(slowness=20.0), 2, SHAPE)
+def test_without_a_free_slot_a_stream_is_refused_and_told_when_one_may_end():
+    error = refused(controller(), replace(IDLE, offline=3, slots_free=0))
+    assert str(error) == "slots: all 64 are taken; try again in 2 s"
+    assert error.retry_after_s == pytest.approx(10 / 4)
+    assert refused(controller(), running(9, slots_free=0)).retry_after_s == 1.0
+    lagging = controller(slowness=20.0)
+    share = lagging.share_of_real_time(2)
     assert share > 2
-    assert verdict.retry_after_s == pytest.approx(10 / 2 * share)
+    assert refused(lagging, running(1)).retry_after_s == pytest.approx(10 / 2 * share)
 
 
-def test_without_places_in_the_queue_only_what_may_start_is_taken() -> None:
-    none_waits = replace(QUEUE, max_waiting=0)
-    assert admit(machine(), IDLE, SHAPE, none_waits).accepted
-    assert not admit(machine(), running(3, slots_free=0), SHAPE, none_waits).accepted
-    assert admit_offline(IDLE, none_waits).accepted
-    assert not admit_offline(replace(IDLE, slots_free=0), none_waits).accepted
+def test_in_queue_mode_streams_wait_until_the_queue_is_full():
+    ours = controller(QUEUE)
+    busy = capacity(controller())
+    assert [taken(ours, running(busy, waiting=n)) for n in (0, 7, 8)] == [True, True, False]
+    assert not may_start(ours, running(busy))
+    assert may_start(ours, running(busy - 1))
+    reason = str(refused(ours, running(busy, waiting=8)))
+    assert re.fullmatch(r"queue: 8 requests wait, max_waiting is 8; try again in \d+ s", reason)
+    full = replace(IDLE, waiting=8)
+    assert may_start(ours, full)
+    assert not taken(ours, full), "it is not passed though there is room"
+    assert not taken(controller(), full, streaming=False)
 
 
 @pytest.mark.parametrize("limits", [LIMITS, QUEUE])
-def test_offline_work_is_refused_only_when_the_queue_is_full(limits: Limits) -> None:
+def test_offline_work_is_refused_only_when_the_queue_is_full(limits):
     full = running(60, starting=60, slots_free=0)
-    assert admit_offline(replace(full, waiting=7), limits).accepted
-    verdict = admit_offline(replace(full, waiting=8), limits)
-    assert not verdict.accepted
-    assert "max_waiting is 8" in verdict.reason
+    assert taken(controller(limits), replace(full, waiting=7), streaming=False)
+    assert "max_waiting is 8" in str(refused(controller(limits), replace(full, waiting=8), streaming=False))
 
 
-def test_a_refusal_raises_overloaded_and_acceptance_nothing() -> None:
-    admit(machine(), IDLE, SHAPE, LIMITS).raise_if_refused()
-    with pytest.raises(Overloaded, match="slots: all 64 are taken") as caught:
-        admit(machine(), running(9, slots_free=0), SHAPE, LIMITS).raise_if_refused()
-    assert caught.value.retry_after_s == 1.0
-
-
-@settings(max_examples=300, deadline=None)
-@given(MACHINES, SHAPES, ALL_LIMITS, growing_loads())
-def test_more_load_never_turns_a_refusal_into_acceptance(
-    costs: dict[str, float], shape: StreamShape, limits: Limits, pair: tuple[Load, Load]
-) -> None:
-    small, large = pair
-    model = machine(**costs)
-    assert admit(model, small, shape, limits).accepted >= admit(model, large, shape, limits).accepted
-    assert may_start(model, small, shape, limits) >= may_start(model, large, shape, limits)
-    assert admit_offline(small, limits).accepted >= admit_offline(large, limits).accepted
+def test_all_takes_what_there_are_slots_for():
+    ours = controller(replace(LIMITS, admission=AdmissionMode.ALL), slowness=100.0)
+    load = Load(streams=20, starting=20, offline=0, waiting=0, slots_free=1, slots_total=21)
+    assert may_start(ours, load)
+    assert not may_start(controller(slowness=100.0), load)
+    assert not may_start(ours, replace(load, slots_free=0))
 
 
 @settings(max_examples=300, deadline=None)
-@given(MACHINES, SHAPES, ALL_LIMITS, loads(), st.floats(1.01, 10.0))
-def test_a_faster_machine_never_accepts_less(
-    costs: dict[str, float], shape: StreamShape, limits: Limits, load: Load, factor: float
-) -> None:
-    slow, fast = machine(**costs), machine(**{**costs, "slowness": costs["slowness"] / factor})
-    assert admit(slow, load, shape, limits).accepted <= admit(fast, load, shape, limits).accepted
-
-
-@settings(max_examples=100, deadline=None)
-@given(MACHINES, SHAPES, ALL_LIMITS)
-def test_an_idle_engine_takes_anything(costs: dict[str, float], shape: StreamShape, limits: Limits) -> None:
-    assert admit(machine(**costs), IDLE, shape, limits).accepted
-    assert admit_offline(IDLE, limits).accepted
-
-
-@settings(max_examples=100, deadline=None)
-@given(MACHINES, SHAPES, ALL_LIMITS, loads())
-def test_refusals_are_one_line_and_bring_a_time(
-    costs: dict[str, float], shape: StreamShape, limits: Limits, load: Load
-) -> None:
-    for verdict in (admit(machine(**costs), load, shape, limits), admit_offline(load, limits)):
-        if verdict.accepted:
-            assert (verdict.reason, verdict.retry_after_s) == ("", 0.0)
-        else:
-            assert MIN_RETRY_S <= verdict.retry_after_s <= MAX_RETRY_S
-            assert "\n" not in verdict.reason
-            assert "try again in" in verdict.reason
-
-
-@settings(max_examples=100, deadline=None)
-@given(MACHINES, SHAPES, st.integers(0, 100))
-def test_the_share_grows_with_the_streams(costs: dict[str, float], shape: StreamShape, streams: int) -> None:
-    model = machine(**costs)
-    fewer, more = share_of_real_time(model, streams, shape), share_of_real_time(model, streams + 1, shape)
+@given(MACHINES, growing_loads(), st.booleans())
+def test_more_load_never_turns_a_refusal_into_acceptance(machine, pair, streaming):
+    (small, large), ours = pair, controller(**machine)
+    assert taken(ours, small, streaming) >= taken(ours, large, streaming)
+    assert may_start(ours, small) >= may_start(ours, large)
+    fewer, more = ours.share_of_real_time(small.streams), ours.share_of_real_time(large.streams)
     assert fewer <= more * (1 + 1e-9)
 
 
+@settings(max_examples=300, deadline=None)
+@given(MACHINES, loads(), st.floats(1.01, 10.0))
+def test_a_faster_machine_never_accepts_less(machine, load, factor):
+    fast = {**machine, "slowness": machine["slowness"] / factor}
+    assert taken(controller(**machine), load) <= taken(controller(**fast), load)
+
+
+@settings(max_examples=100, deadline=None)
+@given(MACHINES, loads(), st.booleans())
+def test_an_idle_engine_takes_anything_and_refusals_are_one_line_and_bring_a_time(machine, load, streaming):
+    ours = controller(**machine)
+    assert taken(ours, IDLE, streaming)
+    error = ours.refusal(load, streaming)
+    if error is not None:
+        assert MIN_RETRY_S <= error.retry_after_s <= MAX_RETRY_S
+        assert re.fullmatch(r"[^\n]+; try again in \d+ s", str(error))
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "values"),
     [
-        ("mode", "refuse"),
-        ("max_waiting", -1),
-        ("headroom", 0.0),
-        ("headroom", 1.1),
-        ("headroom", float("nan")),
-        ("first_chunk_s", 0.0),
-        ("first_chunk_s", float("nan")),
+        ("admission", ["refuse"]),
+        ("max_waiting", [-1, 0]),
+        ("headroom", [0.0, 1.1, float("nan")]),
+        ("first_chunk_s", [0.0, float("nan")]),
     ],
 )
-def test_limits_out_of_range_are_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidRequest, match=field):
-        replace(LIMITS, **{field: value})
+def test_limits_out_of_range_are_refused(field, values):
+    for value in values:
+        with pytest.raises(InvalidRequest, match=field):
+            replace(LIMITS, **{field: value})
 
 
-def test_all_takes_what_there_are_slots_for() -> None:
-    limits = replace(LIMITS, mode=AdmissionMode.ALL)
-    slow = machine(100.0)
-    load = Load(streams=20, starting=20, offline=0, waiting=0, slots_free=1, slots_total=21)
-    assert may_start(slow, load, SHAPE, limits)
-    assert not may_start(slow, load, SHAPE, LIMITS)
-    assert not may_start(slow, replace(load, slots_free=0), SHAPE, limits)
+FAST = {"limits": replace(QUEUE, max_waiting=3, first_chunk_s=1.0), "slots": 2, "slowness": 1e-4}
+
+
+def request(streaming=True, asked=True, sequences=1):
+    made = RequestState(0, ChunkPolicy.low_latency() if streaming else None, 0.0, RATES, None, asked=asked)
+    for _ in range(sequences):
+        made.add(SequenceState(None))
+    return made
+
+
+def counts(of):
+    load = of.load()
+    return load.waiting, load.streams, load.starting, load.offline, load.slots_free
+
+
+def test_the_course_of_a_stream():
+    ours, one = controller(**FAST), request()
+    ours.check(True)
+    assert counts(ours) == (0, 0, 0, 0, 2)
+    ours.check(True, one)
+    assert counts(ours) == (1, 0, 0, 0, 2)
+    assert ours.may_start(one)
+    assert counts(ours) == (0, 1, 1, 0, 1)
+    one.hand_out(1.0, 0.0)
+    assert counts(ours) == (0, 1, 0, 0, 1)
+    ours.ended(one)
+    ours.ended(one)
+    assert counts(ours) == (0, 0, 0, 0, 2)
+
+
+def test_offline_work_takes_no_slot_from_streams_and_no_more_of_it_starts_than_there_are_slots():
+    ours, work, more, stream = controller(**FAST), request(False, sequences=2), request(False), request()
+    for one in (work, more, stream):
+        ours.check(one.policy is not None, one)
+    assert ours.may_start(work)
+    assert counts(ours) == (2, 0, 0, 2, 2)
+    assert not ours.may_start(more)
+    assert ours.may_start(stream)
+    work.sequences[0].phase, work.sequences[0].finished = Phase.DECODED, True
+    assert ours.may_start(more)
+
+
+def test_a_stream_that_may_not_start_stays_where_it_is_and_measurements_may():
+    ours = controller(**{**FAST, "slowness": 100.0})
+    first, second, measuring = request(), request(), request(asked=False)
+    for one in (first, second, measuring):
+        ours.check(True, one)
+    assert ours.may_start(first)
+    assert not ours.may_start(second)
+    assert ours.may_start(measuring)
+    assert counts(ours)[0] == 1
+
+
+def test_where_streams_are_refused_those_that_the_loop_has_not_seen_count_as_running():
+    ours = controller(slots=1)
+    ours.check(True, request())
+    with pytest.raises(Overloaded, match="slots"):
+        ours.check(True, request())
+    assert counts(ours)[0] == 1
+    ours.check(False)

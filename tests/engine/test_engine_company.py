@@ -1,4 +1,4 @@
-"""A request is spoken among any neighbours as it is alone."""
+"""A request is spoken among any neighbours as it is alone, and with several decode steps in a launch as with one."""
 
 import random
 import threading
@@ -7,9 +7,22 @@ import numpy as np
 import pytest
 
 from benchmarks.plain import plain_tokens
-from tests.engine.engine_helpers import MUTE, arriving, given, offline, running, same, segment, stream, voice
+from tests.engine.engine_helpers import (
+    MUTE,
+    arriving,
+    given,
+    offline,
+    running,
+    same,
+    segment,
+    stream,
+    voice,
+)
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import Stage
+from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.request import Arrival
+from vivavoce.engine.scheduler import Limits
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import RequestCancelled
 
@@ -120,7 +133,7 @@ def test_little_state_changes_nothing(models, alone):
         handles = submit_all(engine, names)
         for name in names:
             same(handles[name].result().samples, alone[name].samples)
-        assert engine._workshop.flow.statistics().recomputed > 0
+        assert engine.stages.flow.planner.recomputed > 0
 
 
 def test_one_slot_serves_all_in_turn(models, alone):
@@ -130,3 +143,61 @@ def test_one_slot_serves_all_in_turn(models, alone):
             spoken = handle.result()
             assert spoken.tokens == alone[name].tokens
             same(spoken.samples, alone[name].samples)
+
+
+REQUESTS = [
+    stream(segment(None, seed=1)),
+    stream(segment(25, seed=2), segment(None, seed=3)),
+    offline(segment(7, seed=4), segment(None, seed=5)),
+]
+
+
+def launching(models, *shared_steps):
+    """Planned as on a GPU, with so many steps in each launch."""
+    limits = Limits(shared_steps=shared_steps)
+    return running(models, settings=EngineSettings(slots=8, state_bytes=64 << 20, limits=limits), exclusive=False)
+
+
+THREE = (1, 3)
+
+
+@pytest.fixture(scope="module")
+def one_by_one(models):
+    with running(models) as engine:
+        return [handle.result() for handle in [engine.submit(one) for one in REQUESTS]]
+
+
+def test_tokens_and_sound_are_the_same(models, monkeypatch, one_by_one):
+    launched: list[int] = []
+    decode = LMStage.decode
+    monkeypatch.setattr(LMStage, "decode", lambda stage, steps: launched.append(steps) or decode(stage, steps))
+    with launching(models, THREE) as engine:
+        spoken = [handle.result() for handle in [engine.submit(one) for one in REQUESTS]]
+        assert [one.tokens for one in spoken] == [one.tokens for one in one_by_one]
+        for one, other in zip(spoken, one_by_one, strict=True):
+            same(one.samples, other.samples)
+        assert 3 in launched
+        assert engine.statistics.stage(Stage.DECODE).batches == sum(launched), "a batch is a step all the same"
+
+
+def test_a_request_that_ends_within_a_launch_is_not_missed(models, one_by_one):
+    with launching(models, THREE) as engine:
+        leaving = engine.submit(stream(segment(60, seed=9)))
+        staying = engine.submit(REQUESTS[1])
+        next(iter(leaving))
+        leaving.cancel()
+        assert staying.result().tokens == one_by_one[1].tokens
+
+
+def test_text_that_arrives_is_spoken_the_same(models):
+    def tokens(*steps):
+        with launching(models, *steps) as engine:
+            handle = engine.submit(arriving(segment(None, text=(65, 66)), Arrival.TOKENS))
+            assert handle.text.wait_until_wanted()
+            handle.text.push((67, 68, 69, 70, 71, 72, 73))
+            handle.text.close()
+            return handle.result().tokens
+
+    in_threes = tokens(THREE)
+    assert tokens() == in_threes
+    assert len(in_threes[0]) > 3

@@ -1,86 +1,75 @@
-"""The loop's messages, with stages that never have anything to do."""
+"""The loop's messages, with runners that never have anything to do."""
 
 import threading
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from math import inf
-from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tests.engine.engine_helpers import PATIENCE_S, FixedCosts, offline, segment, stream
-from vivavoce.engine.books import Books
-from vivavoce.engine.flow_batches import FlowItem
+from tests.engine.engine_helpers import LOW_LATENCY, PATIENCE_S, FixedCosts, segment
+from vivavoce.engine.admission import AdmissionController
+from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.messages import Cancelled, Prepare, Stop, Submitted, TextArrived
-from vivavoce.engine.scheduler import Limits, Plan, Scheduler
+from vivavoce.engine.request import Arrival
+from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
+from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.stream import Cut, Kind, Phase, Segment, Stream
-from vivavoce.engine.ticket import Arrived, Made, Ticket, Track
+from vivavoce.engine.synthesis_runner import Made
 from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
 RATES = Rates(24_000, 480, 25)
 
 
-class IdleLane:
-    """A lane that is never open."""
+class IdleRunner:
+    """Takes no work."""
 
-    open = busy = batches_open = False
-    slots_free = slots_total = 1
-    steps_in_flight = 0
+    busy = batches_open = False
 
     def __init__(self):
-        self.released, self.prepared = [], []
-        self.waited = 0
-
-    def prepare(self, size):
-        self.prepared.append(size)
+        self.prepared, self.waited = [], 0
+        self.queue = SimpleNamespace(open=False, due_at=inf)
+        self.stage = SimpleNamespace(free_slots=1, slots=1, steps_in_flight=0)
+        self.prepare, self.collect, self.running = self.prepared.append, list, list
 
     def wait(self):
         self.waited += 1
 
-    def collect(self):
-        return []
+    def open(self, sequence): ...
 
-    def running(self):
-        return ()
-
-    def release(self, track):
-        self.released.append(track)
+    def release(self, sequence): ...
 
 
 class Bench:
     """A loop, and requests for it."""
 
-    def __init__(self, slots=1, open_track=None):
+    def __init__(self, slots=1):
         costs = FixedCosts()
-        self.statistics, self.lanes = Statistics(), (IdleLane(), IdleLane())
-        self.books = Books(EngineSettings(), costs, RATES, slots)
-        scheduler = Scheduler(costs, Limits(), exclusive=True)
-        opener = open_track or self.open_track
-        self.loop = Loop(*self.lanes, scheduler, self.statistics, 24_000, self.books, opener)
+        self.statistics, self.runners = Statistics(), (IdleRunner(), IdleRunner())
+        self.admission = AdmissionController(costs, EngineSettings(), RATES, slots)
+        self.scheduler = Scheduler(costs, Limits(), exclusive=True)
+        self.loop = Loop(*self.runners, self.scheduler, self.admission, self.statistics)
 
-    def open_track(self, ticket, arrived):
-        part = Segment(ticket.stream, len(ticket.stream.segments), 1, 0, Phase.WAITING)
-        return Track(ticket, part, arrived.request, flow=None, wave=None, work=None, run=None)
+    def submit(self, number, sequences=1, policy=LOW_LATENCY, **fields):
+        arrived = deque(SequenceState(segment()) for _ in range(sequences))
+        request = RequestState(number, policy, 0.0, RATES, Outbox(), arrived, **fields)
+        self.admission.check(policy is not None, request)
+        self.post("accept", request)
+        return request
 
-    def submit(self, number, arrived=1):
-        one = segment()
-        entry = Ticket(
-            Stream(number, stream(one).policy, 0.0, RATES), stream(one), Outbox(), deque([Arrived(one, None)] * arrived)
-        )
-        self.books.admit(entry)
-        self.loop.post(Submitted(entry))
-        return entry
+    def post(self, message, *given):
+        self.loop.post(partial(getattr(self.loop, message), *given))
 
-    def run_until(self, *messages):
-        """The whole course of the loop's thread."""
-        for message in messages:
-            self.loop.post(message)
+    def run_until(self, *drains):
+        """The whole course of the loop's thread, which is told to stop, each time with `drain` or without."""
+        for drain in drains:
+            self.post("stop", drain)
         self.loop.run()
 
 
@@ -89,118 +78,68 @@ def error_of(entry):
     return type(entry.outbox.outcome.error)
 
 
-def test_a_cancelled_request_is_released_and_counted():
+def test_messages_about_no_request_change_nothing():
     bench = Bench()
-    entry = bench.submit(1)
-    bench.loop.run_once()
-    (track,) = entry.tracks
-    bench.loop.post(Cancelled(1))
-    bench.loop.post(Cancelled(1))
-    bench.loop.run_once()
-    assert error_of(entry) is RequestCancelled
-    assert [lane.released for lane in bench.lanes] == [[track], [track]]
-    assert entry.tracks == []
-    assert bench.statistics.snapshot().requests.cancelled == 1
-    assert bench.books.load().streams == 0
-
-
-def test_messages_about_nobody_change_nothing():
-    bench = Bench()
-    for message in (Cancelled(9), TextArrived(9, (1, 2)), TextArrived(9, None)):
-        bench.loop.post(message)
+    for message in (("cancel", 9), ("take", 9, (1, 2)), ("take", 9, None)):
+        bench.post(*message)
     assert bench.loop.run_once()
     assert not bench.loop.run_once()
 
 
 def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     bench = Bench(slots=1)
-    first, second = bench.submit(1), bench.submit(2, arrived=0)
-    second.stream.complete = False
-    bench.loop.post(TextArrived(2, Arrived(segment(), None)))
-    bench.loop.post(TextArrived(2, None))
+    first, second = bench.submit(1), bench.submit(2, sequences=0, complete=False, arrival=Arrival.SEGMENTS)
+    bench.post("take", 2, SequenceState(segment()))
+    bench.post("take", 2, None)
     bench.loop.run_once()
-    assert first.tracks
-    assert not second.tracks
-    assert second.stream.complete
-    bench.loop.post(Cancelled(1))
+    assert first.sequences
+    assert not second.sequences
+    assert second.complete
+    bench.post("cancel", 1)
     bench.loop.run_once()
-    assert len(second.tracks) == 1
-    bench.loop.post(Cancelled(2))
+    assert len(second.sequences) == 1
+    bench.post("cancel", 2)
     bench.loop.run_once()
     assert error_of(second) is RequestCancelled
 
 
-def test_stopping_tells_all_who_listen():
-    bench = Bench()
-    entries = [bench.submit(number) for number in range(3)]
-    bench.run_until(Stop(drain=False))
-    assert [error_of(entry) for entry in entries] == [EngineStopped] * 3
-    errors = {id(entry.outbox.outcome.error) for entry in entries}
-    assert len(errors) == 3, "an error that several listeners raise collects all their frames"
-    assert bench.loop.ended
-
-
-def test_stages_are_prepared_in_the_loop_s_thread_and_whoever_asked_hears_how_it_went():
-    bench = Bench()
-    well, badly = Future(), Future()
-    bench.loop.post(Prepare(None, well))
+def test_stages_are_prepared_in_the_loop_s_thread_and_the_caller_learns_how_it_went():
+    bench, asked = Bench(), [Future() for _ in range(4)]
+    for streams, done in zip((None, 3, 20), asked, strict=False):
+        bench.post("prepare", streams, done)
     bench.loop.run_once()
-    assert well.result(PATIENCE_S) is None
-    for streams in (3, 20):
-        bench.loop.post(Prepare(streams, Future()))
-    bench.loop.run_once()
+    assert [done.result(PATIENCE_S) for done in asked[:3]] == [None] * 3
     # Slots, and mel frames.
-    assert [lane.prepared for lane in bench.lanes] == [[None, 3, 20], [None, 1_024, 3_200]]
-    bench.lanes[1].prepare = lambda frames: 1 / 0
-    bench.loop.post(Prepare(None, badly))
+    assert [one.prepared for one in bench.runners] == [[None, 3, 20], [None, 1_024, 3_200]]
+    bench.runners[1].prepare = lambda frames: 1 / 0
+    bench.post("prepare", None, asked[3])
     bench.loop.run_once()
-    assert isinstance(badly.exception(PATIENCE_S), ZeroDivisionError)
+    assert isinstance(asked[3].exception(PATIENCE_S), ZeroDivisionError)
 
 
-def test_nobody_waits_for_a_loop_that_has_ended_to_prepare():
-    bench = Bench()
-    bench.run_until(Stop(drain=False))
-    late = Future()
-    bench.loop.post(Prepare(None, late))
+@pytest.mark.parametrize("drains", [(False,), (True, False, True)])
+def test_a_stop_without_drain_ends_all_and_what_comes_later(drains):
+    bench, late = Bench(), Future()
+    entries = [bench.submit(number) for number in range(3)]
+    bench.run_until(*drains)
+    assert bench.loop.ended
+    bench.post("cancel", 1)
+    entries.append(bench.submit(3))
+    bench.post("prepare", None, late)
+    assert [error_of(entry) for entry in entries] == [EngineStopped] * 4
+    errors = {id(entry.outbox.outcome.error) for entry in entries}
+    assert len(errors) == 4, "an error that several listeners raise collects all their frames"
     assert isinstance(late.exception(PATIENCE_S), EngineStopped)
+    assert bench.admission.load().waiting == 0
 
 
-def test_draining_waits_for_the_last_request():
-    bench = Bench()
-    entry = bench.submit(1)
-    thread = threading.Thread(target=bench.run_until, args=(Stop(drain=True),))
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    bench.loop.post(Cancelled(1))
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    assert error_of(entry) is RequestCancelled
-
-
-def test_who_wants_to_stop_at_once_is_not_overruled():
-    bench = Bench()
-    entry = bench.submit(1)
-    bench.run_until(Stop(drain=True), Stop(drain=False), Stop(drain=True))
-    assert error_of(entry) is EngineStopped
-
-
-def test_who_comes_after_the_end_is_told():
-    bench = Bench()
-    bench.run_until(Stop(drain=True))
-    late = bench.submit(1)
-    assert error_of(late) is EngineStopped
-    bench.loop.post(Cancelled(1))
-    assert bench.books.load().waiting == 0
-
-
-def test_a_segment_that_cannot_be_opened_fails_its_request_alone(caplog):
-    def open_track(ticket, arrived):
-        if ticket.stream.id == 1:
+def test_a_sequence_that_cannot_be_opened_fails_its_request_alone(caplog):
+    def refuse(sequence):
+        if sequence.request.id == 1:
             raise TypeError("a voice of strings")
-        return Bench.open_track(bench, ticket, arrived)
 
-    bench = Bench(slots=4, open_track=open_track)
+    bench = Bench(slots=4)
+    bench.runners[1].open = refuse
     entries = [bench.submit(number) for number in range(3)]
     bench.loop.run_once()
     assert [entry.outbox.outcome is None for entry in entries] == [True, False, True]
@@ -208,119 +147,77 @@ def test_a_segment_that_cannot_be_opened_fails_its_request_alone(caplog):
     assert "a voice of strings" in caplog.text
 
 
-def test_what_fails_in_one_lane_is_not_begun_in_the_other(monkeypatch):
-    """Both lanes were planned for the same request; the language model failed it first."""
+def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):
     bench = Bench()
     entry = bench.submit(1)
-    bench.loop.run_once()
-    (track,) = entry.tracks
-    begun = []
-    language, synthesis = bench.lanes
-    language.prefill = lambda tracks: bench.loop.fail(tracks, RuntimeError("no"))
-    synthesis.begin = begun.extend
-    plan = Plan(prefill=(track.segment,), start=(FlowItem(track.segment, None),))
-    monkeypatch.setattr(bench.loop._scheduler, "plan", lambda *_: plan)
-    bench.loop.run_once()
-    assert error_of(entry) is StageFailed
-    assert begun == []
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_a_failing_plan_ends_the_loop(monkeypatch, caplog, stop):
-    def fail(*_):
-        raise ZeroDivisionError
-
-    bench = Bench()
-    entry = bench.submit(1)
-    monkeypatch.setattr(bench.loop._scheduler, "plan", fail)
-    bench.run_until(*([Stop(drain=True)] if stop else []))
+    monkeypatch.setattr(bench.scheduler, "plan", lambda *_: 1 / 0)
+    bench.run_until(True)
     assert bench.loop.ended
     assert error_of(entry) is EngineStopped
     assert "the engine's loop has failed" in caplog.text
 
 
-def test_what_waits_behind_an_empty_segment_is_sent():
-    """Offline segments end in any order; that the first one has nothing in it is known last."""
-    bench, request = Bench(slots=4), offline(segment(), segment())
-    entry = Ticket(
-        Stream(1, None, 0.0, RATES), request, Outbox(), deque(Arrived(one, None) for one in request.segments)
-    )
-    bench.books.admit(entry)
-    bench.loop.post(Submitted(entry))
+def test_what_waits_behind_an_empty_sequence_is_sent():
+    """Offline sequences end in any order; that the first one has nothing in it is known last."""
+    bench = Bench(slots=4)
+    entry = bench.submit(1, sequences=2, policy=None)
     bench.loop.run_once()
-    empty, spoken = entry.tracks
-    language, synthesis = bench.lanes
-    spoken.segment.phase, spoken.segment.produced = Phase.DECODED, 5
-    made = Made(spoken, Cut(5, True, Kind.WHOLE), np.ones(240, np.float32))
+    empty, spoken = entry.sequences
+    lm, synthesis = bench.runners
+    spoken.phase, spoken.produced = Phase.DECODED, 5
+    made = Made(spoken, Cut(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
     synthesis.collect = lambda: [made]
     bench.loop.run_once()
     synthesis.collect = list
     assert entry.outbox.outcome is None
-    empty.segment.phase = Phase.DECODED
-    language.collect = lambda: [empty]
+    empty.phase = Phase.DECODED
+    lm.collect = lambda: [empty]
     bench.loop.run_once()
     assert entry.outbox.outcome is not None
     assert len(entry.outbox.get().samples) == 240
 
 
-def test_the_loop_waits_for_the_lane_that_is_done_first():
-    """Lane by lane: whether it is busy, and when it is due."""
-    for states, waits in (
+@pytest.mark.parametrize(
+    ("states", "waits"),
+    [
         (((True, 2.0), (True, 1.0)), [0, 1]),
         (((True, 1.0), (True, 2.0)), [1, 0]),
         (((True, 5.0), (False, 1.0)), [1, 0]),
-        (((False, 1.0), (True, float("inf"))), [0, 1]),
-    ):
-        bench = Bench()
-        for lane, (busy, due_at) in zip(bench.lanes, states, strict=True):
-            lane.busy, lane.due_at = busy, due_at
-        bench.loop._wait()
-        assert [lane.waited for lane in bench.lanes] == waits
+        (((False, 1.0), (True, inf)), [0, 1]),
+    ],
+)
+def test_the_loop_waits_for_the_queue_that_is_done_first(monkeypatch, states, waits):
+    """By runner: whether it is busy, and when it is due."""
+    bench = Bench()
+    for runner, (busy, due_at) in zip(bench.runners, states, strict=True):
+        runner.busy, runner.queue.due_at = busy, due_at
 
+        def waited(runner=runner):
+            runner.waited += 1
+            bench.post("stop", False)
 
-class Inbox:
-    """Notes how long the loop says it has been busy whenever it waits for a message."""
-
-    def __init__(self, loop):
-        self._loop, self._messages, self.waits = loop, SimpleQueue(), []
-
-    def get(self):
-        self.waits.append(self._loop.busy_since)
-        return self._messages.get()
-
-    def get_nowait(self):
-        return self._messages.get_nowait()
-
-    def put(self, message):
-        self._messages.put(message)
+        runner.wait = waited
+    bench.loop.run()
+    assert [runner.waited for runner in bench.runners] == waits
 
 
 def test_how_long_it_has_been_at_one_turn_is_seen_from_outside():
     """Waiting for messages is no turn; waiting for a device that does not answer is a long one."""
     bench, entered, answered = Bench(), threading.Event(), threading.Event()
-    inbox = bench.loop._inbox = Inbox(bench.loop)
+    runner = bench.runners[0]
 
     def wait():
         entered.set()
         assert answered.wait(PATIENCE_S)
-        lane.busy = False
+        runner.busy = False
+        bench.post("stop", False)
 
-    lane = bench.lanes[0]
-    lane.due_at, lane.wait = 0.0, wait
+    runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     assert bench.loop.busy_since == inf
-    lane.busy = True
-    runner = threading.Thread(target=bench.loop.run)
-    runner.start()
+    thread = threading.Thread(target=bench.loop.run)
+    thread.start()
     assert entered.wait(PATIENCE_S)
     assert bench.loop.busy_since < inf
-    assert inbox.waits == []
     answered.set()
-    bench.loop.post(Stop(drain=False))
-    runner.join(PATIENCE_S)
+    thread.join(PATIENCE_S)
     assert bench.loop.ended
-    assert set(inbox.waits) <= {inf}
-    bench = Bench()
-    inbox = bench.loop._inbox = Inbox(bench.loop)
-    bench.loop.post(Stop(drain=True))
-    bench.loop._wait()
-    assert inbox.waits == [inf]

@@ -1,6 +1,7 @@
 """What streams sound like: their chunks, joined, are one utterance."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ from tests.engine.engine_helpers import (
     voice,
 )
 from vivavoce.engine.chunk_policy import ChunkPolicy, Progress
-from vivavoce.engine.request import Arrival
-from vivavoce.errors import InvalidRequest
+from vivavoce.engine.request import Arrival, SamplingParams
+from vivavoce.errors import InvalidRequest, RequestCancelled
 
 SEAMLESS = [
     ChunkPolicy.low_latency(),
@@ -36,12 +37,6 @@ SEAMLESS = [
     ChunkPolicy.equal(hop=8, lookahead=1),
     ChunkPolicy.exponential(),
 ]
-
-
-@pytest.fixture(scope="module")
-def engine(models):
-    with running(models) as engine:
-        yield engine
 
 
 def hops(policy, count, prompt):
@@ -99,21 +94,17 @@ def test_offline_is_the_plain_way(models, engine):
     assert relative_error(spoken.samples, plain.samples) < 0.05
 
 
-def test_offline_segments_come_in_order(engine):
-    requests = [given(size, seed=size) for size in (40, 5, 20)]
-    chunks = list(engine.submit(offline(*requests)))
-    assert [len(chunk.samples) for chunk in chunks] == [40 * 960, 5 * 960, 20 * 960]
-    assert [chunk.final for chunk in chunks] == [False, False, True]
-    for request, chunk in zip(requests, chunks, strict=True):
-        same(chunk.samples, joined(engine.submit(offline(request))))
-
-
-def test_segments_of_a_stream_follow_one_another(engine):
-    requests = [segment(22, seed=1), given(19, seed=2), segment(4, seed=3)]
-    chunks = list(engine.submit(stream(*requests)))
+@pytest.mark.parametrize("kind", [offline, stream])
+def test_segments_follow_one_another_and_chunks_say_which_they_speak(engine, kind):
+    requests = [given(40, seed=1), segment(22, seed=2), given(5, seed=3)]
+    handle = engine.submit(kind(*requests))
+    chunks = list(handle)
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    parts = [joined(engine.submit(stream(request))) for request in requests]
-    same(np.concatenate([chunk.samples for chunk in chunks]), np.concatenate(parts))
+    assert [chunk.segment for chunk in chunks] == sorted(chunk.segment for chunk in chunks)
+    for place, request in enumerate(requests):
+        spoken = np.concatenate([chunk.samples for chunk in chunks if chunk.segment == place])
+        same(spoken, joined(engine.submit(kind(request))))
+    assert engine.submit(kind(*requests)).result().segment_samples == (40 * 960, 22 * 960, 5 * 960)
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.7, 1.3, 2.0])
@@ -137,10 +128,6 @@ def test_streams_of_any_length_come_out_whole(engine, policy):
         assert np.isfinite(samples).all()
 
 
-def greedy(scores, state):
-    return scores[:, :6561].argmax(-1)
-
-
 def test_the_first_chunk_comes_before_the_last_token(models):
     """Nothing past what the first chunk needs is decoded before it was handed out."""
     heard = threading.Event()
@@ -148,7 +135,7 @@ def test_the_first_chunk_comes_before_the_last_token(models):
     def choose(scores, state):
         if int(state.counts.max()) >= LOW_LATENCY.first_hop + LOW_LATENCY.lookahead:
             assert heard.wait(PATIENCE_S), "more tokens are decoded while the first chunk could have been made"
-        return greedy(scores, state)
+        return scores[:, :6561].argmax(-1)
 
     with running(models, chooser=choose) as engine:
         chunks = iter(engine.submit(stream(segment(40))))
@@ -158,29 +145,17 @@ def test_the_first_chunk_comes_before_the_last_token(models):
 
 
 @pytest.mark.parametrize("kind", [offline, stream])
-def test_a_text_without_room_is_refused(engine, kind):
-    with pytest.raises(InvalidRequest, match="positions"):
-        engine.submit(kind(segment(6000)))
-    with pytest.raises(InvalidRequest, match="room for 7470"):
-        engine.submit(kind(given(7471)))
-
-
-def test_a_voice_that_is_too_long_is_refused(engine):
-    with pytest.raises(InvalidRequest):
-        engine.submit(stream(given(10, voice=voice(1, prompt=7_495))))
-
-
-def test_text_in_pieces_is_text_in_one(engine):
-    ids = tuple(range(65, 78))
-    spoken = []
-    for pieces in ([ids[1:]], [ids[1:3], (), ids[3:7], *((one,) for one in ids[7:])]):
-        handle = engine.submit(arriving(segment(None, text=ids[:1], seed=2), Arrival.TOKENS))
-        for piece in pieces:
-            handle.text.push(piece)
-        handle.text.close()
-        spoken.append(handle.result())
-    assert spoken[0].tokens == spoken[1].tokens
-    same(spoken[0].samples, spoken[1].samples)
+@pytest.mark.parametrize(
+    ("too_long", "message"),
+    [
+        (segment(6000), "positions"),
+        (given(7471), "room for 7470"),
+        (given(10, voice=voice(1, prompt=7_495)), "speech tokens"),
+    ],
+)
+def test_what_there_is_no_room_for_is_refused(engine, kind, too_long, message):
+    with pytest.raises(InvalidRequest, match=message):
+        engine.submit(kind(too_long))
 
 
 def test_conversion_uses_no_slot(engine):
@@ -198,3 +173,63 @@ def test_a_voice_is_read_once(models):
             joined(engine.submit(stream(given(5, voice=VOICE))))
         assert engine.statistics.prompt_cache_misses == 1
         assert engine.statistics.prompt_cache_hits == 2
+
+
+def ends_after_its_seed(scores, state):
+    """A chooser: speech of so many tokens as the segment's seed says, then the first stop id."""
+    stop = scores[:, 6561:].argmax(-1) + 6561
+    return stop.where(state.counts >= state.seeds, scores[:, :6561].argmax(-1))
+
+
+def of_ratio(ratio, seed):
+    """Three text ids, spoken in three times `ratio` tokens at most."""
+    return replace(segment(None, seed=seed), sampling=SamplingParams(min_ratio=0, max_ratio=ratio))
+
+
+@pytest.fixture(scope="module")
+def obedient(models):
+    with running(models, chooser=ends_after_its_seed) as engine:
+        yield engine
+
+
+def test_segments_are_numbered_as_they_arrive(engine):
+    handle = engine.submit(arriving(None, Arrival.SEGMENTS))
+    for one in (segment(10), segment(15)):
+        handle.text.push(one)
+    handle.text.close()
+    chunks = list(handle)
+    assert {chunk.segment for chunk in chunks} == {0, 1}
+    assert (chunks[-1].final, chunks[-1].segment) == (True, 1)
+
+
+def test_an_empty_last_chunk_has_the_last_segments_place(obedient):
+    """The last segment turns out to be empty when all before it was sent."""
+    *spoken, last = obedient.submit(stream(given(10), of_ratio(4, seed=0)))
+    assert {chunk.segment for chunk in spoken} == {0}
+    assert (len(last.samples), last.final, last.segment) == (0, True, 1)
+
+
+@pytest.mark.parametrize("request_of", [stream, offline])
+def test_speech_that_is_ended_at_its_most_tokens_is_cut(obedient, request_of):
+    """Twelve tokens at most: who would go on is cut, who ends by itself, or was asked for so many, is not."""
+    exact = replace(segment(12, seed=50), sampling=SamplingParams(exact_tokens=12, max_ratio=4))
+    requests = [of_ratio(4, seed=50), of_ratio(4, seed=11), exact, given(12)]
+    handle = obedient.submit(request_of(*requests))
+    spoken = handle.result()
+    assert [len(tokens) for tokens in spoken.tokens] == [12, 11, 12, 12]
+    assert spoken.cut == (True, False, False, False)
+    assert handle.cut == spoken.cut
+
+
+def test_arriving_text_is_never_cut(engine):
+    handle = engine.submit(arriving(segment(None), Arrival.TOKENS))
+    handle.text.close()
+    assert handle.result().cut == (False,)
+
+
+def test_who_cancels_learns_nothing_of_cuts(engine):
+    handle = engine.submit(stream(given(30), segment(12)))
+    handle.cancel()
+    assert handle.cut == ()
+    with pytest.raises(RequestCancelled):
+        handle.result()

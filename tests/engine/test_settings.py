@@ -22,6 +22,7 @@ from vivavoce.errors import InvalidRequest
 @pytest.mark.parametrize(
     ("settings", "field"),
     [({"slots": 0}, "slots"), ({"slots": 5_000}, "slots"), ({"max_waiting": 0}, "max_waiting"),
+     ({"slots_share": 0.0}, "slots_share"),
      ({"state_bytes": -1}, "state_bytes"), ({"memory_bytes": 0}, "memory_bytes"),
      ({"deterministic": True, "kernels": False}, "deterministic")],
 )  # fmt: skip
@@ -30,15 +31,13 @@ def test_settings_outside_their_limits_are_refused(settings, field):
         EngineSettings(**settings)
 
 
-def test_what_was_chosen_stands(models):
-    plan = plan_memory(models, EngineSettings(slots=3, state_bytes=0))
-    assert (plan.slots, plan.state_bytes) == (3, 0)
-
-
-def test_a_host_has_its_own_measures(models, monkeypatch):
+@pytest.mark.parametrize(
+    ("chosen", "slots", "state_bytes"), [({}, 32, 1 << 28), ({"slots": 3, "state_bytes": 0}, 3, 0)]
+)
+def test_a_host_has_its_own_measures_and_what_was_chosen_stands(models, monkeypatch, chosen, slots, state_bytes):
     monkeypatch.setattr("vivavoce.engine.settings._host_memory", lambda: 1 << 30)
-    plan = plan_memory(models, EngineSettings())
-    assert (plan.slots, plan.capacity, plan.state_bytes) == (32, MAX_POSITIONS, 1 << 28)
+    plan = plan_memory(models, EngineSettings(**chosen))
+    assert (plan.slots, plan.capacity, plan.state_bytes) == (slots, MAX_POSITIONS, state_bytes)
 
 
 @pytest.fixture
@@ -76,8 +75,6 @@ def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
         assert held + batches <= (gigabytes - 2) << 30
     held, _, most = planned(on_a_gpu, 12 << 30, kernels=False)
     assert (held, most) == ((10 << 30) - int(0.2 * (10 << 30)), None)
-    with pytest.raises(InvalidRequest, match="memory_bytes"):
-        plan_memory(on_a_gpu, EngineSettings(memory_bytes=(2 << 30) + LEAST_ROOM - 1))
 
 
 class Held:
@@ -93,8 +90,7 @@ def test_what_is_left_of_closed_engines_is_freed_before_memory_is_divided(on_a_g
     assert held() is None
 
 
-def test_kernels_run_where_they_are_faster(models, on_a_gpu, monkeypatch):
-    monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: True)
+def test_kernels_run_where_they_are_faster(models, on_a_gpu):
     assert uses_kernels(on_a_gpu, EngineSettings())
     assert not uses_kernels(replace(on_a_gpu, dtype=torch.float32), EngineSettings())
     assert not uses_kernels(models, EngineSettings())
@@ -115,13 +111,15 @@ def test_slots_that_were_asked_for_take_from_the_state(on_a_gpu):
     assert few.state_bytes - many.state_bytes == (1024 - 8) * slot_bytes(on_a_gpu, few)
 
 
-def test_a_device_that_is_nearly_full_is_refused(on_a_gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (LEAST_ROOM - 1, 139 << 30))
-    with pytest.raises(InvalidRequest, match=r"memory: \d+ bytes of cuda are free"):
-        plan_memory(on_a_gpu, EngineSettings())
-
-
-def test_slots_that_leave_no_room_are_refused(on_a_gpu):
-    per_slot = slot_bytes(on_a_gpu, plan_memory(on_a_gpu, EngineSettings()))
-    with pytest.raises(InvalidRequest, match="memory: 4000 slots take"):
-        plan_memory(on_a_gpu, EngineSettings(slots=4000, memory_bytes=(2 << 30) + max(LEAST_ROOM, 4000 * per_slot)))
+@pytest.mark.parametrize(
+    ("free", "settings", "message"),
+    [
+        (LEAST_ROOM - 1, {}, r"memory: \d+ bytes of cuda are free"),
+        (100 << 30, {"memory_bytes": (2 << 30) + LEAST_ROOM - 1}, "memory_bytes"),
+        (100 << 30, {"slots": 4000, "memory_bytes": 4 << 30}, "memory: 4000 slots take"),
+    ],
+)
+def test_too_little_memory_is_refused(on_a_gpu, monkeypatch, free, settings, message):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 139 << 30))
+    with pytest.raises(InvalidRequest, match=message):
+        plan_memory(on_a_gpu, EngineSettings(**settings))

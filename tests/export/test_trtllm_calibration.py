@@ -1,9 +1,9 @@
-"""Ranges of activations: those that cannot be are refused, whoever hands them over."""
+"""Prompts and ranges of activations: where they come from, and those that cannot be are refused."""
 
 from __future__ import annotations
 
+import json
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trtllm_goldens import DATA
 
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.trtllm.calibration import Calibration, measure, read_calibration
+from vivavoce.export.hf_folder import Source, open_hugging_face, open_official
+from vivavoce.export.trtllm.calibration import (
+    Calibration,
+    Prompt,
+    measure,
+    read_calibration,
+    read_prompts,
+    voices_prompts,
+)
 from vivavoce.export.trtllm.convert import convert
 from vivavoce.export.trtllm.options import ConvertOptions
-from vivavoce.export.trtllm.prompts import Prompt
-from vivavoce.export.trtllm.source import Source, open_hugging_face
+from vivavoce.service.model_choice import MINI
+from vivavoce.service.text.tokenizer import TextTokenizer
 
 MODEL = DATA / "a_h64"
 OUTPUTS = "model.layers.1.self_attn.q_proj.y"
@@ -26,6 +36,11 @@ OUTPUTS = "model.layers.1.self_attn.q_proj.y"
 @pytest.fixture(scope="module")
 def source() -> Source:
     return open_hugging_face(MODEL / "hf")
+
+
+@pytest.fixture(scope="module")
+def mini() -> Source:
+    return open_official(MINI, len(TextTokenizer.from_folder(MINI / BACKBONE)))
 
 
 @pytest.fixture
@@ -48,8 +63,8 @@ def test_ranges_in_16_bit_are_told_apart(source: Source, recorded: dict[str, Ten
         (OUTPUTS, torch.full((64,), -1.0), "no finite numbers from 0 on"),
         (OUTPUTS, torch.ones(63), r"q_proj\.y is \[63\] instead of \[64\]"),
         ("model.layers.0.mlp.up_proj.x", torch.ones(128), r"up_proj\.x is \[128\] instead of \[64\]"),
-        ("calibration_ids", torch.ones(5, dtype=torch.int64), r"calibration_ids of .* are \[5\] int64 and not"),
-        ("calibration_ids", torch.ones(2, 5), r"are \[2, 5\] float32 and not \[prompts, time\] of whole numbers"),
+        ("calibration_ids", torch.ones(5, dtype=torch.int64), r"calibration_ids of .* are \[5\] int64, not"),
+        ("calibration_ids", torch.ones(2, 5), r"are \[2, 5\] float32, not \[prompts, time\] of whole numbers"),
     ],
 )
 def test_damaged_ranges_are_refused(
@@ -58,6 +73,10 @@ def test_damaged_ranges_are_refused(
     save_file({**recorded, name: values}, tmp_path / "ranges.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read_calibration(tmp_path / "ranges.safetensors", source)
+    if name == OUTPUTS:  # given by hand they are held to the same
+        given = Calibration(recorded={**recorded, name: values})
+        with pytest.raises(CheckpointError, match=message):
+            convert(source, tmp_path / "out", ConvertOptions(int8_kv_cache=True), calibration=given)
 
 
 @pytest.mark.parametrize("strange", [-1, 101])
@@ -70,18 +89,8 @@ def test_ids_that_the_model_lacks_are_refused(
         read_calibration(tmp_path / "ranges.safetensors", source)
 
 
-def test_ranges_that_are_given_by_hand_are_held_to_the_same(
-    source: Source, recorded: dict[str, Tensor], tmp_path: Path
-) -> None:
-    given = Calibration(recorded={**recorded, OUTPUTS: torch.full((64,), math.inf)})
-    with pytest.raises(CheckpointError, match="no finite numbers from 0 on"):
-        convert(source, tmp_path / "out", ConvertOptions(int8_kv_cache=True), calibration=given)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.weight", "model.embed_tokens.weight"])
-def test_weights_beyond_float16_are_not_measured(tmp_path: Path, name: str) -> None:
-    folder = Path(shutil.copytree(MODEL / "hf", tmp_path / "hf", copy_function=shutil.copy))
+def test_weights_beyond_float16_are_not_measured(folder: Path, name: str) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name][7] = 1e5
     save_file(weights, folder / "model.safetensors")
@@ -92,3 +101,56 @@ def test_weights_beyond_float16_are_not_measured(tmp_path: Path, name: str) -> N
         measure(source, (Prompt((3, 7)),), lambda: None)
     if "embed" in name:  # rows that no prompt has are no matter
         assert measure(source, (Prompt((3, 8)),), lambda: None)
+
+
+def test_prompts_of_the_models_own_voices(mini: Source) -> None:
+    prompts = voices_prompts(MINI / "spk2info.pt", mini.vocabulary)
+    assert len(prompts) == 4
+    for prompt in prompts:
+        assert prompt.ids[0] == mini.vocabulary.sos
+        assert prompt.ids[prompt.spoken_from] == mini.vocabulary.task
+        assert all(map(mini.vocabulary.is_speech, prompt.ids[prompt.spoken_from + 1 :]))
+        assert max(prompt.ids[1 : prompt.spoken_from]) < mini.vocabulary.text_size
+
+
+def test_recorded_prompts(mini: Source, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps([{"text_ids": [5, 6], "speech_ids": [0, 6560]}, {"ids": [1, 2, 3]}]))
+    sos, task = 532 + 6564, 532 + 6565
+    assert read_prompts(path, mini) == (Prompt((sos, 5, 6, task, 532, 532 + 6560), 3), Prompt((1, 2, 3), 0))
+    assert read_prompts(MINI / "spk2info.pt", mini)[0].spoken_from == 32
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "holds no prompts of speech"),
+        ("{}", "is no list of prompts"),
+        ("[", "is no JSON that can be read"),
+        ('[{"text_ids": [1]}]', "speech_ids of a prompt is no list of ids"),
+        ('[{"ids": [1.5]}]', "ids of a prompt is no list of ids"),
+        ('[{"ids": [7168]}]', r"ids of prompts.json has the id 7168, the model has 0 … 7167"),
+        ('[{"ids": [-1]}]', r"ids of prompts.json has the id -1, the model has 0 … 7167"),
+        ('[{"text_ids": [532], "speech_ids": [0]}]', r"text_ids of prompts.json has the id 532, the model has 0 … 531"),
+        ('[{"text_ids": [1], "speech_ids": [6561]}]', r"speech_ids of .* has the id 6561, the model has 0 … 6560"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused(mini: Source, tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text(content)
+    with pytest.raises((InvalidRequest, CheckpointError), match=message):
+        read_calibration(path, mini)
+
+
+def test_speech_tokens_need_the_vocabulary_of_their_model(folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"text_ids of '\w+' in spk2info\.pt has the id \d+, the model has 0 … 19"):
+        voices_prompts(MINI / "spk2info.pt", MergedVocabulary(20, 6561))
+    with pytest.raises(InvalidRequest, match="no tokenizer that says where they begin"):
+        read_calibration(MINI / "spk2info.pt", open_hugging_face(folder))
+
+
+def test_ranges_of_another_model_are_refused(mini: Source) -> None:
+    with pytest.raises(InvalidRequest, match=r"has no model\.layers\.2\.self_attn\.q_proj\.x"):
+        read_calibration(DATA / "a_h64" / "calibration.safetensors", mini)
+    with pytest.raises(CheckpointError, match="of a model of other sizes"):
+        read_calibration(DATA / "b_h128_tied" / "calibration.safetensors", open_hugging_face(DATA / "a_h64" / "hf"))

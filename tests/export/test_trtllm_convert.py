@@ -1,4 +1,4 @@
-"""Conversions: whole or not at all, the same bytes whoever works, within a bound of memory."""
+"""Conversions: what can be, whole numbers and shards; whole or not at all, within a bound of memory."""
 
 from __future__ import annotations
 
@@ -6,44 +6,178 @@ import json
 import shutil
 import threading
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from trtllm_goldens import DATA
 
-from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export import merged_lm
-from vivavoce.export.merged_lm import EMBEDDING, HEAD, MappedWeights
-from vivavoce.export.trtllm import backbone
-from vivavoce.export.trtllm.calibration import Calibration, measure, read_calibration
-from vivavoce.export.trtllm.convert import RECORD, Progress, convert
-from vivavoce.export.trtllm.options import ConvertOptions
-from vivavoce.export.trtllm.prompts import Prompt, random_prompts
-from vivavoce.export.trtllm.sizes import QwenSizes
-from vivavoce.export.trtllm.source import FINAL_NORM, Source, layer_shapes, open_hugging_face, open_official
-from vivavoce.export.trtllm.workshop import workshop_for
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.export import files
+from vivavoce.export.hf_folder import Source, open_hugging_face
+from vivavoce.export.merged_lm import HEAD, QwenSizes
+from vivavoce.export.trtllm.calibration import Calibration, Prompt, measure, random_prompts, read_calibration
+from vivavoce.export.trtllm.convert import RECORD, RankPlan, convert
+from vivavoce.export.trtllm.layers import (
+    ShardCut,
+    dequantise,
+    joined,
+    quantise,
+    round_trip,
+    shards,
+    to_int8,
+    whole_numbers,
+)
+from vivavoce.export.trtllm.options import ConvertOptions, build_command, chosen_dtype
+from vivavoce.export.trtllm.reread import Reread
 
-SIZES = QwenSizes(64, 128, 8, 4, 2, 200, 1e-6, 1e4, 512, tied=False)
-LAYER_BYTES = 4 * sum(int(np.prod(shape)) for shape in layer_shapes(SIZES).values())
+RELEASE = QwenSizes(896, 4864, 24, 14, 2, 1e-6, 1e6, 32768, 158_336)
+"""CosyVoice2-0.5B."""
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field"),
+    [
+        ({"dtype": "int8"}, "dtype"),
+        ({"tp": 0}, "tp-size"),
+        ({"pp": -1}, "pp-size"),
+        ({"cp": 2}, "cp-size"),
+        ({"weight_only": "int3"}, "weight-only-precision"),
+        ({"weight_only": "int8", "prequantize": "sm70"}, "prequantize"),
+        ({"prequantize": "sm80"}, "prequantize"),
+        ({"per_token": True}, "per-token, per-channel"),
+        ({"smoothquant": 1.5}, "smoothquant: 1.5"),
+        ({"smoothquant": 0.5, "weight_only": "int4"}, "smoothquant: excludes --use-weight-only"),
+        ({"tp": 4}, "tp-size: 4 does not divide the 14 attention heads; use 1 or 2$"),
+        ({"tp": 7}, "tp-size: 7 neither divides the 2 key-value heads"),
+        ({"tp": 14}, "tp-size: 14 does not divide the 4864 channels"),
+        ({"pp": 5}, "pp-size: 5 .* use 1, 2, 3, 4, 6, 8, 12, 24$"),
+    ],
+)
+def test_wishes_that_contradict_or_do_not_fit_the_release_are_refused(wishes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}"):
+        ConvertOptions(**wishes).check_fits(RELEASE)
+
+
+def test_splits_that_fit_the_release() -> None:
+    for tp in (1, 2):
+        for pp in (1, 2, 24):
+            ConvertOptions(tp=tp, pp=pp, weight_only="int4", prequantize="sm80").check_fits(RELEASE)
+            ConvertOptions(tp=tp, pp=pp, smoothquant=0.5, int8_kv_cache=True).check_fits(RELEASE)
+
+
+def test_matrices_that_the_kernels_cannot_read_are_refused() -> None:
+    narrow = QwenSizes(256, 704, 6, 4, 2, 1e-6, 1e4, 32768, 7168)
+    ConvertOptions(tp=1, weight_only="int8").check_fits(narrow)
+    with pytest.raises(InvalidRequest, match="multiples of 64 channels, and MLP has 352 on each GPU at tp-size 2"):
+        ConvertOptions(tp=2, weight_only="int8").check_fits(narrow)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored", "chosen"),
+    [
+        ("auto", torch.bfloat16, torch.bfloat16),
+        ("auto", torch.float16, torch.float16),
+        ("auto", torch.float32, torch.float16),
+        ("bfloat16", torch.float32, torch.bfloat16),
+        ("float32", torch.bfloat16, torch.float32),
+    ],
+)
+def test_the_dtype(wanted: str, stored: torch.dtype, chosen: torch.dtype) -> None:
+    assert chosen_dtype(ConvertOptions(dtype=wanted), stored) == chosen
+
+
+def test_the_line_that_builds_an_engine() -> None:
+    assert " ".join(build_command("weights", "engine", torch.bfloat16)) == (
+        "trtllm-build --checkpoint_dir weights --output_dir engine --max_batch_size 16 --max_num_tokens 32768 "
+        "--gemm_plugin bfloat16"
+    )
+
+
+SHARED = QwenSizes(64, 128, 8, 8, 2, 1e-6, 1e4, 512, 200)
+
+
+def weights(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows + columns)) / 8
+
+
+@pytest.mark.parametrize("layout", ["sm80", "sm90"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_bytes_in_a_gpus_order_mean_the_same_matrix(bits: int, layout: str) -> None:
+    weight = weights(128, 192).half()
+    stored, scale = quantise(weight, bits, layout)
+    assert stored.shape == (192, 128 * bits // 8)
+    found = dequantise(stored, scale, bits, layout)
+    assert torch.equal(found, round_trip(weight, bits))
+    steps = weight.float().abs().amax(1, keepdim=True) / 2 ** (bits - 1)
+    # The largest positive number is one step too large for its bits; the scale's own rounding is float16's.
+    assert ((found - weight.float()).abs() <= steps * 1.01 + 1e-3).all()
+    assert len(whole_numbers(weight, bits)[0].unique()) > 2**bits * 0.9
+
+
+def test_halves_are_rounded_away_from_zero() -> None:
+    values = torch.tensor([[128.0, 0.5, -0.5, 1.5, -1.5, 2.5, 0.49999997, -0.49999997]])
+    numbers, scale = whole_numbers(values, 8)
+    assert scale.item() == 1
+    assert numbers[:, 0].tolist() == [127, 1, -1, 2, -2, 3, 0, 0]
+
+
+def test_an_output_without_weights_stays_without() -> None:
+    weight = weights(64, 64).half()
+    weight[5] = 0
+    for bits in (8, 4):
+        assert (dequantise(*quantise(weight, bits, "sm80"), bits, "sm80")[5] == 0).all()
+    for per_channel in (True, False):
+        made, to_int, from_int = to_int8(weight, (64,), per_channel=per_channel)
+        assert (made[5] == 0).all()
+        assert to_int.isfinite().all()
+        assert from_int.isfinite().all()
+
+
+@pytest.mark.parametrize("parts", [(64,), (32, 16, 16)])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_weights_too_small_for_a_scale_in_float16(parts: tuple[int, ...], per_channel: bool) -> None:
+    weight = (weights(64, 64) / 1000).half()
+    assert weight.abs().max() < 127 / 65504
+    made, _, from_int = to_int8(weight, parts, per_channel=per_channel)
+    error = made.float() * from_int.reshape(-1, 1) - weight.float()
+    assert error.abs().max() <= weight.abs().max() / 127
+    assert made.abs().max() == 127
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_shards_make_the_whole_again(tp: int) -> None:
+    query_rows, key_rows, value_rows = SHARED.qkv_rows
+    fused = weights(query_rows + key_rows + value_rows, 64)
+    pieces = shards(fused, ShardCut.QKV, tp, SHARED)
+    assert len({piece.shape for piece in pieces}) == 1
+    assert len(pieces[0]) == query_rows // tp + 2 * max(key_rows // tp, SHARED.head_dim)
+    assert torch.equal(joined(pieces, ShardCut.QKV, SHARED), fused)
+    assert torch.equal(joined(shards(fused[:, 0], ShardCut.QKV, tp, SHARED), ShardCut.QKV, SHARED), fused[:, 0])
+    for cut in (ShardCut.ROWS, ShardCut.COLUMNS):
+        assert torch.equal(joined(shards(weights(64, 128), cut, tp, SHARED), cut, SHARED), weights(64, 128))
+
+
+def test_a_table_of_any_size_is_divided() -> None:
+    plans = (RankPlan(replace(SHARED, vocab_size=rows), ConvertOptions(tp=2), torch.float16) for rows in (100, 101, 1))
+    assert [plan.rows_per_gpu(HEAD) for plan in plans] == [50, 51, 1]
+
+
+SIZES = QwenSizes(64, 128, 8, 4, 2, 1e-6, 1e4, 512, 200)
+LAYER_BYTES = 4 * sum(int(np.prod(shape)) for shape in SIZES.layer_shapes.values())
 
 
 class CountingReader:
     """Random tensors that know how many of their bytes are alive; breaks off after `reads`."""
 
     def __init__(self, reads: int | None = None) -> None:
-        table = (SIZES.vocab_size, SIZES.hidden_size)
-        self.shapes = {EMBEDDING: table, FINAL_NORM: table[1:], HEAD: table} | {
-            f"model.layers.{index}.{name}": shape
-            for index in range(SIZES.num_layers)
-            for name, shape in layer_shapes(SIZES).items()
-        }
+        self.shapes = SIZES.shapes
         self.alive, self.peak, self.layers_read = 0, 0, set[str]()
         self._left, self._lock = reads, threading.Lock()
 
@@ -81,7 +215,7 @@ def ranks(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_worker_holds_one_layer(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbone, "TABLE_BLOCK", 16 * SIZES.hidden_size)
+    monkeypatch.setattr(files, "BLOCK_VALUES", 16 * SIZES.hidden_size)
     reader = CountingReader()
     calibration = Calibration((Prompt((3, 5, 7, 199)),))
     wishes = ConvertOptions(smoothquant=0.5, per_token=True, per_channel=True)
@@ -101,38 +235,17 @@ def test_many_workers_write_the_same_bytes(tmp_path: Path) -> None:
         convert(source, tmp_path / "out", options, workers=0)
 
 
-def test_a_broken_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    options, reads_per_layer = ConvertOptions(pp=2), len(layer_shapes(SIZES))
-    convert(source_of(CountingReader(), tmp_path), tmp_path / "whole", options)
-    broken = source_of(CountingReader(reads=3 * reads_per_layer + 1), tmp_path)
+def test_a_broken_conversion_leaves_nothing(tmp_path: Path) -> None:
+    options, out, steps = ConvertOptions(pp=2), tmp_path / "out", list[tuple[str, int, int]]()
     with pytest.raises(RuntimeError, match="the disk is gone"):
-        convert(broken, tmp_path / "out", options)
-    assert not (tmp_path / "out").exists()
-
-    steps: list[Progress] = []
-    reader = CountingReader()
-    made = convert(source_of(reader, tmp_path), tmp_path / "out", options, progress=steps.append)
-    assert reader.layers_read == {"3", "4", "5", "6", "7"}
-    assert steps[0].done == 4
-    assert [step.done for step in steps] == list(range(4, steps[-1].total + 1))
-    assert ranks(tmp_path / "out") == ranks(tmp_path / "whole")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "config.json",
-        "conversion.json",
-        "rank0.safetensors",
-        "rank1.safetensors",
-    }
-    assert made.num_bytes == sum(map(len, ranks(tmp_path / "out").values()))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out", "whole"]
-
-
-def test_another_plan_starts_anew(tmp_path: Path) -> None:
-    broken = source_of(CountingReader(reads=40), tmp_path)
-    with pytest.raises(RuntimeError):
-        convert(broken, tmp_path / "out", ConvertOptions(dtype="float32"))
-    reader = CountingReader()
-    convert(source_of(reader, tmp_path), tmp_path / "out", ConvertOptions())
-    assert len(reader.layers_read) == SIZES.num_layers
+        convert(source_of(CountingReader(reads=40), tmp_path), out, options)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    made = convert(
+        source_of(CountingReader(), tmp_path), out, options, progress=lambda _, done, total: steps.append((done, total))
+    )
+    assert [done for done, _ in steps] == list(range(1, steps[-1][1] + 1))
+    assert {path.name for path in out.iterdir()} == {"config.json", "conversion.json", *ranks(out)}
+    assert made.num_bytes == sum(map(len, ranks(out).values()))
 
 
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
@@ -148,14 +261,9 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
         convert(source, out, ConvertOptions(dtype="float32"))
     convert(source, out, ConvertOptions(dtype="float32"), force=True)
     assert load_file(out / "rank0.safetensors")["lm_head.weight"].dtype == torch.float32
-
-
-def test_a_replaced_source_is_noticed(tmp_path: Path) -> None:
-    source, out = source_of(CountingReader(), tmp_path), tmp_path / "out"
-    convert(source, out, ConvertOptions())
     source.files[0].write_text("other weights")
     with pytest.raises(InvalidRequest, match="is not empty; add --force"):
-        convert(source, out, ConvertOptions())
+        convert(source, out, ConvertOptions(dtype="float32"))
 
 
 def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
@@ -164,19 +272,7 @@ def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     (out / "letters.txt").write_text("dear")
     with pytest.raises(InvalidRequest, match=f"holds no {RECORD}"):
         convert(source, out, ConvertOptions(), force=True)
-    with pytest.raises(InvalidRequest, match="lie within each other"):
-        convert(source, source.files[0].parent / "out", ConvertOptions())
     assert [path.name for path in out.iterdir()] == ["letters.txt"]
-
-
-def test_two_conversions_do_not_mix(tmp_path: Path) -> None:
-    source = source_of(CountingReader(), tmp_path)
-    with (
-        workshop_for(tmp_path / "out", "another plan"),
-        pytest.raises(InvalidRequest, match="another conversion is writing"),
-    ):
-        convert(source, tmp_path / "out", ConvertOptions())
-    convert(source, tmp_path / "out", ConvertOptions())
 
 
 def test_a_full_disk_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +329,6 @@ def test_files_say_what_they_are_and_are_aligned(tmp_path: Path) -> None:
     options = ConvertOptions(dtype="float16", weight_only="int8", prequantize="sm80")
     convert(open_hugging_face(DATA / "a_h64" / "hf"), tmp_path / "out", options)
     path = tmp_path / "out" / "rank0.safetensors"
-    with safe_open(path, framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
@@ -245,38 +339,62 @@ def test_files_say_what_they_are_and_are_aligned(tmp_path: Path) -> None:
             assert entry["data_offsets"][0] % widths[entry["dtype"]] == 0
 
 
-def test_the_heads_bias_is_handed_over(babble: Path, tmp_path: Path) -> None:
-    source = open_official(babble, len(TextTokenizer.from_folder(babble / BACKBONE)))
-    convert(source, tmp_path / "out", ConvertOptions())
-    bias = torch.from_numpy(np.load(tmp_path / "out" / "embedding_bias.npy"))
-    official = torch.load(babble / "llm.pt", weights_only=True)["llm_decoder.bias"]
-    assert bias.dtype == torch.float32
-    assert len(bias) == source.sizes.vocab_size
-    assert torch.equal(bias[bias.isfinite()], official)
-    assert torch.equal(torch.where(bias.isfinite())[0], torch.arange(276, 276 + 6564))
+OPTIONS = ConvertOptions(pp=2)
 
 
-def test_a_folder_without_a_bias_gets_no_file(tmp_path: Path) -> None:
-    convert(open_hugging_face(DATA / "a_h64" / "hf"), tmp_path / "out", ConvertOptions())
-    assert not (tmp_path / "out" / "embedding_bias.npy").exists()
+@pytest.fixture
+def biased(folder: Path) -> Source:
+    """A tiny model with a bias of its head."""
+    np.save(folder / "embedding_bias.npy", np.arange(101, dtype=np.float32))
+    return open_hugging_face(folder)
 
 
-def test_a_mapped_file_is_opened_anew_and_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_lm, "_READ_BEFORE_REOPENING", 1000)
-    opened: list[Path] = []
-    read_tensors = merged_lm.read_tensors
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
 
-    def counted(path: Path) -> dict[str, Tensor]:
-        opened.append(path)
-        return read_tensors(path)
 
-    monkeypatch.setattr(merged_lm, "read_tensors", counted)
-    tensors = {str(number): torch.randn(10, 20) for number in range(5)}
-    save_file(tensors, tmp_path / "weights.safetensors")
-    weights = MappedWeights(tmp_path / "weights.safetensors")
-    for name, tensor in tensors.items():
-        assert torch.equal(weights.read(name), tensor)
-        assert torch.equal(weights.read(name, slice(2, 5)), tensor[2:5])
-        weights.read(name).zero_()  # a copy: the file stays as it is
-        assert torch.equal(weights.read(name), tensor)
-    assert len(opened) > 5
+def other_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"lm_head.weight", b"lm_head.height"))
+
+
+def unseen(path: Path) -> None:
+    path.write_bytes(
+        path.read_bytes()[:-4] + b"\xff" * 4
+    )  # damage that no size tells: force converts whatever is there
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("config.json", cut),
+        ("rank0.safetensors", unseen),
+        ("rank0.safetensors", Path.unlink),
+        ("rank1.safetensors", cut),
+        ("rank1.safetensors", other_header),
+        ("embedding_bias.npy", Path.unlink),
+    ],
+)
+def test_a_damaged_checkpoint_is_not_done(
+    biased: Source, tmp_path: Path, file: str, damage: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "out"
+    convert(biased, out, OPTIONS)
+    whole = {path.name: path.read_bytes() for path in out.iterdir()}
+    damage(out / file)
+    if damage is not unseen:
+        with pytest.raises(InvalidRequest, match="is not empty; add --force"):
+            convert(biased, out, OPTIONS)
+    assert not convert(biased, out, OPTIONS, force=True).was_there
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
+    assert convert(biased, out, OPTIONS).was_there
+
+
+def test_a_checkpoint_with_a_damaged_bias_is_refused(biased: Source, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(biased, out, OPTIONS)
+    np.save(out / "embedding_bias.npy", np.zeros(7, np.float32))
+    with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: is \[7\] instead of \[101\]"):
+        Reread(out)
+    cut(out / "embedding_bias.npy")
+    with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: cannot be read"):
+        Reread(out)

@@ -1,31 +1,103 @@
-"""A checkpoint of every option, put together again, gives the logits of the model that it was made of."""
+"""Recorded checkpoints are made again bit for bit; any checkpoint, put together again, gives its model's logits."""
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from trtllm_goldens import DATA, Golden, describe, goldens, read_rank
 
-from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import InvalidRequest
-from vivavoce.export.hf.write import export_hf
-from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS
-from vivavoce.export.trtllm import backbone
-from vivavoce.export.trtllm.calibration import Calibration
-from vivavoce.export.trtllm.check import LogitsCheck, compare_logits
+from vivavoce.export import files
+from vivavoce.export.hf_folder import Source, open_hugging_face
+from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors
+from vivavoce.export.trtllm.calibration import Calibration, measure, random_prompts, read_calibration
 from vivavoce.export.trtllm.convert import convert
-from vivavoce.export.trtllm.options import ConvertOptions
-from vivavoce.export.trtllm.prompts import random_prompts
-from vivavoce.export.trtllm.reread import Reread
-from vivavoce.export.trtllm.source import Source, open_hugging_face, open_official
-from vivavoce.export.trtllm.speech_state import speech_tensors, write_back
+from vivavoce.export.trtllm.options import ConvertOptions, checkpoint_config, read_checkpoint_config
+from vivavoce.export.trtllm.reread import LogitsCheck, Reread, compare_logits, write_back
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
-from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+
+MODELS = ("a_h64", "b_h128_tied")
+GOLDENS = goldens()
+
+
+@cache
+def source_of(model: str) -> Source:
+    return open_hugging_face(DATA / model / "hf")
+
+
+@cache
+def calibration_of(model: str) -> Calibration:
+    return read_calibration(DATA / model / "calibration.safetensors", source_of(model))
+
+
+def options_of(golden: Golden, prequantize: str | None) -> ConvertOptions:
+    return read_checkpoint_config(golden.config, {"options": {"prequantize": prequantize}})[1]
+
+
+def make(golden: Golden, folder: Path, prequantize: str | None) -> Path:
+    options = options_of(golden, prequantize)
+    convert(source_of(golden.model), folder, options, calibration=calibration_of(golden.model))
+    return folder
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: f"{golden.model}-{golden.name}")
+def test_every_tensor_and_setting_is_the_recorded_one(golden: Golden, tmp_path: Path) -> None:
+    made = make(golden, tmp_path / "made", golden.layout)
+    config = json.loads((made / "config.json").read_text())
+    assert _common(config, golden.config) == config
+    assert len(list(made.glob("rank*.safetensors"))) == len(golden.ranks)
+    for rank, wanted in enumerate(golden.ranks):
+        tensors = read_rank(made / f"rank{rank}.safetensors")
+        assert {name: describe(tensor) for name, tensor in tensors.items()} == wanted
+
+
+def test_the_settings_that_a_loader_needs_are_all_there() -> None:
+    """What is left out is what the loader of that release fills in, or what is of other families."""
+    golden = GOLDENS[0]
+    source = source_of(golden.model)
+    made = checkpoint_config(source.sizes, options_of(golden, None), torch.float16)
+    left_out = {"num_labels", "use_logn_attn", "moe", "runtime_defaults", "qk_layernorm", "moe_intermediate_size"}
+    assert set(golden.config) - set(made) == left_out | {"moe_shared_expert_intermediate_size"}
+    assert set(golden.config["mapping"]) == set(made["mapping"])
+    assert set(golden.config["quantization"]) - set(made["quantization"]) == {"use_meta_recipe"}
+
+
+@pytest.mark.parametrize(
+    "golden", [golden for golden in GOLDENS if golden.layout], ids=lambda golden: f"{golden.model}-{golden.name}"
+)
+def test_what_a_builder_quantises_is_what_was_quantised(golden: Golden, tmp_path: Path) -> None:
+    """The deferred form, quantised as a loader does, and the recorded bytes mean the same matrices."""
+    done, deferred = make(golden, tmp_path / "done", golden.layout), make(golden, tmp_path / "deferred", None)
+    assert all(tensor.is_floating_point() for tensor in read_rank(deferred / "rank0.safetensors").values())
+    first, second = Reread(done), Reread(deferred)
+    assert first.shapes == second.shapes
+    for name in first.shapes:
+        assert torch.equal(first.read(name).float(), second.read(name).float()), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_measured_ranges_are_the_recorded_ones(model: str) -> None:
+    """Recorded in float16 throughout; measured with its weights and float32 products."""
+    calibration = calibration_of(model)
+    assert len(calibration.prompts) == 8
+    measured = measure(source_of(model), calibration.prompts, lambda: None)
+    assert measured.keys() == {name for name in calibration.recorded if not name.startswith("lm_head")}
+    for name, largest in measured.items():
+        torch.testing.assert_close(largest, calibration.recorded[name], rtol=5e-3, atol=2e-3, msg=name)
+
+
+def _common(made: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """What the recorded settings say of everything that is written."""
+    return {key: _common(value, wanted[key]) if isinstance(value, dict) else wanted[key] for key, value in made.items()}
+
 
 PROMPT = LMPrompt(text=(70, 71, 32, 90), prompt_text=(65, 66, 67), prompt_speech=(5, 6560, 81, 3000))
 
@@ -44,11 +116,6 @@ SMOOTH = [
 ]
 
 
-@pytest.fixture(scope="module")
-def source(babble: Path) -> Source:
-    return open_official(babble, len(TextTokenizer.from_folder(babble / BACKBONE)))
-
-
 def reread(source: Source, folder: Path, wishes: dict[str, Any]) -> Reread:
     convert(source, folder, ConvertOptions(**wishes), calibration=Calibration(random_prompts(source)))
     return Reread(folder)
@@ -59,11 +126,10 @@ def speech_logits(lm: SpeechLM) -> Tensor:
 
 
 def own_lm(source: Source, checkpoint: Reread, models: Models) -> SpeechLM:
-    assert source.vocabulary is not None
     lm = SpeechLM(models.config.lm)
     state = {name: torch.zeros_like(tensor) for name, tensor in lm.state_dict().items()}
-    for name, row, tensor in speech_tensors(checkpoint, models.config.lm, source.vocabulary):
-        state[name][row : row + len(tensor)] = tensor
+    for name, row, tensor in official_tensors(checkpoint, source.vocabulary):
+        state[LM_NAMES.to_ours(name)][row : row + len(tensor)] = tensor.float()
     lm.load_state_dict(state)
     return lm.eval().requires_grad_(False)
 
@@ -74,7 +140,6 @@ def test_float32_comes_back_bit_for_bit(source: Source, models: Models, split: d
     for name, tensor in models.lm.state_dict().items():
         mine = lm.state_dict()[name]
         if name == "text_embedding.weight":  # rows that no text has are not kept
-            assert source.vocabulary is not None
             mine, tensor = (rows[: source.vocabulary.text_size] for rows in (mine, tensor))
         assert torch.equal(mine, tensor), name
     assert torch.equal(speech_logits(lm), speech_logits(models.lm))
@@ -145,8 +210,9 @@ def test_a_damaged_matrix_is_seen(source: Source, tmp_path: Path) -> None:
     assert found.top1_agreement < 0.9
 
 
-def test_a_folder_that_speaks_as_an_engine_would(source: Source, babble: Path, models: Models, tmp_path: Path) -> None:
-    assert source.vocabulary is not None
+def test_a_folder_that_speaks_as_an_engine_would(
+    source: Source, babble: Path, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = reread(source, tmp_path / "made", {"weight_only": "int8"})
     write_back(checkpoint, babble, tmp_path / "back", source.vocabulary)
     back = build_models(tmp_path / "back", models.device)
@@ -156,45 +222,18 @@ def test_a_folder_that_speaks_as_an_engine_would(source: Source, babble: Path, m
     assert torch.equal(
         back.flow.state_dict()["token_embedding.weight"], models.flow.state_dict()["token_embedding.weight"]
     )
-    with pytest.raises(InvalidRequest, match="is not empty; add --force"):
+    with pytest.raises(InvalidRequest, match=r"^write-back: .* is not empty; add --force"):
         write_back(checkpoint, babble, tmp_path / "back", source.vocabulary)
+    monkeypatch.setattr(files, "BLOCK_VALUES", 100 * models.config.lm.hidden_size)  # tables of several blocks
     write_back(source.reader, babble, tmp_path / "back", source.vocabulary, force=True)
     assert torch.equal(speech_logits(build_models(tmp_path / "back", models.device).lm), speech_logits(models.lm))
 
 
-def test_force_spares_a_model_that_was_not_written_back(source: Source, babble: Path, tmp_path: Path) -> None:
-    assert source.vocabulary is not None
-    theirs = tmp_path / "theirs" / "llm.safetensors"
-    theirs.parent.mkdir()
-    theirs.write_text("weights")
-    with pytest.raises(
-        InvalidRequest, match=r"^write-back: .* holds no written_back\.json, so it is no earlier export"
-    ):
-        write_back(source.reader, babble, theirs.parent, source.vocabulary, force=True)
-    assert theirs.read_text() == "weights"
-
-
-def test_the_text_table_is_written_back_in_blocks(
-    source: Source, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert source.vocabulary is not None
-    width = models.config.lm.hidden_size
-    monkeypatch.setattr(backbone, "TABLE_BLOCK", 100 * width)
-    parts = speech_tensors(source.reader, models.config.lm, source.vocabulary)
-    rows = [(row, len(tensor)) for name, row, tensor in parts if name == "text_embedding.weight"]
-    assert rows == [(0, 100), (100, 100), (200, source.vocabulary.text_size - 200)]
-
-
-def test_the_merged_folder_gives_the_same_checkpoint(source: Source, babble: Path, tmp_path: Path) -> None:
-    tokenizer = TextTokenizer.from_folder(babble / BACKBONE)
-    export_hf(babble, tmp_path / "hf", tokenizer.to_json(), dtype="float32")
-    merged = open_hugging_face(tmp_path / "hf")
-    assert merged.sizes == source.sizes
-    assert merged.vocabulary == source.vocabulary
-    assert merged.bias is not None
-    assert source.bias is not None
-    assert torch.equal(merged.bias, source.bias)
-    for name, given in (("a", source), ("b", merged)):
+def test_the_merged_folder_gives_the_same_checkpoint(source: Source, merged: Path, tmp_path: Path) -> None:
+    reopened = open_hugging_face(merged)
+    assert (reopened.sizes, reopened.vocabulary) == (source.sizes, source.vocabulary)
+    assert torch.equal(reopened.bias, source.bias)
+    for name, given in (("a", source), ("b", reopened)):
         convert(given, tmp_path / name, ConvertOptions(tp=2))
     for rank in range(2):
         file = f"rank{rank}.safetensors"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ DATA = Path(__file__).parents[1] / "data" / "trtllm"
 DIGESTS = DATA / "digests.json"
 DERIVED = frozenset({"embed_positions", "embed_positions_for_gpt_attention", "rotary_inv_freq"})
 """Buffers that the reference writes at times; its loader makes them anew."""
-_RECORDED = Path(os.environ.get("VIVAVOCE_REFERENCE", "")) / "trtllm"
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,6 @@ class Golden:
     def layout(self) -> str | None:
         """The byte order of weights that are quantised already."""
         return self.name.rpartition("_")[2] if "wo_" in self.name else None
-
-    @property
-    def recorded(self) -> Path | None:
-        """The checkpoint itself, where it is at hand."""
-        folder = _RECORDED / self.model / self.name
-        return folder if folder.is_dir() else None
 
 
 def goldens() -> list[Golden]:

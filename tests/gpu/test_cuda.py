@@ -16,9 +16,9 @@ from benchmarks.plain.vocoder import whole
 from tests.parity.stages import stage_mel
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage, PromptWork
+from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.lm_stage import LMStage, plain_run
-from vivavoce.engine.request import Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.request import Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 from vivavoce.models.build import Models, build_models
@@ -48,20 +48,20 @@ def cuda(babble) -> Models:
     return build_models(babble, CUDA)
 
 
-def texts(conditioning: Conditioning) -> list[SynthesisRequest]:
+def texts(conditioning: Conditioning) -> list[SegmentRequest]:
     sampling = SamplingParams(max_ratio=4.0)
-    return [SynthesisRequest(conditioning, text=text, seed=s, sampling=sampling) for s, text in enumerate(TEXTS)]
+    return [SegmentRequest(conditioning, text=text, seed=s, sampling=sampling) for s, text in enumerate(TEXTS)]
 
 
-def given(conditioning: Conditioning, count: int) -> SynthesisRequest:
+def given(conditioning: Conditioning, count: int) -> SegmentRequest:
     tokens = torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(1)).tolist()
-    return SynthesisRequest(conditioning, speech_tokens=tuple(tokens))
+    return SegmentRequest(conditioning, speech_tokens=tuple(tokens))
 
 
-def spoken(models: Models, requests: Sequence[SynthesisRequest]) -> list[tuple[int, ...]]:
+def spoken(models: Models, requests: Sequence[SegmentRequest]) -> list[tuple[int, ...]]:
     """Tokens of streams that run together."""
     with Engine(models, SETTINGS) as engine:
-        handles = [engine.submit(SpeechRequest((request,), POLICY)) for request in requests]
+        handles = [engine.submit(EngineRequest((request,), POLICY)) for request in requests]
         return [handle.result().tokens[0] for handle in handles]
 
 
@@ -81,17 +81,17 @@ def test_float32_says_what_the_cpu_says(cuda, models, conditioning):
 def test_company_changes_no_token(cuda, conditioning):
     first, *others = texts(conditioning)
     neighbours = [
-        SynthesisRequest(conditioning, text=other.text, seed=100 + number, sampling=other.sampling)
+        SegmentRequest(conditioning, text=other.text, seed=100 + number, sampling=other.sampling)
         for number, other in enumerate((others * 5)[:31])
     ]
     (alone,) = spoken(cuda, [first])
     assert spoken(cuda, [*neighbours, first])[-1] == alone
 
 
-@pytest.mark.parametrize("attention", [Attention.FULL, Attention.GRID])
+@pytest.mark.parametrize("attention", [AttentionMode.FULL, AttentionMode.GRID])
 @torch.inference_mode()
 def test_float32_mel_equals_the_cpu(cuda, models, conditioning, attention):
-    tokens, chunked = given(conditioning, 120).speech_tokens, attention is Attention.GRID
+    tokens, chunked = given(conditioning, 120).speech_tokens, attention is AttentionMode.GRID
     ours, theirs = (stage_mel(one, conditioning, tokens, True, chunked) for one in (cuda, models))
     torch.testing.assert_close(ours.cpu(), theirs, atol=2e-3, rtol=0)
 
@@ -110,7 +110,7 @@ def test_sixteen_bit_mel_is_near(babble, models, conditioning, dtype):
 def test_sixteen_bit_speaks(babble, conditioning, dtype, policy):
     request = given(conditioning, 75)
     with Engine(build_models(babble, CUDA, dtype), SETTINGS) as engine:
-        chunks = list(engine.submit(SpeechRequest((request,), policy)))
+        chunks = list(engine.submit(EngineRequest((request,), policy)))
     samples = np.concatenate([chunk.samples for chunk in chunks])
     assert chunks[-1].final
     assert len(samples) == 75 * 960
@@ -123,7 +123,7 @@ def test_a_stream_equals_its_whole(cuda, conditioning):
     """Chunks that continue a state, against all mel computed and vocoded at once."""
     request = given(conditioning, 75)
     with Engine(cuda, SETTINGS) as engine:
-        chunks = list(engine.submit(SpeechRequest((request,), POLICY)))
+        chunks = list(engine.submit(EngineRequest((request,), POLICY)))
     hops = [15, 15, 25, 20]
     reach = cuda.config.flow.encoder.lookahead
     units = stream_units(len(conditioning.flow_tokens), hops, 75, POLICY.lookahead, reach)
@@ -151,11 +151,12 @@ def no_waiting() -> Iterator[None]:
 @torch.inference_mode()
 def test_decode_steps_do_not_wait(cuda, conditioning):
     stage = LMStage(cuda, slots=8, capacity=512)
-    slots = []
-    for request in texts(conditioning)[:3]:
-        slots.append(stage.open(request.sampling, request.seed))
-        stage.feed(slots[-1], plain_run(cuda.config.lm, request, official=False, room=None))
-    stage.prefill(slots)
+    stage.prefill(
+        {
+            stage.open(request.sampling, request.seed): plain_run(cuda.config.lm, request, official=False, room=None)
+            for request in texts(conditioning)[:3]
+        }
+    )
     stage.decode()  # what is made once is made
     with no_waiting():
         for _ in range(4):
@@ -171,17 +172,17 @@ def test_flow_and_vocoder_do_not_wait(cuda, conditioning):
     stream, voice = flow.open(conditioning), vocoder.open(1, 1.0, Joins.SEAMLESS)
 
     def chunk(first: int, hop: int) -> list[Tensor]:
-        (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, Attention.BLOCKS))
+        (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, AttentionMode.BLOCKS))
         return vocoder.run([Piece(voice, mel, final=False)])
 
-    run(flow, PromptWork(stream))
+    run(flow, PromptPrefill(stream))
     chunk(0, 15)
     with no_waiting():
         samples = chunk(15, 25)
     assert len(samples[0]) == 25 * 960
 
 
-def run(flow: FlowStage, work: FlowChunk | PromptWork) -> list[Tensor | None]:
+def run(flow: FlowStage, work: FlowChunk | PromptPrefill) -> list[Tensor | None]:
     """One batch from its start to its mel."""
     job = flow.start([work])
     while job.steps_left:

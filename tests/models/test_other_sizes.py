@@ -22,10 +22,10 @@ from torch.nn.functional import silu
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.request import Arrival, Conditioning, SamplingParams, SpeechRequest, SynthesisRequest
+from vivavoce.engine.request import Arrival, Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.flow.model import FlowItem
+from vivavoce.models.flow.model import FlowInput
 
 PARITY = Path(__file__).parents[1] / "data" / "parity"
 NUM_SPEECH_TOKENS = 6561
@@ -182,7 +182,7 @@ def test_greedy_decoding(checkpoint):
 
     prompted = voice(ids(4, 500, 2), ids(9, NUM_SPEECH_TOKENS, 3))
     requests = [
-        SynthesisRequest(voice, text=text, sampling=SamplingParams(max_ratio=5.0))
+        SegmentRequest(voice, text=text, sampling=SamplingParams(max_ratio=5.0))
         for voice, text in (
             (prompted, ids(6, 500, 1)),
             (voice(), ids(2, 500, 4)),
@@ -190,7 +190,7 @@ def test_greedy_decoding(checkpoint):
         )
     ]
     with Engine(checkpoint.models, SMALL, official=True, chooser=greedy) as engine:
-        spoken = engine.submit(SpeechRequest(tuple(requests))).result()
+        spoken = engine.submit(EngineRequest(tuple(requests))).result()
     assert [list(tokens) for tokens in spoken.tokens] == [plain_decode(checkpoint, one, ratio=5) for one in requests]
 
 
@@ -201,7 +201,7 @@ def test_flow_together_and_alone(checkpoint, chunked):
     generator = torch.Generator().manual_seed(0)
     ahead = checkpoint.models.config.flow.encoder.lookahead
     items = [
-        FlowItem(
+        FlowInput(
             torch.tensor(ids(tokens + prompt, NUM_SPEECH_TOKENS, tokens)),
             torch.randn(2 * prompt, 80, generator=generator),
             torch.randn(192, generator=generator),
@@ -218,10 +218,12 @@ def test_flow_together_and_alone(checkpoint, chunked):
 @torch.inference_mode()
 def test_frames_of_a_chunk_do_not_change_when_more_arrives(checkpoint):
     flow, encoder = checkpoint.models.flow, checkpoint.models.config.flow.encoder
-    tokens, embedding = torch.tensor(ids(2 * encoder.chunk, NUM_SPEECH_TOKENS, 7)), torch.ones(192)
-    whole = flow([FlowItem(tokens, torch.zeros(0, 80), embedding)], True)[0]
-    head = FlowItem(tokens[: encoder.chunk + encoder.lookahead], torch.zeros(0, 80), embedding, final=False)
-    torch.testing.assert_close(flow([head], True)[0], whole[: 2 * encoder.chunk], atol=1e-4, rtol=0)
+    tokens, embedding = torch.tensor(ids(4 * encoder.chunk, NUM_SPEECH_TOKENS, 7)), torch.ones(192)
+    prompt = torch.randn(2 * encoder.chunk, 80, generator=torch.Generator().manual_seed(5))
+    whole = flow([FlowInput(tokens, prompt, embedding)], True)[0]
+    for spoken in (encoder.chunk, 2 * encoder.chunk):
+        head = FlowInput(tokens[: encoder.chunk + spoken + encoder.lookahead], prompt, embedding, final=False)
+        torch.testing.assert_close(flow([head], True)[0], whole[: 2 * spoken], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
@@ -246,18 +248,18 @@ def test_vocoder_together_and_alone(checkpoint):
 def test_whole_and_streamed_speech(checkpoint):
     models = checkpoint.models
     sampling = SamplingParams(min_ratio=3.0, max_ratio=3.0)
-    request = SynthesisRequest(voice((65, 66), ids(20, NUM_SPEECH_TOKENS, 1)), text=ids(12, 256, 2), sampling=sampling)
+    request = SegmentRequest(voice((65, 66), ids(20, NUM_SPEECH_TOKENS, 1)), text=ids(12, 256, 2), sampling=sampling)
     with Engine(models, SMALL) as engine:
-        whole = engine.submit(SpeechRequest((request,))).result()
+        whole = engine.submit(EngineRequest((request,))).result()
         assert len(whole.samples) == len(whole.tokens[0]) * 2 * models.config.vocoder.samples_per_frame
         for policy in (ChunkPolicy.low_latency(), ChunkPolicy.official()):
-            handle = engine.submit(SpeechRequest((request,), policy))
+            handle = engine.submit(EngineRequest((request,), policy))
             chunks = list(handle)
             assert len(chunks) > 1
             assert sum(len(chunk.samples) for chunk in chunks) == len(whole.samples)
             assert handle.result().tokens == whole.tokens
         first = replace(request, text=request.text[:7])
-        arriving = engine.submit(SpeechRequest((first,), ChunkPolicy.low_latency(), Arrival.TOKENS))
+        arriving = engine.submit(EngineRequest((first,), ChunkPolicy.low_latency(), Arrival.TOKENS))
         arriving.text.push(request.text[7:])
         arriving.text.close()
         pieces = list(arriving)
@@ -268,11 +270,11 @@ def test_whole_and_streamed_speech(checkpoint):
 def test_a_stream_of_blocks_is_the_same_with_and_without_state(checkpoint):
     """The past that is read from memory is the past that would be computed again, for every shape of the networks."""
     tokens = ids(60, NUM_SPEECH_TOKENS, 8)
-    request = SynthesisRequest(voice((), ids(33, NUM_SPEECH_TOKENS, 1)), speech_tokens=tokens)
+    request = SegmentRequest(voice((), ids(33, NUM_SPEECH_TOKENS, 1)), speech_tokens=tokens)
     spoken = []
     for settings in (SMALL, EngineSettings(slots=4, state_bytes=0)):
         with Engine(checkpoint.models, settings, source_noise=False) as engine:
-            spoken.append(engine.submit(SpeechRequest((request,), ChunkPolicy.low_latency())).result().samples)
+            spoken.append(engine.submit(EngineRequest((request,), ChunkPolicy.low_latency())).result().samples)
     kept, recomputed = spoken
     assert kept.shape == recomputed.shape
     error = np.sqrt(np.square(kept - recomputed).mean() / np.square(recomputed).mean())
@@ -284,7 +286,7 @@ def linear(state: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.
     return y + state[f"{name}.bias"] if f"{name}.bias" in state else y
 
 
-def plain_decode(checkpoint: Checkpoint, request: SynthesisRequest, ratio: int) -> list[int]:
+def plain_decode(checkpoint: Checkpoint, request: SegmentRequest, ratio: int) -> list[int]:
     """Greedy decoding by the official rules; every step computes the whole sequence anew."""
     state = checkpoint.llm
     text, speech, control = (

@@ -10,9 +10,7 @@ import torch
 from tests.parity.check import Check, Skip, close, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from vivavoce.checkpoint.config import MelConfig
-from vivavoce.models.features.kaldi_fbank import speaker_fbank
-from vivavoce.models.features.mel import prompt_mel
-from vivavoce.models.features.whisper_mel import whisper_log_mel
+from vivavoce.models.features import prompt_mel, speaker_fbank, whisper_log_mel
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.resample import resample_sinc
 

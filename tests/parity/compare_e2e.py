@@ -14,15 +14,15 @@ import torch
 from tests.parity.check import Check, Skip, close, close_rms, equal, equal_ids, guarded
 from tests.parity.compare_flow import MEL
 from tests.parity.reference import Golden, Reference
-from tests.parity.samplers import Greedy, GreedyWithFill
-from tests.parity.stages import stage_mel
+from tests.parity.stages import Greedy, GreedyWithFill, stage_mel
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle
-from vivavoce.engine.request import SpeechRequest, SynthesisRequest
+from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowItem
-from vivavoce.service.synthesizer import SpeakOptions, Synthesizer
+from vivavoce.models.flow.model import FlowInput
+from vivavoce.service.speech import SpeakOptions
+from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
@@ -48,17 +48,17 @@ def _sampler(settings: dict[str, Any], vocabulary) -> Greedy | GreedyWithFill:
 
 def _voice(settings: dict[str, Any], reference: Reference, synthesizer: Synthesizer) -> Voice:
     if "spk" in settings:
-        return Voice(read_spk2info(synthesizer.folder / "spk2info.pt")[settings["spk"]].embedding, "")
+        return Voice(read_spk2info(synthesizer.front_end.folder / "spk2info.pt")[settings["spk"]].embedding, "")
     recording = reference.wav(settings["prompt_wav"])
     conversion = "source_wav" in settings  # for which the official code aligns nothing
-    return synthesizer.extractor.extract(recording, settings.get("prompt_text", ""), align=not conversion)
+    return synthesizer.front_end.extractor.extract(recording, settings.get("prompt_text", ""), align=not conversion)
 
 
 @dataclass
 class Heard:
     """What came out of a case."""
 
-    requests: list[SynthesisRequest]
+    requests: list[SegmentRequest]
     """One for each segment; none where the text came in pieces."""
     tokens: list[int] = field(default_factory=list)
     waves: list[np.ndarray] = field(default_factory=list)
@@ -91,12 +91,12 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
 
 @torch.inference_mode()
 def _mels(
-    models: Models, request: SynthesisRequest, tokens: list[int], call: dict[str, Any]
+    models: Models, request: SegmentRequest, tokens: list[int], call: dict[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """All mel up to a chunk's end: by the plain flow, and by the engine's stage."""
     final, chunked, voice = call["finalize"], call["flow_streaming"], request.conditioning
     row = torch.cat((voice.flow_tokens, torch.tensor(tokens, dtype=torch.int64)))
-    yield "mel", models.flow([FlowItem(row, voice.flow_mel, voice.embedding, final)], chunked)[0]
+    yield "mel", models.flow([FlowInput(row, voice.flow_mel, voice.embedding, final)], chunked)[0]
     yield "stage's mel", stage_mel(models, voice, tokens, final, chunked)
 
 
@@ -104,9 +104,9 @@ def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Refere
     voice, speed = _voice(settings, reference, synthesizer), settings.get("speed", 1.0)
     options = SpeakOptions(instruct=settings.get("instruct_text"), speed=speed)
     if "source_wav" in settings:
-        heard = Heard([synthesizer.conversion(reference.wav(settings["source_wav"]), voice, speed)])
+        heard = Heard([synthesizer.front_end.plan_conversion(reference.wav(settings["source_wav"]), voice, speed)])
     else:
-        heard = Heard([] if "pieces" in settings else synthesizer.requests(settings["text"], voice, options))
+        heard = Heard([] if "pieces" in settings else synthesizer.front_end.requests(settings["text"], voice, options))
     vocoder = synthesizer.engine.models.vocoder
     decode = vocoder.decode
 
@@ -117,10 +117,11 @@ def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Refere
 
     with mock.patch.object(vocoder, "decode", listening):
         if "pieces" in settings:
-            heard.listen(synthesizer.stream(settings["pieces"], voice, options, ChunkPolicy.official()))
+            session = synthesizer.stream(settings["pieces"], voice, options, ChunkPolicy.official())
+            heard.listen(session.handle)
         policy = ChunkPolicy.official() if settings.get("stream") else None
         for request in heard.requests:  # one after the other, as the official code speaks them
-            heard.listen(synthesizer.engine.submit(SpeechRequest((request,), policy)))
+            heard.listen(synthesizer.engine.submit(EngineRequest((request,), policy)))
     return heard
 
 

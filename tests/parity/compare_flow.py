@@ -12,8 +12,7 @@ from tests.parity.reference import Golden, Reference
 from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.matching import fixed_noise, time_steps
-from vivavoce.models.flow.model import FlowItem
+from vivavoce.models.flow.model import FlowInput, fixed_noise, time_steps
 
 MEL, ENCODER = 2e-4, 1e-4
 _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
@@ -61,7 +60,7 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
         chunked, final = (bool(int(flag)) for flag in variant.groups()) if variant else (False, True)
         prefix = array.removesuffix("/mel")
         label = f"{name} {variant.group() if variant else 'offline'}"
-        item = FlowItem(tokens, prompt, embedding, final)
+        item = FlowInput(tokens, prompt, embedding, final)
         yield close(f"{label} mel", flow([item], chunked)[0].T, arrays[array], MEL)
         ours = stage_mel(models, voice, target, final, chunked)
         yield close(f"{label} stage's mel", ours.T, arrays[array], MEL)

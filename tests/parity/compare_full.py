@@ -11,11 +11,10 @@ import torch
 from tests.parity.check import Check, Skip, close, equal_ids
 from tests.parity.compare_flow import ENCODER, MEL
 from tests.parity.reference import Golden, Reference
-from tests.parity.samplers import Greedy
-from tests.parity.stages import ids_of, stage_mel
-from vivavoce.engine.request import Conditioning, SynthesisRequest
+from tests.parity.stages import Greedy, ids_of, stage_mel
+from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowItem
+from vivavoce.models.flow.model import FlowInput
 
 
 @torch.inference_mode()
@@ -32,7 +31,7 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
 def _lm(golden: Golden, models: Models) -> Iterator[Check]:
     arrays, vocabulary = golden.arrays, models.config.lm.vocabulary
     voice = Conditioning(torch.zeros(0), arrays.ids("llm/prompt_text"), arrays.ids("llm/prompt_speech"))
-    request = SynthesisRequest(voice, text=arrays.ids("llm/text"))
+    request = SegmentRequest(voice, text=arrays.ids("llm/text"))
     theirs = arrays.ids("llm/tokens")
     sampler = Greedy(vocabulary.eos, None, candidates=vocabulary.num_speech_tokens)
     ours = list(islice(ids_of(models, request, sampler), len(theirs)))
@@ -51,7 +50,7 @@ def _flow(golden: Golden, models: Models) -> Iterator[Check]:
     voice = Conditioning(embedding, flow_tokens=arrays.tensor("flow/prompt_token").long(), flow_mel=prompt)
     for case, chunked, final in (("flow/offline", False, True), ("flow/chunk", True, False)):
         name = f"{golden.label} {case}"
-        mel = models.flow([FlowItem(tokens, prompt, embedding, final)], chunked)[0].T
+        mel = models.flow([FlowInput(tokens, prompt, embedding, final)], chunked)[0].T
         yield from _mel(f"{name} mel", mel, case, golden)
         ours = stage_mel(models, voice, target, final, chunked).T
         yield from _mel(f"{name} stage's mel", ours, case, golden)

@@ -11,12 +11,11 @@ import torch
 
 from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Arrays, Golden, Reference
-from tests.parity.samplers import Forced, Greedy, GreedyWithFill
-from tests.parity.stages import ids_of, ids_of_pieces
+from tests.parity.stages import Forced, Greedy, GreedyWithFill, ids_of, ids_of_pieces
 from vivavoce.engine.lm_stage import Chooser
-from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.lm.prompting import LMPrompt, prompt_rows
+from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 
 NO_FILTER = "silence filter: belongs to a later generation"
@@ -87,7 +86,7 @@ def _voice(arrays: Arrays, case: str) -> Conditioning:
 
 
 def _decode(models: Models, arrays: Arrays, case: str, params: SamplingParams, chooser: Chooser) -> list[int]:
-    request = SynthesisRequest(_voice(arrays, case), text=arrays.ids(f"{case}/text"), sampling=params)
+    request = SegmentRequest(_voice(arrays, case), text=arrays.ids(f"{case}/text"), sampling=params)
     *tokens, _ = ids_of(models, request, chooser)
     return tokens
 

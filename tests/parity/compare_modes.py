@@ -14,7 +14,8 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidAudio
-from vivavoce.service.modes import Mode, condition
+from vivavoce.service.front_end import condition
+from vivavoce.service.speech import Mode
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
 
@@ -58,7 +59,7 @@ def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, synthesi
         voices = _usable(lambda path: _voice(path, golden, synthesizer, not conversion), reference)
         voice = min(voices, key=lambda v: (abs(len(v.speech_tokens) - count), _differing(v, wanted)))
     else:
-        speakers = read_spk2info(synthesizer.folder / "spk2info.pt").values()
+        speakers = read_spk2info(synthesizer.front_end.folder / "spk2info.pt").values()
         theirs = torch.from_numpy(wanted["flow_embedding"][0])
         voice = Voice(min((s.embedding for s in speakers), key=lambda e: (e - theirs).abs().max()), "")
     mode, instruction = Mode.CROSS_LINGUAL, ()
@@ -66,18 +67,20 @@ def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, synthesi
         mode = Mode.ZERO_SHOT
     elif "prompt_text" in wanted:
         mode = Mode.INSTRUCT
-        instruction = synthesizer.instruction(golden.meta["instruct_text"])
+        instruction = synthesizer.front_end.instruction(golden.meta["instruct_text"])
     elif FLOW_PROMPT not in wanted:
         mode = Mode.SFT
     ours = _fields(condition(voice, mode, instruction), conversion)
     if conversion:
-        sources = _usable(synthesizer.extractor.speech_tokens, reference)
+        sources = _usable(synthesizer.front_end.extractor.speech_tokens, reference)
         ours[SOURCE] = min(sources, key=lambda ids: abs(len(ids) - wanted[SOURCE].shape[1]))
     else:
         said = golden.meta["tts_text"]
-        segments = (s for text in ([said] if isinstance(said, str) else said) for s in synthesizer.text.segments(text))
+        segments = (
+            s for text in ([said] if isinstance(said, str) else said) for s in synthesizer.front_end.text.segments(text)
+        )
         theirs = tuple(wanted["text"].reshape(-1).tolist())
-        encoded = [synthesizer.text.encode(segment) for segment in segments]
+        encoded = [synthesizer.front_end.text.encode(segment) for segment in segments]
         ours["text"] = theirs if theirs in encoded else encoded[0]
     return ours
 
@@ -98,7 +101,7 @@ def _differing(voice: Voice, wanted: dict[str, Any]) -> float:
 
 
 def _voice(path, golden: Golden, synthesizer: Synthesizer, align: bool) -> Voice:
-    return synthesizer.extractor.extract(path, golden.meta["prompt_text"], align=align)
+    return synthesizer.front_end.extractor.extract(path, golden.meta["prompt_text"], align=align)
 
 
 def _fields(conditioning: Conditioning, conversion: bool) -> dict[str, Any]:
@@ -117,6 +120,6 @@ def _fields(conditioning: Conditioning, conversion: bool) -> dict[str, Any]:
 def _saved_keys(name: str, keys: list[str], synthesizer: Synthesizer) -> Check:
     ids = torch.zeros(2, dtype=torch.int32)
     entry = SpeakerEntry(torch.zeros(192), SavedPrompt(ids, ids, ids, torch.zeros(4, 80)))
-    path = synthesizer.folder / "saved.pt"
+    path = synthesizer.front_end.folder / "saved.pt"
     write_spk2info(path, {"x": entry})
     return equal(f"{name} keys", sorted(torch.load(path, weights_only=True)["x"]), sorted(keys))

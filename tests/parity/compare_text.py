@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import wetext
-
 from tests.parity.check import Check, Skip, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
-from vivavoce.service.text import rules
+from vivavoce.service.text import reading as rules
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.languages.en import English, NumberWords
-from vivavoce.service.text.languages.zh import Chinese
-from vivavoce.service.text.normalize import Languages
-from vivavoce.service.text.split import split_paragraph
+from vivavoce.service.text.reading import Languages, NumberWords
+from vivavoce.service.text.segmentation import split_paragraph
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 UNBOUNDED = 10**9
@@ -50,10 +46,15 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
     plain = TextFrontEnd(tokenizer, normalize=False)
     for front_end in (normalised, plain):
         front_end._max_tokens = UNBOUNDED  # the official code bounds no piece
-    plain._languages = Languages(Chinese(read=str), English(read=str, read_digits=str, spell=spell))
+    plain._languages = Languages(str, str, str, spell)
+
+    chinese, english = rules.load_reader("zh"), rules.load_reader("en")
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text))
+
+    def read(text: str) -> str:
+        return (chinese if rules.contains_chinese(text) or text.isdigit() else english)(text)
 
     return {
         "contains_chinese": rules.contains_chinese,
@@ -70,8 +71,8 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         ),
         "normalize_split": lambda text: _segments(normalised, text),
         "normalize_nosplit": normalised.normalize,
-        "wetext_zh": wetext.Normalizer(remove_erhua=False).normalize,
-        "wetext_en": wetext.Normalizer().normalize,
+        "wetext_zh": read,
+        "wetext_en": read,
         "no_tn_split": lambda text: _segments(plain, text),
         "no_tn_nosplit": plain.normalize,
     }

@@ -1,17 +1,68 @@
-"""One sequence through a stage of the engine, without the loop around it."""
+"""One sequence through a stage, without the loop around it, and the samplers that goldens were recorded with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from vivavoce.engine.flow_stage import Attention, FlowChunk, FlowStage
-from vivavoce.engine.lm_stage import Chooser, LMStage, Run, TextIn, plain_run
-from vivavoce.engine.request import Conditioning, SamplingParams, SynthesisRequest
+from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.lm_stage import Chooser, LMStage, Run, SamplingState, TextIn, plain_run
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
+
+
+class Greedy:
+    """The best of all ids, the first on a tie; with `stop_after` the end id from then on, where it is allowed.
+
+    `scores`: of each choice in the first slot, which a stage's only sequence takes.
+    """
+
+    def __init__(self, eos: int, stop_after: int | None, candidates: int | None = None) -> None:
+        self._eos, self._stop_after = eos, stop_after
+        self._candidates = candidates
+        self.scores: list[Tensor] = []
+
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        self.scores.append(scores[0].clone())
+        best = scores[:, : self._candidates].argmax(dim=-1)
+        if self._stop_after is None:
+            return best
+        done = (state.counts >= self._stop_after) & possible(scores, self._eos)
+        return torch.where(done, self._eos, best)
+
+
+class GreedyWithFill:
+    """The best speech token or fill; the end id once it is allowed and `stop_after` ids are decoded."""
+
+    def __init__(self, num_speech_tokens: int, eos: int, fill: int, stop_after: int) -> None:
+        self._num, self._eos, self._fill, self._stop_after = num_speech_tokens, eos, fill, stop_after
+
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        best, speech = scores[:, : self._num].max(dim=-1)
+        chosen = torch.where(scores[:, self._fill] > best, self._fill, speech)
+        done = (state.counts >= self._stop_after) & possible(scores, self._eos)
+        return torch.where(done, self._eos, chosen)
+
+
+class Forced:
+    """One id as soon as `after` ids are decoded and its score allows; the best of all until then."""
+
+    def __init__(self, forced: int, after: int) -> None:
+        self._forced, self._after = forced, after
+
+    def __call__(self, scores: Tensor, state: SamplingState) -> Tensor:
+        due = (state.counts >= self._after) & possible(scores, self._forced)
+        return torch.where(due, self._forced, scores.argmax(dim=-1))
+
+
+def possible(scores: Tensor, index: int) -> Tensor:
+    """Where an id may be chosen: [n] bool."""
+    return scores[:, index] > float("-inf")
+
 
 STREAM_POSITIONS = 2048
 """Of a slot whose text arrives: no golden is as long."""
@@ -24,7 +75,7 @@ class Streamed(NamedTuple):
     ids: list[int]
 
 
-def ids_of(models: Models, request: SynthesisRequest, chooser: Chooser) -> Iterator[int]:
+def ids_of(models: Models, request: SegmentRequest, chooser: Chooser) -> Iterator[int]:
     """Ids of a whole text under the official rules, the stop id last, each as soon as it is sampled."""
     run = plain_run(models.config.lm, request, official=True, room=None)
     stage = LMStage(models, slots=1, capacity=run.positions, chooser=chooser)
@@ -60,8 +111,7 @@ def ids_of_pieces(
 
 
 def _run(stage: LMStage, slot: int, run: Run) -> Iterator[int]:
-    stage.feed(slot, run)
-    stage.prefill([slot])
+    stage.prefill({slot: run})
     while True:
         (sampled,) = stage.collect(wait=True)
         yield from sampled.ids
@@ -77,10 +127,9 @@ def stage_mel(models: Models, voice: Conditioning, tokens: Sequence[int], final:
     """
     stage = FlowStage(models, state_bytes=0)
     hop = len(tokens) - (0 if final else models.config.flow.encoder.lookahead)
-    attention = Attention.GRID if chunked else Attention.FULL
+    attention = AttentionMode.GRID if chunked else AttentionMode.FULL
     job = stage.start([FlowChunk(stage.open(voice), tuple(tokens), hop, attention)])
     while job.steps_left:
         job.step()
     (mel,) = job.result()
-    assert mel is not None
     return mel

@@ -30,8 +30,8 @@ FEWEST_S, MOST_S = 0.03, 0.2
 """Seconds of speech per character that can be its own text's."""
 MOST_DIFFERENCE = 0.05
 """Root mean square of the difference to the same request alone, over that of its audio. Another text has about 1.4."""
-MOST_SERVER_MB, MOST_ENGINE_MB = 24.0, 64.0
-"""Growth of the processes' memory from the second quarter of the time to the last one, medians."""
+MOST_MB = {"server": 24.0, "engine": 64.0}
+"""Growth of each process's memory, see `growth`."""
 GAUGES = ("vivavoce_streams_active", "vivavoce_requests_waiting", "vivavoce_slots_used")
 """What must be 0 when nobody listens."""
 
@@ -59,28 +59,26 @@ class Memory:
     engine: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class CrowdReport:
-    """What came of it; grown: MB of server and engine; difference: the largest, see `MOST_DIFFERENCE`."""
+    """What came of it; difference: the largest, see `MOST_DIFFERENCE`; broken: what was wrong."""
 
-    outcomes: Counter[str]
-    audio_s: float
-    seconds: float
-    difference: float
-    memory: Sequence[Memory]
-    grown: tuple[float, float]
-    broken: tuple[str, ...]
+    outcomes: Counter[str] = field(default_factory=Counter)
+    audio_s: float = 0.0
+    seconds: float = 0.0
+    difference: float = 0.0
+    memory: list[Memory] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        total = self.outcomes.total()
-        lines = [f"{total} requests in {self.seconds:.0f} s, {self.audio_s:.0f} s of audio checked"]
+        lines = [f"{self.outcomes.total()} requests in {self.seconds:.0f} s, {self.audio_s:.0f} s of audio checked"]
         lines += [f"  {what:<40}{count:>6}" for what, count in self.outcomes.most_common()]
-        first, last = self.memory[0], self.memory[-1]
         lines.append(f"largest difference to the same alone: {100 * self.difference:.2f} % of its own strength")
-        for name, grown, bound in zip(("server", "engine"), self.grown, (MOST_SERVER_MB, MOST_ENGINE_MB), strict=True):
-            ends = f"{getattr(first, name):.0f} MB at first, {getattr(last, name):.0f} at the end"
-            lines.append(f"memory of the {name}: {ends}, {grown:+.1f} since its second quarter (bound {bound:g})")
-        return "\n".join([*lines, *(f"broken: {one}" for one in self.broken), *([] if self.broken else ["all kept"])])
+        for name, grown in growth(self.memory).items():
+            first, last = (getattr(self.memory[place], name) for place in (0, -1))
+            change = f"{grown:+.1f} since its second quarter (bound {MOST_MB[name]:g})"
+            lines.append(f"memory of the {name}: {first:.0f} MB at first, {last:.0f} at the end, {change}")
+        return "\n".join([*lines, *([f"broken: {one}" for one in self.broken] or ["all kept"])])
 
 
 def soak_http(plan: Plan, folder: Path) -> CrowdReport:
@@ -98,12 +96,12 @@ class _Crowd:
         self._listener = Listener(server.url, plan.sampling)
         self._alone: dict[tuple[Ask, bool], bytes] = {}
         """What each request gave alone, over HTTP and (True) as a text that arrives through a WebSocket."""
-        self._outcomes, self._wrong = Counter[str](), list[str]()
-        self._memory: list[Memory] = []
-        self._audio_s, self._difference = 0.0, 0.0
+        self._report = CrowdReport()
+        self._wrong = self._report.broken
 
     async def run(self) -> CrowdReport:
         """Alone, then in company, then alone again."""
+        report = self._report
         try:
             voices = [voice["name"] for voice in (await self._listener.page("/v1/audio/voices")).json()["data"]]
             asks = [
@@ -115,22 +113,15 @@ class _Crowd:
             began = time.monotonic()
             numbers = self._numbers(began)
             await asyncio.gather(*(self._user(numbers, asks, began) for _ in range(self._plan.users)))
-            seconds = time.monotonic() - began
+            report.seconds = time.monotonic() - began
             # Whoever left was noticed long before these are through, so that what is left then stays.
             await self._compare(asks)
             self._wrong += await self._left()
         finally:
             await self._listener.close()
-        grown = growth(self._memory)
-        return CrowdReport(
-            self._outcomes,
-            self._audio_s,
-            seconds,
-            self._difference,
-            self._memory,
-            grown,
-            (*self._wrong, *too_much(grown), *self._missing()),
-        )
+        self._wrong += [*too_much(growth(report.memory))]
+        self._wrong += [f"{way.value}: nobody did" for way in Way if not report.outcomes[way.value]]
+        return report
 
     async def _learn(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
@@ -162,23 +153,20 @@ class _Crowd:
                 self._wrong.append(f"request {number} ({way.value}): {type(error).__name__}: {error}")
             else:
                 self._judge(number, ask, way, heard)
-            self._outcomes[way.value] += 1
-            self._memory.append(self._measure(began))
+            self._report.outcomes[way.value] += 1
+            processes = (resident_mb(pid) for pid in (self._server.process_id, self._engine_id))
+            self._report.memory.append(Memory(time.monotonic() - began, *processes))
 
     def _judge(self, number: int, ask: Ask, way: Way, heard: Heard) -> None:
-        alone = self._alone[ask, way in (Way.SOCKET, Way.INTERRUPTS)]
-        self._audio_s += len(heard.audio) / BYTES_PER_S
+        alone, report = self._alone[ask, way in (Way.SOCKET, Way.INTERRUPTS)], self._report
+        report.audio_s += len(heard.audio) / BYTES_PER_S
         if heard.whole and len(heard.audio) != len(alone):
             self._wrong.append(f"request {number} ({way.value}): {len(heard.audio)} bytes, alone it has {len(alone)}")
             return
         found = difference(heard.audio, alone)
-        self._difference = max(self._difference, found)
+        report.difference = max(report.difference, found)
         if found > MOST_DIFFERENCE:
             self._wrong.append(f"request {number} ({way.value}): differs by {found:.2f} from {ask} alone")
-
-    def _measure(self, began: float) -> Memory:
-        server, engine = (resident_mb(pid) for pid in (self._server.process_id, self._engine_id))
-        return Memory(time.monotonic() - began, server, engine)
 
     async def _left(self) -> list[str]:
         """What the server's own figures say of requests that are over."""
@@ -190,9 +178,6 @@ class _Crowd:
         if not re.search(r'^vivavoce_requests_total\{.*outcome="cancelled"\} [1-9]', page, re.MULTILINE):
             wrong.append("requests: the server noticed nobody who left")
         return wrong
-
-    def _missing(self) -> list[str]:
-        return [f"{way.value}: nobody did" for way in Way if not self._outcomes[way.value]]
 
 
 def difference(audio: bytes, alone: bytes) -> float:
@@ -212,21 +197,22 @@ def implausible(text: str, audio: bytes) -> str:
     return f"{text!r}: {seconds:.2f} s of audio are not in {FEWEST_S:g} … {MOST_S:g} s per character"
 
 
-def growth(memory: Sequence[Memory]) -> tuple[float, float]:
-    """MB of the server and of the engine, from the second quarter of the time to the last one: medians."""
+def growth(memory: Sequence[Memory]) -> dict[str, float]:
+    """MB of each process, from the second quarter of the time to the last one: medians."""
     whole_s = memory[-1].at_s
     early = [one for one in memory if whole_s / 4 <= one.at_s <= whole_s / 2] or memory
     late = [one for one in memory if one.at_s >= whole_s * 3 / 4]
-    server = statistics.median(one.server for one in late) - statistics.median(one.server for one in early)
-    engine = statistics.median(one.engine for one in late) - statistics.median(one.engine for one in early)
-    return server, engine
+    medians = {
+        name: [statistics.median(getattr(one, name) for one in part) for part in (early, late)] for name in MOST_MB
+    }
+    return {name: after - before for name, (before, after) in medians.items()}
 
 
-def too_much(grown: tuple[float, float]) -> Iterator[str]:
+def too_much(grown: Mapping[str, float]) -> Iterator[str]:
     """The bounds of memory that were not kept."""
-    for name, found, bound in zip(("server", "engine"), grown, (MOST_SERVER_MB, MOST_ENGINE_MB), strict=True):
-        if found > bound:
-            yield f"memory of the {name}: grew by {found:.1f} MB, the bound is {bound:g} MB"
+    for name, found in grown.items():
+        if found > MOST_MB[name]:
+            yield f"memory of the {name}: grew by {found:.1f} MB, the bound is {MOST_MB[name]:g} MB"
 
 
 def gauge(page: str, name: str) -> float:

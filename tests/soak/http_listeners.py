@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -89,31 +90,25 @@ class Listener:
             return await asyncio.wait_for(self._through_socket(ask, interrupt=way is Way.INTERRUPTS), PATIENCE_S)
         if way is Way.UNHEARD:
             try:
-                return await asyncio.wait_for(self._whole(ask), chance.uniform(0.0, 0.5))
+                return await asyncio.wait_for(self._read(ask), chance.uniform(0.0, 0.5))
             except (TimeoutError, asyncio.TimeoutError):
                 return Heard(b"", whole=False)
-        if way is Way.LEAVES:
-            async with aclosing(self._pieces(self._client, ask)) as pieces:
-                async for piece in pieces:
-                    return Heard(piece, whole=False)
+        return await self._read(ask, slowly=way is Way.SLOW, leaves=way is Way.LEAVES)
+
+    async def _read(self, ask: Ask, slowly: bool = False, leaves: bool = False) -> Heard:
+        heard, client, size = b"", self._slow if slowly else self._client, SLOW_BYTES if slowly else None
+        async with aclosing(self._pieces(client, ask, size)) as pieces:
+            async for piece in pieces:
+                heard += piece
+                if leaves:
+                    return Heard(heard, whole=False)
+                if slowly:
+                    await asyncio.sleep(len(piece) / BYTES_PER_S)
+        if leaves:
             raise WrongAnswer("no audio came")
-        if way is Way.SLOW:
-            return await self._slowly(ask)
-        return await self._whole(ask)
-
-    async def _whole(self, ask: Ask) -> Heard:
-        return Heard(b"".join([piece async for piece in self._pieces(self._client, ask)]), whole=True)
-
-    async def _slowly(self, ask: Ask) -> Heard:
-        heard = b""
-        async for piece in self._pieces(self._slow, ask, SLOW_BYTES):
-            heard += piece
-            await asyncio.sleep(len(piece) / BYTES_PER_S)
         return Heard(heard, whole=True)
 
-    async def _pieces(
-        self, client: httpx.AsyncClient, ask: Ask, size: int | None = None
-    ) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, client: httpx.AsyncClient, ask: Ask, size: int | None) -> AsyncGenerator[bytes, None]:
         body = {"input": ask.text, "response_format": "pcm", **self._manner(ask)}
         async with client.stream("POST", "/v1/audio/speech", json=body) as answer:
             if answer.status_code != 200:
@@ -146,8 +141,6 @@ class Listener:
 
 async def _say(server: ClientConnection, text: str, manner: Mapping[str, object]) -> None:
     """The text word by word, as a language model writes it."""
-    await server.send(json.dumps({"type": "start", **manner}))
-    words = text.split(" ")
-    for place, word in enumerate(words):
-        await server.send(json.dumps({"type": "text", "text": word if place == 0 else f" {word}"}))
-    await server.send(json.dumps({"type": "end"}))
+    words = [{"type": "text", "text": word} for word in re.findall(r"^\S*| \S*", text)]
+    for message in ({"type": "start", **manner}, *words, {"type": "end"}):
+        await server.send(json.dumps(message))

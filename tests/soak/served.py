@@ -13,15 +13,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.checkpoint.babble import make_babble_checkpoint
-from vivavoce.clients.triton.connection import Connection
-from vivavoce.clients.triton.tensors import request_tensors
 from vivavoce.clients.triton.utterance import Manner, Utterance
-from vivavoce.doors.triton.installation import ServerInstallation, find_installation
-from vivavoce.doors.triton.plan import ModelSet, RepositoryPlan
-from vivavoce.doors.triton.render import render_repository
-from vivavoce.doors.triton.server import ServerSettings, TritonServer
+from vivavoce.clients.triton.wire import Connection, request_tensors
+from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
+from vivavoce.entrypoints.triton.model_repository import ModelSet, RepositoryPlan, render_repository
+from vivavoce.entrypoints.triton.server import TritonServer, TritonServerSettings
 from vivavoce.errors import VivavoceError
+from vivavoce.models.random_checkpoint import make_babble_checkpoint
 
 SPEAKING = ("cosyvoice2", "vivavoce")
 SETTLED = 0.25
@@ -63,7 +61,7 @@ def served(model: Path, installation: ServerInstallation, folder: Path) -> Itera
     """A server of every model on the CPU, at ports of its own; `folder` takes repository, log and voices."""
     values = {"model_dir": str(model), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}
     render_repository(RepositoryPlan(values, models=ModelSet.BOTH), folder / "repository")
-    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, variables={"OMP_NUM_THREADS": "1"})
+    settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0, variables={"OMP_NUM_THREADS": "1"})
     with TritonServer(installation, folder / "repository", folder / "server.log", settings) as server:
         yield server
 
@@ -90,7 +88,7 @@ async def _ask(connection: Connection, numbers: range, users: int) -> Counter[st
             tensors = request_tensors(utterance, Manner(seed=number), model, None)
             ending = "no audio came"
             try:
-                async with aclosing(connection.stream(model, tensors, str(number))) as chunks:
+                async with aclosing(connection.speak(model, tensors, str(number))) as chunks:
                     async for _ in chunks:
                         ending = "left" if leaves else "heard"
                         if leaves:

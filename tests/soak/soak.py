@@ -1,42 +1,64 @@
-"""Ask an engine for thousands of things, and see that nothing of them is left."""
+"""`python -m tests.soak`: users ask an engine for thousands of things, leave when they like, and meet faults.
+
+Prints what came of it, and that nothing of it is left; exit 1 if a bound is broken.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import logging
 import random
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from tests.engine.engine_helpers import Fault, FixedCosts, assert_clean, set_costs
-from tests.soak.crowd import Crowd
+import torch
+
+from tests.engine.engine_helpers import MUTE, Fault, FixedCosts, arriving, assert_clean, feed, given, offline, segment
+from tests.engine.engine_helpers import stream as streamed
+from tests.engine.engine_helpers import voice as some_voice
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.flow_stage import FlowJob, FlowStream
-from vivavoce.engine.flow_stage.lane import PaddedLane
+from vivavoce.engine.flow_stage import FlowBatch, FlowStream
+from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import TextIn
+from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine.stream import Segment, Stream
-from vivavoce.engine.ticket import Ticket, Track
 from vivavoce.engine.vocoder_stage import VocoderStream
-from vivavoce.models.build import Models
+from vivavoce.errors import VivavoceError
+from vivavoce.models.build import Models, build_models
+from vivavoce.models.random_checkpoint import make_babble_checkpoint
 
 SETTLED = 0.1
 """Share of the requests after which caches are filled: from then on nothing may grow."""
 MOST_GROWTH_MB = 64.0
 MOST_NEW_OBJECTS = 300
 """Of one type; interpreter and torch keep a few things of their own."""
-GONE = (Handle, Outbox, Ticket, Track, Stream, Segment, FlowStream, FlowJob, VocoderStream, TextIn)
+GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, TextIn)
 """What must not be left when no request runs."""
 MOST_LINGERING = 2
 """The loop's variables may still name the request that it looked at last, with its segments."""
+POLICIES = (
+    ChunkPolicy.low_latency(first_hop=4, lookahead=1),
+    ChunkPolicy.equal(hop=4, lookahead=2),
+    ChunkPolicy.exponential(first_hop=4),
+    ChunkPolicy.time_based(first_hop=4),
+    ChunkPolicy.official(first_hop=4),
+)
+VOICES = (MUTE, MUTE, some_voice(1, prompt=3), some_voice(2, prompt=6))
+MOST_TOKENS = 7
 
 
 @dataclass(frozen=True)
@@ -64,84 +86,163 @@ class Measure:
 
 @dataclass(frozen=True)
 class Report:
-    """Before any request, after the first tenth, at the end; and what the bounds say of it."""
+    """measures: after the first request, after the first tenth, at the end; broken: bounds that were not kept."""
 
-    measures: tuple[Measure, Measure, Measure]
+    measures: list[Measure]
     outcomes: Counter[str]
     faults: int
     seconds: float
     audio_s: float
-    broken: tuple[str, ...]
+    broken: list[str]
+
+    def __str__(self) -> str:
+        rows = {
+            "memory, MB": [one.rss_mb for one in self.measures],
+            "threads": [one.threads for one in self.measures],
+            "free slots": [one.slots_free for one in self.measures],
+            "pages in use": [one.pages_in_use for one in self.measures],
+            "voices kept": [one.prompts for one in self.measures],
+            "objects": [one.objects.total() for one in self.measures],
+        }
+        total = self.outcomes.total()
+        lines = [f"{'':<22}{'start':>10}{'10 %':>10}{'end':>10}"]
+        lines += [f"{title:<22}" + "".join(f"{value:>10.0f}" for value in row) for title, row in rows.items()]
+        made = f"{self.audio_s:.0f} s of audio; {self.faults} faults"
+        lines.append(f"{total} requests in {self.seconds:.0f} s: {total / self.seconds:.1f} a second; {made}")
+        lines += [f"  {name:<20}{count:>8}" for name, count in self.outcomes.most_common()]
+        lines += [f"broken: {one}" for one in self.broken] or ["every bound was kept"]
+        return "\n".join(lines)
 
 
 def soak(models: Models, plan: Plan) -> Report:
     """Run a plan to its end; what other engines of the process hold is theirs."""
-    others, held = len(_engine_threads()), _alive()
-    engine = Engine(models, EngineSettings(slots=plan.slots, state_bytes=64 << 20, max_waiting=4 * plan.users))
-    set_costs(engine, FixedCosts())
-    crowd = Crowd(engine, plan.users, plan.cancels)
-    first = int(plan.requests * SETTLED)
-    silenced, log = logging.CRITICAL, logging.getLogger("vivavoce")
-    before_level = log.level
-    log.setLevel(silenced)
+    others, held = _engine_threads(), _alive()
+    settings = EngineSettings(slots=plan.slots, state_bytes=64 << 20, max_waiting=4 * plan.users)
+    engine = Engine(models, settings, costs=FixedCosts())
+    crowd, measures, first = Crowd(engine, plan.users, plan.cancels), [], int(plan.requests * SETTLED)
+    logging.disable()  # the faults are meant
     began = time.perf_counter()
     try:
         with engine, _faults(engine, plan.faults) as faults:
-            crowd.ask(range(1))
-            measures = [_measure(engine)]
-            for numbers in (range(1, first), range(first, plan.requests)):
+            for numbers in (range(1), range(1, first), range(first, plan.requests)):
                 crowd.ask(numbers)
                 measures.append(_measure(engine))
             seconds, audio_s = time.perf_counter() - began, engine.statistics.audio_s
-            before, settled, after = measures
-            broken = (*_lost(engine, held), *_grown(settled, after), *_unexpected(crowd, engine, plan))
+            broken = [*_lost(engine, held), *_grown(*measures[1:]), *_unexpected(crowd, engine, plan)]
     finally:
-        log.setLevel(before_level)
-    broken += () if len(_engine_threads()) <= others else ("threads: the engine's goes on after its end",)
-    raised = sum(fault.raised for fault in faults)
-    return Report((before, settled, after), crowd.outcomes, raised, seconds, audio_s, broken)
+        logging.disable(logging.NOTSET)
+    if _engine_threads() > others:
+        broken.append("threads: the engine's goes on after its end")
+    return Report(measures, crowd.outcomes, sum(fault.raised for fault in faults), seconds, audio_s, broken)
 
 
-def _engine_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "vivavoce-engine"]
+@dataclass
+class Crowd:
+    """`users` threads that share the numbers of requests; what a request is depends on its number alone.
+
+    outcomes: how many ended how; failures: what a user met that no request should end with.
+    """
+
+    engine: Engine
+    users: int
+    cancels: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[BaseException] = field(default_factory=list)
+
+    def ask(self, numbers: range) -> None:
+        """All requests of these numbers; returns when the last one has ended."""
+        with ThreadPoolExecutor(self.users, thread_name_prefix="user") as users:
+            self.outcomes.update(users.map(self._one, numbers))
+
+    def _one(self, number: int) -> str:
+        chance = random.Random(number)
+        try:
+            return self._listen(chance, _submit(chance, number, self.engine))
+        except (VivavoceError, ConnectionError) as error:
+            return type(error).__name__
+        except BaseException as error:
+            self.failures.append(error)
+            return "unexpected"
+
+    def _listen(self, chance: random.Random, handle: Handle) -> str:
+        if chance.random() >= self.cancels:
+            handle.result()
+            return "heard"
+        way = chance.randrange(4)
+        if way == 0:
+            return "dropped at once"
+        if way == 1:
+            threading.Thread(target=handle.cancel).start()
+            handle.result()
+            return "heard"
+        patience = chance.randint(1, 2)
+        for heard, _ in enumerate(handle, 1):
+            if heard == patience:
+                if way == 2:
+                    handle.cancel()
+                break
+        return "left"
+
+
+def _submit(chance: random.Random, number: int, engine: Engine) -> Handle:
+    policy, voice = chance.choice(POLICIES), chance.choice(VOICES)
+
+    def part(most: int = MOST_TOKENS) -> Any:
+        return segment(chance.randint(1, most), seed=number, speed=chance.choice((1.0, 1.0, 0.7, 1.6)), voice=voice)
+
+    short = SegmentRequest(voice, text=(65,), sampling=SamplingParams(max_ratio=2.0), seed=number)
+    kinds: tuple[Callable[[], EngineRequest], ...] = (
+        lambda: offline(part()),
+        lambda: offline(part(3), part(3)),
+        lambda: streamed(part(), policy=policy),
+        lambda: streamed(part(3), part(3), policy=policy),
+        lambda: streamed(given(chance.randint(1, MOST_TOKENS), seed=number, voice=voice), policy=policy),
+        lambda: arriving(short, Arrival.TOKENS, policy),
+        lambda: arriving(part(3), Arrival.SEGMENTS, policy),
+    )
+    request = chance.choice(kinds)()
+    handle = engine.submit(request)
+    if request.arrival is not Arrival.WHOLE:
+        more = part(3) if request.arrival is Arrival.SEGMENTS else (67,)
+        feed(handle.text, _parts([more] * chance.randint(0, 2), fails=chance.random() < 0.1))
+    return handle
+
+
+def _parts(parts: list[Any], fails: bool) -> Iterator[Any]:
+    yield from parts
+    if fails:
+        raise ConnectionError("the text's source hung up")
 
 
 @contextmanager
 def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
     """Have each stage fail now and then."""
-    chance, workshop = random.Random(0), engine._workshop
-
-    def now_and_then(*_: Any, **__: Any) -> bool:
-        return bool(one_of) and chance.randrange(one_of) == 0
-
-    owners: tuple[tuple[Any, str, float], ...] = (
-        (workshop.lm, "prefill", 1),
-        (workshop.lm, "decode", 1),
-        (workshop.flow, "start", 1),
-        (PaddedLane, "step", 4),
-        (PaddedLane, "commit", 1),
-        (workshop.vocoder, "run", 1),
+    chance, stages, faults = random.Random(0), engine.stages, []
+    owners: tuple[tuple[Any, str, int], ...] = (
+        (stages.lm, "prefill", 1),
+        (stages.lm, "decode", 1),
+        (stages.flow, "start", 1),
+        (PaddedSolver, "step", 4),
+        (PaddedSolver, "commit", 1),
+        (stages.vocoder, "run", 1),
     )
-    faults, undo = [], []
-    for number, (owner, name, rarer) in enumerate(owners):
-        error: Exception = MemoryError() if number % 2 else RuntimeError("injected")
+    with ExitStack() as undo:
+        for number, (owner, name, rarer) in enumerate(owners):
 
-        def when(*given: Any, rarer: float = rarer) -> bool:
-            return now_and_then() and chance.random() < 1 / rarer
+            def when(*_: Any, odds: int = one_of * rarer) -> bool:
+                return odds > 0 and chance.randrange(odds) == 0
 
-        fault = Fault(getattr(owner, name), error, when)
-        undo.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, _as_method(fault) if isinstance(owner, type) else fault)
-        faults.append(fault)
-    try:
+            def method(*arguments: Any, place: int = number) -> Any:
+                return faults[place](*arguments)
+
+            error: Exception = MemoryError() if number % 2 else RuntimeError("injected")
+            faults.append(Fault(getattr(owner, name), error, when))
+            undo.enter_context(patch.object(owner, name, method))
         yield faults
-    finally:
-        for owner, name, was in undo:
-            delattr(owner, name) if was is None else setattr(owner, name, was)
 
 
-def _as_method(fault: Fault) -> Any:
-    return lambda *given: fault(*given)
+def _engine_threads() -> int:
+    return sum(thread.name == "vivavoce-engine" for thread in threading.enumerate())
 
 
 def _measure(engine: Engine) -> Measure:
@@ -151,13 +252,13 @@ def _measure(engine: Engine) -> Measure:
     gc.collect()  # handles whose listeners met an error: it knows the frames that know them
     assert_clean(engine)
     gc.collect()
-    flow = engine._workshop.flow.statistics()
+    flow = engine.stages.flow
     return Measure(
         rss_mb=_rss_mb(),
         threads=threading.active_count(),
-        slots_free=engine._workshop.lm.free_slots,
-        pages_in_use=flow.pages_in_use,
-        prompts=flow.prompts,
+        slots_free=engine.stages.lm.free_slots,
+        pages_in_use=flow.pool.total - flow.pool.free,
+        prompts=len(flow.prompts.states),
         objects=Counter(type(one).__name__ for one in gc.get_objects()),
     )
 
@@ -166,11 +267,9 @@ def _rss_mb() -> float:
     # What was freed and is kept for the next allocation is not lost.
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return float("nan")
-    return pages * 4096 / 2**20
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+    return float("nan")
 
 
 def _alive() -> Counter[type]:
@@ -183,9 +282,7 @@ def _lost(engine: Engine, before: Counter[type]) -> Iterator[str]:
         assert_clean(engine)
     except AssertionError as error:
         yield f"engine: something is left of its requests: {error}"
-    alive = _alive()
-    for kind in GONE:
-        count = alive[kind] - before[kind]
+    for kind, count in (_alive() - before).items():
         if count > MOST_LINGERING:
             yield f"objects: {count} of type {kind.__name__} are left"
 
@@ -202,11 +299,27 @@ def _grown(settled: Measure, after: Measure) -> Iterator[str]:
 
 
 def _unexpected(crowd: Crowd, engine: Engine, plan: Plan) -> Iterator[str]:
-    for error in crowd.failures[:3]:
-        yield f"users: one met {error!r}"
+    yield from (f"users: one met {error!r}" for error in crowd.failures[:3])
     if not engine.healthy:
         yield "engine: it has stopped"
     if crowd.outcomes.total() != plan.requests:
         yield f"requests: {crowd.outcomes.total()} of {plan.requests} ended"
     if crowd.outcomes["heard"] < plan.requests / 3:
         yield f"requests: only {crowd.outcomes['heard']} of {plan.requests} were heard to their end"
+
+
+def main() -> int:
+    """Parse, run, print."""
+    default = Plan()
+    parser = argparse.ArgumentParser("python -m tests.soak", description=__doc__)
+    parser.add_argument("--requests", type=int, default=default.requests)
+    parser.add_argument("--users", type=int, default=default.users, help="threads that ask at the same time")
+    parser.add_argument("--cancels", type=float, default=default.cancels, help="share of the users who leave")
+    parser.add_argument("--faults", type=int, default=default.faults, help="one of so many calls fails; 0: none does")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        models = build_models(make_babble_checkpoint(Path(folder) / "babble"), torch.device("cpu"))
+    report = soak(models, Plan(**vars(options)))
+    print(report)
+    return 1 if report.broken else 0

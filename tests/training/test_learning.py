@@ -1,29 +1,249 @@
-"""The language model and the flow learn from a corpus of a few utterances, and their files load as any checkpoint's."""
+"""The language model and the flow: sequences, steps, and learning from a corpus of a few utterances."""
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from training.data.store import Corpus, Speaker, write_array, write_corpus
-from training.flow.command import flow
-from training.flow.train import FlowRecipe, flow_losses
-from training.flow.windows import SpeakerMajor
-from training.lm.command import lm
-from training.lm.sequences import SPEECH
-from training.lm.train import with_noise
+from tests.training.capturable import uncapturable
+from tests.training.tones import write_corpus, write_tones
+from training.commands import Training, flow, lm
+from training.data.store import Corpus, Speaker, write_array
+from training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
+from training.lm import (
+    CONTROL,
+    IGNORED,
+    PAD,
+    SPEECH,
+    TEXT,
+    LMRecipe,
+    LMStep,
+    Mix,
+    Rows,
+    arriving_text,
+    build_rows,
+    validation_texts,
+    whole_text,
+    with_noise,
+)
+from training.weights import mini_config
 from vivavoce.checkpoint.weights import read_tensors
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
+from vivavoce.models.flow.model import Flow
+from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
+from vivavoce.models.lm.qwen2 import SpeechLM
 
 CPU = torch.device("cpu")
 
+CONFIG = mini_config().lm
+EOS, FILL = CONFIG.vocabulary.eos, CONFIG.vocabulary.fill
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """80 utterances of 4 speakers; a speech token tells its utterance."""
+    lengths = [8 + number % 5 for number in range(80)]
+    total = sum(lengths)
+    made = write_corpus(
+        tmp_path,
+        np.zeros(total * 960, np.int16),
+        np.zeros(total * 2, np.uint8),
+        lengths,
+        [number % 4 for number in range(80)],
+        [f"text {number}" for number in range(80)],
+        [Speaker(f"s{number}", "slt") for number in range(4)],
+    )
+    write_array(tmp_path / "tokens.npy", np.repeat(np.arange(80, dtype=np.int16), lengths))
+    return made
+
+
+def encode(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def test_whole_text() -> None:
+    row = whole_text([7, 8], [1, 2, 3], CONFIG)
+    assert row == [
+        (CONTROL, 0, IGNORED),
+        (TEXT, 7, IGNORED),
+        (TEXT, 8, IGNORED),
+        (CONTROL, 1, 1),
+        (SPEECH, 1, 2),
+        (SPEECH, 2, 3),
+        (SPEECH, 3, EOS),
+    ]
+
+
+def test_arriving_text_is_what_a_stream_feeds() -> None:
+    """The interleaver of the engine walks through the sequence and finds its own rows in it."""
+    text, speech = list(range(20, 32)), list(range(100, 140))
+    row = arriving_text(text, speech, CONFIG)
+    interleaver = TextInterleaver(CONFIG.vocabulary, (CONFIG.mix_text, CONFIG.mix_speech))
+    interleaver.push(text)
+    kinds = {RowKind.CONTROL: CONTROL, RowKind.TEXT: TEXT, RowKind.SPEECH: SPEECH}
+    fed: list[Row] = []
+    position = 0
+    while not interleaver.done:
+        rows = interleaver.next_rows()
+        if rows is None:
+            interleaver.close()
+            continue
+        for one in rows:
+            if (kinds[one.kind], one.id) == row[position][:2]:
+                position += 1
+            else:
+                # After a fill, the stream feeds the last token again in front of the text; a trained sequence does not.
+                assert one == fed[-1]
+            fed.append(one)
+        target = row[position - 1][2]
+        assert target != IGNORED
+        interleaver.accept(target)
+    assert position == len(row)
+    assert len(fed) == len(row) + 1
+
+
+def test_arriving_text_needs_speech() -> None:
+    with pytest.raises(ValueError, match="14 speech tokens"):
+        arriving_text([1, 2, 3, 4, 5], range(14), CONFIG)
+
+
+def test_rows_hold_whole_utterances_of_one_speaker(corpus: Corpus) -> None:
+    rows = build_rows(corpus, encode, CONFIG, (40, 120), 300, seed=1, mix=Mix(arriving=0.0, other_case=0.0))
+    assert all(len(one) for one in rows)
+    joined = 0
+    for one in rows:
+        for kinds, ids, targets in zip(one.kinds, one.ids, one.targets, strict=True):
+            spoken = ids[kinds == SPEECH].tolist()
+            utterances = list(dict.fromkeys(spoken))
+            joined += len(utterances) > 1
+            assert len({utterance % 4 for utterance in utterances}) == 1
+            written = "".join(chr(one_id) for one_id in ids[kinds == TEXT])
+            assert written.replace(" text", "text") == "".join(f"text {number}" for number in utterances) or (
+                len(utterances) < written.count("text")  # the same utterance twice in a row
+            )
+            assert targets[kinds == SPEECH][-1] == EOS
+            assert (targets[kinds == PAD] == IGNORED).all()
+    assert joined > 100
+
+
+def test_validation_texts_are_kept_apart(corpus: Corpus) -> None:
+    kept = validation_texts(corpus.texts)
+    held = {number for number, text in enumerate(corpus.texts) if text in kept}
+    assert len(held) == 8
+    trained = _utterances(build_rows(corpus, encode, CONFIG, (120,), 400, seed=0))
+    checked = _utterances(build_rows(corpus, encode, CONFIG, (120,), 50, seed=0, validation=True))
+    assert not trained & held
+    assert checked <= held
+
+
+def test_validation_takes_one_text_in_200_and_more_of_few() -> None:
+    texts = [f"Text {number}" for number in range(4000)]
+    kept = validation_texts(texts)
+    assert len(kept) == 20
+    assert kept == validation_texts([*reversed(texts), *(text.upper() for text in texts)])
+    assert [len(validation_texts(texts[:count])) for count in (9, 10, 50, 80, 1600)] == [0, 1, 5, 8, 8]
+
+
+def test_a_corpus_too_small_to_measure_by_has_no_rows_for_it(tmp_path: Path) -> None:
+    few = write_corpus(
+        *(tmp_path, np.zeros(9600, np.int16), np.zeros(20, np.uint8)), [10], [0], ["one text"], [Speaker("s", "slt")]
+    )
+    write_array(tmp_path / "tokens.npy", np.arange(10, dtype=np.int16))
+    assert build_rows(few, encode, CONFIG, (120,), 5, seed=0, validation=True) == []
+    assert len(build_rows(few, encode, CONFIG, (120,), 5, seed=0)[0]) == 5
+
+
+def test_large_vocabularies_fit(corpus: Corpus) -> None:
+    (rows,) = build_rows(corpus, lambda text: [151_642], CONFIG, (120,), 5, seed=0)
+    assert (rows.ids[rows.kinds == TEXT] == 151_642).all()
+
+
+def _utterances(rows: list[Rows]) -> set[int]:
+    return {int(number) for one in rows for number in one.ids[one.kinds == SPEECH]}
+
+
+def test_the_same_seed_gives_the_same_rows(corpus: Corpus) -> None:
+    first, again, other = (build_rows(corpus, encode, CONFIG, (120,), 20, seed=seed)[0] for seed in (3, 3, 4))
+    assert np.array_equal(first.ids, again.ids)
+    assert not np.array_equal(first.ids, other.ids)
+
+
+RECIPE = LMRecipe(positions_per_step=48)
+
+
+def rows(length: int, largest_text: int = 200) -> Rows:
+    """Three rows: text, speech and padding."""
+    kinds = np.full((3, length), SPEECH, np.uint8)
+    kinds[:, 0], kinds[:, 1:5], kinds[:, 5], kinds[:, -2:] = CONTROL, TEXT, CONTROL, PAD
+    ids = np.arange(3 * length, dtype=np.int32).reshape(3, length)
+    ids[kinds == TEXT] = largest_text
+    ids[kinds == CONTROL] = 1
+    targets = np.where(kinds == SPEECH, ids % 100, IGNORED).astype(np.int16)
+    return Rows(kinds, ids, targets)
+
+
+def test_a_step_of_the_language_model_can_be_captured(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LMStep(copy.deepcopy(models.lm), [rows(12), rows(24)], RECIPE, CPU)
+    for variant in (0, 1):
+        assert uncapturable(step, variant, monkeypatch) == []
+
+
+def test_a_text_vocabulary_may_be_larger_than_the_speech_tokens(models: Models) -> None:
+    large = replace(models.config.lm, text_vocab_size=20_000)
+    torch.manual_seed(0)
+    lm = SpeechLM(large)
+    values = LMStep(lm, [rows(12, 19_999)], RECIPE, CPU)(0)
+    assert values["loss"].isfinite()
+
+
+def test_lengths_without_rows_are_no_variants(models: Models) -> None:
+    none = Rows(*(np.zeros((0, 8), kind) for kind in (np.uint8, np.int32, np.int16)))
+    assert LMStep(copy.deepcopy(models.lm), [none, rows(12)], RECIPE, CPU).positions == [36]
+    with pytest.raises(InvalidRequest, match="no utterance fits into a training row"):
+        LMStep(copy.deepcopy(models.lm), [none], RECIPE, CPU)
+
+
+WINDOWS = ((20, 3), (40, 2))
+
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def speech(tmp_path_factory: pytest.TempPathFactory, models: Models) -> SpeakerMajor:
+    corpus = write_tones(tmp_path_factory.mktemp("corpus"))
+    generator = np.random.default_rng(0)
+    write_array(corpus.folder / "tokens.npy", generator.integers(0, 6561, corpus.num_tokens).astype(np.int16))
+    write_array(corpus.folder / "embeddings.npy", generator.standard_normal((len(corpus), 192)).astype(np.float16))
+    return SpeakerMajor.load(corpus, models.config.mel, CPU)
+
+
+@pytest.mark.parametrize("variant", [0, 1, 2, 3])
+def test_a_step_of_the_flow_can_be_captured(
+    variant: int, speech: SpeakerMajor, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = FlowStep(copy.deepcopy(models.flow), speech, FlowRecipe(windows=WINDOWS))
+    assert uncapturable(step, variant, monkeypatch) == []
+
+
+def test_a_corpus_shorter_than_a_window(speech: SpeakerMajor, models: Models) -> None:
+    longer = len(speech.tokens) + 1
+    with pytest.raises(InvalidRequest, match=f"{longer} are needed; add recordings"):
+        FlowStep(copy.deepcopy(models.flow), speech, FlowRecipe(windows=((20, 3), (longer, 2))))
+
+
+def test_an_untrained_flow_starts_at_the_mean_mel(speech: SpeakerMajor, models: Models) -> None:
+    flow = Flow(models.config.flow)
+    start_at_mean(flow, speech)
+    torch.testing.assert_close(flow.estimator.out.bias.detach(), speech.mels.float().mean(0), rtol=0, atol=0.05)
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     r = np.random.default_rng(0)
     lengths = r.integers(30, 60, 24)
@@ -34,7 +254,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         r.integers(-3000, 3000, total * 960).astype(np.int16),
         np.zeros(total * 2, np.uint8),
         lengths,
-        np.arange(24) % 3,
+        [number % 3 for number in range(24)],
         texts,
         [Speaker(f"s{number}", "slt") for number in range(3)],
     )
@@ -48,10 +268,11 @@ def losses(folder: Path, part: str, name: str) -> list[float]:
     return [entry[name] for entry in entries if name in entry]
 
 
-def test_fine_tuning_lowers_both_losses(corpus: Corpus, babble: Path, tmp_path: Path) -> None:
+def test_fine_tuning_lowers_both_losses(recordings: Corpus, babble: Path, tmp_path: Path) -> None:
     for steps in (1, 16):  # the state of the first call is continued by the second
-        lm(corpus.folder, tmp_path, steps=steps, device="cpu", init=babble, rate=3e-3, sequences=60, positions=400)
-        flow(corpus.folder, tmp_path, steps=steps, device="cpu", init=babble, rate=3e-3, batch=0.02)
+        training = Training(recordings.folder, tmp_path, steps=steps, device="cpu")
+        lm(training, init=babble, rate=3e-3, sequences=60, positions=400)
+        flow(training, init=babble, rate=3e-3, batch=0.02)
     for part, loss in (("lm", "ce"), ("flow", "cfm")):
         first, *_, last = losses(tmp_path, part, loss)
         assert last < first
@@ -63,19 +284,19 @@ def test_fine_tuning_lowers_both_losses(corpus: Corpus, babble: Path, tmp_path: 
         assert all(tensor.dtype == torch.float16 for tensor in tuned.values())
 
 
-def test_windows_stay_within_a_speaker(corpus: Corpus, models: Models) -> None:
-    speech = SpeakerMajor.load(corpus, models.config.mel, CPU)
+def test_windows_stay_within_a_speaker(recordings: Corpus, models: Models) -> None:
+    speech = SpeakerMajor.load(recordings, models.config.mel, CPU)
     torch.manual_seed(0)
-    spoken = np.repeat(corpus.speaker, np.diff(corpus.start))
-    blocks = [np.asarray(corpus.tokens)[spoken == speaker].tolist() for speaker in range(3)]
-    embeddings = np.asarray(corpus.embeddings, np.float32)
+    spoken = np.repeat(recordings.speaker, np.diff(recordings.start))
+    blocks = [np.asarray(recordings.tokens)[spoken == speaker].tolist() for speaker in range(3)]
+    embeddings = np.asarray(recordings.embeddings, np.float32)
     for _ in range(20):
         tokens, mel, embedding = speech.draw(8, 40)
         assert mel.shape == (8, 80, 80)
         for row, vector in zip(tokens.tolist(), embedding, strict=True):
             (home,) = [place for place, block in enumerate(blocks) if _holds(block, row)]
             (owner,) = np.flatnonzero((embeddings == vector.numpy()).all(axis=1))
-            assert corpus.speaker[owner] == home
+            assert recordings.speaker[owner] == home
 
 
 def _holds(block: list[int], row: list[int]) -> bool:
@@ -83,11 +304,9 @@ def _holds(block: list[int], row: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_every_weight_of_the_flow_learns(corpus: Corpus, models: Models, chunked: bool) -> None:
-    import copy
-
+def test_every_weight_of_the_flow_learns(recordings: Corpus, models: Models, chunked: bool) -> None:
     flow_model = copy.deepcopy(models.flow).requires_grad_(True)
-    speech = SpeakerMajor.load(corpus, models.config.mel, CPU)
+    speech = SpeakerMajor.load(recordings, models.config.mel, CPU)
     torch.manual_seed(0)
     values = flow_losses(flow_model, *speech.draw(4, 40), FlowRecipe(), chunked=chunked)
     (values["cfm"] + values["mu"]).backward()

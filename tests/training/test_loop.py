@@ -1,48 +1,53 @@
-"""The training loop: it learns, ends with its budget, and goes on where a piece ended."""
+"""The training loop learns, ends with its budget and goes on where a piece ended; what no graph can hold is found."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from training.loop import Budget, Optimizer, Recipe, train
+from tests.training.capturable import uncapturable
+from training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce.errors import InvalidRequest
 
 CPU = torch.device("cpu")
 
 
-def learn(folder: Path, budget: Budget, rate: float = 0.05) -> tuple[dict[str, Tensor], nn.Linear]:
-    """Fit y = sum of x."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    x = torch.randn(64, 4)
-    optimizer = Optimizer(model.parameters(), Recipe(rate, warmup_steps=5))
+class Toy(TrainingStep):
+    """Fits y = sum of x."""
 
-    def body(variant: int) -> dict[str, Tensor]:
-        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-        optimizer.update(loss)
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        self.x, self.modules = torch.randn(64, 4), {"toy": model}
+        self.optimizers = {"toy": Optimizer(model.parameters(), Recipe(0.05, warmup_steps=5))}
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        loss = (self.modules["toy"](self.x) - self.x.sum(1, keepdim=True)).square().mean()
+        self.optimizers["toy"].update(loss)
         return {"loss": loss}
 
-    state = train("toy", body, {"toy": optimizer}, {"toy": model}, budget, folder, device=CPU, averaged="toy")
-    return state, model
+
+def learn(folder: Path, budget: Budget) -> dict[str, Tensor]:
+    return train("toy", Toy(), budget, folder, device=CPU)
 
 
 def test_it_learns_and_averages(tmp_path: Path) -> None:
-    state, _ = learn(tmp_path, Budget(steps=200))
+    state = learn(tmp_path, Budget(steps=200))
     assert torch.allclose(state["weight"], torch.ones(1, 4), atol=0.02)
     entries = [json.loads(line) for line in (tmp_path / "toy.log.jsonl").read_text().splitlines()]
     assert entries[-1]["step"] == 200
 
 
 def test_pieces_make_the_whole(tmp_path: Path) -> None:
-    whole, _ = learn(tmp_path / "whole", Budget(steps=60))
+    whole = learn(tmp_path / "whole", Budget(steps=60))
     learn(tmp_path / "pieces", Budget(steps=60, piece_seconds=0.0))  # saves at once, after no step
     learn(tmp_path / "pieces", Budget(steps=60))
-    continued, _ = learn(tmp_path / "pieces", Budget(steps=60))  # the budget is spent: nothing changes
+    continued = learn(tmp_path / "pieces", Budget(steps=60))  # the budget is spent: nothing changes
     for name, tensor in whole.items():
         assert torch.equal(tensor, continued[name])
 
@@ -64,3 +69,23 @@ def test_the_budget_is_whichever_ends_first() -> None:
 def test_a_training_without_an_end_is_refused(length: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest):
         Budget(**length)  # type: ignore[arg-type]
+
+
+HAZARDS: dict[str, Callable[[torch.Tensor], object]] = {
+    "item": lambda x: x.sum().item(),
+    "branch": lambda x: 1 if x.sum() > 0 else 0,
+    "boolean index": lambda x: x[x > 0],
+    "constant": lambda x: x + torch.tensor([1.0]),
+}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_hazards_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    assert uncapturable(lambda variant: HAZARDS[name](x), 0, monkeypatch)
+
+
+def test_plain_arithmetic_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    body = lambda variant: torch.where(x > 0, 2 * x + torch.rand_like(x), 1.0)[torch.arange(2)]  # noqa: E731
+    assert uncapturable(body, 0, monkeypatch) == []

@@ -8,8 +8,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from training.configs import MINI
 from training.text_tokenizer import NUM_MERGES, learn_tokenizer, text_tokenizer
+from training.weights import MINI
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.service.text.tokenizer import TextTokenizer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.tones import SPEAKERS, write_tones
-from training.data.store import SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
 from training.utterances import (
     HEARD_SAMPLES,
     equal_length_batches,
@@ -16,9 +16,12 @@ from training.utterances import (
     find_speakers,
     heard,
     held_out,
+    mels_of,
     placed_tokens,
     steps_in,
 )
+from training.weights import mini_config
+from vivavoce.models.features import prompt_mel
 from vivavoce.service.audio.resample import resample_sinc
 
 CPU = torch.device("cpu")
@@ -103,3 +106,16 @@ def test_steps_in_a_saved_state(tmp_path: Path) -> None:
     assert steps_in(tmp_path, "part") == 0
     torch.save({"step": 7}, tmp_path / "part.state.pt")
     assert steps_in(tmp_path, "part") == 7
+
+
+def test_mels_are_each_utterances_own(corpus: Corpus) -> None:
+    config = mini_config().mel
+    mels = mels_of(corpus, config, CPU)
+    assert mels.shape == (corpus.num_tokens * MELS_PER_TOKEN, config.num_bins)
+    assert mels.dtype == torch.float16
+    for utterance in range(len(corpus)):
+        first, last = corpus.start[utterance : utterance + 2]
+        wave = np.asarray(corpus.wav[first * TOKEN_SAMPLES : last * TOKEN_SAMPLES], np.float32) / 32768
+        alone = prompt_mel(torch.from_numpy(wave)[None], config)[0]
+        found = mels[first * MELS_PER_TOKEN : last * MELS_PER_TOKEN].float()
+        torch.testing.assert_close(found, alone, rtol=0, atol=0.01)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus, Speaker, write_corpus
+from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus, CorpusWriter, Speaker, Utterance
 
 TONES_HZ = ((300, 900), (500, 1500), (800, 1200), (250, 2400), (600, 3000))
 """Of phones 1 to 5; phone 0 is silence."""
@@ -16,6 +18,24 @@ SPEAKERS = (
     Speaker("high", "b", tract=1.15, pitch=1.25),
 )
 _HUM_HZ = 120.0
+
+
+def write_corpus(
+    folder: Path,
+    wav: np.ndarray,
+    phones: np.ndarray,
+    lengths: Sequence[int],
+    speaker: Sequence[int],
+    texts: Sequence[str],
+    speakers: Sequence[Speaker],
+) -> Corpus:
+    """A corpus of whole arrays; lengths: tokens of each utterance."""
+    with closing(CorpusWriter(folder, list(speakers))) as writer:
+        for end, length, index, text in zip(np.cumsum(lengths), lengths, speaker, texts, strict=True):
+            tokens = slice(end - length, end)
+            parts = (array.reshape(sum(lengths), -1)[tokens].reshape(-1) for array in (wav, phones))
+            writer.append(Utterance(*parts), int(index), text)
+        return writer.finish()
 
 
 def write_tones(folder: Path, utterances_each: int = 6, seed: int = 0) -> Corpus:

@@ -6,26 +6,24 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import tee
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from training.data.flite import Flite, Synthesise
-from training.data.render import Utterance, render
-from training.data.store import SAMPLE_RATE, TOKEN_SAMPLES, Corpus, Speaker
+from training.data.render import render
+from training.data.store import Corpus, CorpusWriter, Speaker, Utterance, hours_of
 from training.data.workers import ordered_map
-from training.data.writer import CorpusWriter
 
 MAX_FAILURES = 0.02
 """Share of the utterances that may fail before the synthesiser must be broken."""
 _MIN_ATTEMPTS = 100
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a build has come: what is written, and how many utterances failed."""
 
     hours: float
@@ -33,11 +31,10 @@ class Progress:
     failed: int
 
 
-@dataclass(frozen=True)
-class _Line:
-    """What is to be spoken: the index seeds what chance decides in the sound."""
+class _Line(NamedTuple):
+    """What is to be spoken: the number seeds what chance decides in the sound."""
 
-    index: int
+    number: int
     speaker: int
     text: str
 
@@ -56,15 +53,12 @@ def build(
 
     texts: without end, or long enough; speakers take turns in an order of chance. jobs: worker processes, by default
     one per core; they do not change the result. make_synthesiser: called once in each process, so picklable.
-
-    Raises:
-        MissingDependency: flite is not installed.
-        RuntimeError: more than one text in fifty cannot be spoken.
-        ValueError: the texts end before the hours are full.
+    MissingDependency: flite is not installed; RuntimeError: more than one text in fifty cannot be spoken; ValueError:
+    the texts end before the hours are full.
     """
     make_synthesiser()  # what is missing is said here, once
     to_speak, to_write = tee(_lines(texts, len(speakers), seed))
-    make_renderer = partial(_Renderer, make_synthesiser, tuple(speakers), seed)
+    make_renderer = partial(_renderer, make_synthesiser, tuple(speakers), seed)
     with (
         closing(CorpusWriter(folder, speakers)) as writer,
         closing(ordered_map(make_renderer, to_speak, jobs or num_cores())) as rendered,
@@ -72,12 +66,14 @@ def build(
         for line, utterance in zip(to_write, rendered, strict=False):
             if utterance is not None:
                 writer.append(utterance, line.speaker, line.text)
-            progress = Progress(_hours(writer), writer.num_utterances, line.index + 1 - writer.num_utterances)
-            _check(progress)
+            attempts, failed = line.number + 1, line.number + 1 - writer.num_utterances
+            if attempts >= _MIN_ATTEMPTS and failed > MAX_FAILURES * attempts:
+                raise RuntimeError(f"{failed} of {attempts} texts could not be spoken; is flite 2.2 whole?")
+            progress = Progress(hours_of(writer.num_tokens), writer.num_utterances, failed)
             report(progress)
             if progress.hours >= hours:
                 return writer.finish()
-        raise ValueError(f"texts: they end after {_hours(writer):.3f} of {hours} hours; give more")
+        raise ValueError(f"texts: they end after {hours_of(writer.num_tokens):.3f} of {hours} hours; give more")
 
 
 def num_cores() -> int:
@@ -85,32 +81,23 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Renderer:
+def _renderer(
+    make_synthesiser: Callable[[], Synthesise], speakers: tuple[Speaker, ...], seed: int
+) -> Callable[[_Line], Utterance | None]:
     """What a worker process does: renders lines with a synthesiser of its own."""
+    synthesise = make_synthesiser()
 
-    def __init__(self, make_synthesiser: Callable[[], Synthesise], speakers: tuple[Speaker, ...], seed: int) -> None:
-        self._synthesise, self._speakers, self._seed = make_synthesiser(), speakers, seed
+    def rendered(line: _Line) -> Utterance | None:
+        return render(speakers[line.speaker], line.text, synthesise, np.random.default_rng((seed, line.number)))
 
-    def __call__(self, line: _Line) -> Utterance | None:
-        r = np.random.default_rng((self._seed, line.index))
-        return render(self._speakers[line.speaker], line.text, self._synthesise, r)
+    return rendered
 
 
 def _lines(texts: Iterable[str], num_speakers: int, seed: int) -> Iterator[_Line]:
     """Texts with speakers: every speaker gets one before any gets the next."""
     r = random.Random(seed)
     order = list(range(num_speakers))
-    for index, text in enumerate(texts):
-        if index % num_speakers == 0:
+    for number, text in enumerate(texts):
+        if number % num_speakers == 0:
             r.shuffle(order)
-        yield _Line(index, order[index % num_speakers], text)
-
-
-def _hours(writer: CorpusWriter) -> float:
-    return writer.num_tokens * TOKEN_SAMPLES / SAMPLE_RATE / 3600
-
-
-def _check(progress: Progress) -> None:
-    attempts = progress.utterances + progress.failed
-    if attempts >= _MIN_ATTEMPTS and progress.failed > MAX_FAILURES * attempts:
-        raise RuntimeError(f"{progress.failed} of {attempts} texts could not be spoken; is flite 2.2 whole?")
+        yield _Line(number, order[number % num_speakers], text)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
 from training.data.flite import FLITE_RATE, Synthesise
-from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Speaker
+from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Speaker, Utterance
 
 SILENCE_S = (0.05, 0.35)
 """How much of the silence before and after the words is kept, at most; drawn for each side."""
@@ -25,26 +24,17 @@ _SILENCE = 0
 _MORNING = re.compile(r"\bAM\b")
 
 
-@dataclass(frozen=True, eq=False)
-class Utterance:
-    """wav: int16 [tokens · 960] at 24 kHz; phones: uint8 [tokens · 2], the phone at the centre of each mel frame."""
-
-    wav: NDArray[np.int16]
-    phones: NDArray[np.uint8]
-
-    @property
-    def num_tokens(self) -> int:
-        """Length in speech tokens of 40 ms."""
-        return len(self.wav) // TOKEN_SAMPLES
-
-
 def render(speaker: Speaker, text: str, synthesise: Synthesise, r: np.random.Generator) -> Utterance | None:
     """Speak a text; None if the synthesiser cannot, or if it makes of it what no text of this length is."""
-    spoken = synthesise(speaker.voice, _respelt(text), speaker.pitch / speaker.tract, speaker.tract * speaker.tempo)
+    # flite leaves out the word AM when it is written together.
+    respelt = _MORNING.sub("A M", text)
+    spoken = synthesise(speaker.voice, respelt, speaker.pitch / speaker.tract, speaker.tract * speaker.tempo)
     if spoken is None or len(spoken.samples) > MAX_S * FLITE_RATE:
         return None
     rate = read_rate(speaker)
-    wav = _louder(_resampled(spoken.samples, rate), r.uniform(*PEAK))
+    samples = spoken.samples.astype(np.float32)
+    wav = soxr.resample(samples - samples.mean(), rate, SAMPLE_RATE, quality="HQ")
+    wav *= np.float32(r.uniform(*PEAK) / max(float(np.abs(wav).max()), 1e-9))
     ends = spoken.ends * (FLITE_RATE / rate)
     start, stop = _cut(ends, spoken.phones, len(wav), r.uniform(*SILENCE_S), r.uniform(*SILENCE_S))
     num_tokens = math.ceil((stop - start) / TOKEN_SAMPLES)
@@ -57,15 +47,12 @@ def render(speaker: Speaker, text: str, synthesise: Synthesise, r: np.random.Gen
 def source_recording(speaker: Speaker, text: str, synthesise: Synthesise) -> NDArray[np.float32]:
     """What a speaker says as a recording, float32 [samples] at 24 kHz; the same for the same speaker and text.
 
-    Raises:
-        ValueError: the synthesiser finds nothing to say in the text.
+    ValueError: the synthesiser finds nothing to say in the text.
     """
     utterance = render(speaker, text, synthesise, np.random.default_rng(zlib.crc32(f"{speaker.name} {text}".encode())))
     if utterance is None:
         raise ValueError(f"text: {speaker.name} cannot say {text!r}; use a sentence of English words")
-    recording = utterance.wav.astype(np.float32)
-    recording /= 32768
-    return recording
+    return utterance.wav.astype(np.float32) / np.float32(32768)
 
 
 def read_rate(speaker: Speaker) -> int:
@@ -82,23 +69,6 @@ def frame_phones(
     """
     centres = start_s + (np.arange(num_frames) + 0.5) * (_MEL_SAMPLES / SAMPLE_RATE)
     return np.append(phones, np.uint8(_SILENCE))[np.searchsorted(ends, centres, side="right")]
-
-
-def _respelt(text: str) -> str:
-    """flite leaves out the word AM when it is written together."""
-    return _MORNING.sub("A M", text)
-
-
-def _resampled(samples: NDArray[np.int16], rate: int) -> NDArray[np.float32]:
-    wav = samples.astype(np.float32)
-    wav -= wav.mean()
-    resampled: NDArray[np.float32] = soxr.resample(wav, rate, SAMPLE_RATE, quality="HQ")
-    return resampled
-
-
-def _louder(wav: NDArray[np.float32], peak: float) -> NDArray[np.float32]:
-    wav *= np.float32(peak / max(float(np.abs(wav).max()), 1e-9))
-    return wav
 
 
 def _cut(

@@ -38,38 +38,20 @@ def train_speakers(count: int, seed: int) -> list[Speaker]:
     The first n of more speakers are the same n speakers.
     """
     points = {voice: _points(voice, seed) for voice in VOICES}
-    speakers = []
-    for index in range(count):
-        voice = VOICES[index % len(VOICES)]
-        tract, pitch, tempo = next(points[voice])
-        speakers.append(
-            Speaker(
-                f"{voice}-{index // len(VOICES):03d}",
-                voice,
-                round(_within(TRACT, tract), 4),
-                round(_within(PITCH, pitch), 4),
-                round(_within(TEMPO, tempo), 4),
-            )
-        )
-    return speakers
+    voices = [VOICES[index % len(VOICES)] for index in range(count)]
+    return [
+        _speaker(f"{voice}-{index // len(VOICES):03d}", voice, *next(points[voice]))
+        for index, voice in enumerate(voices)
+    ]
 
 
 def test_speakers() -> list[Speaker]:
     """20 speakers that no training knows; the first 8, two of each voice, differ clearly from one another."""
-    ordered = [(voice, index) for index in range(5) for voice in VOICES]
-    return [_test_speaker(voice, index) for voice, index in ordered]
-
-
-def _test_speaker(voice: str, index: int) -> Speaker:
-    tract, pitch = _PLACES[voice][index]
-    tempo = (0.35, 0.65, 0.5, 0.2, 0.8)[index]
-    return Speaker(
-        f"test-{voice}-{index}",
-        voice,
-        round(_within(TRACT, tract), 4),
-        round(_within(PITCH, pitch), 4),
-        round(_within(TEMPO, tempo), 4),
-    )
+    return [
+        _speaker(f"test-{voice}-{index}", voice, *_PLACES[voice][index], tempo)
+        for index, tempo in enumerate((0.35, 0.65, 0.5, 0.2, 0.8))
+        for voice in VOICES
+    ]
 
 
 test_speakers.__test__ = False  # type: ignore[attr-defined]  # a name that pytest would collect
@@ -91,9 +73,10 @@ def _points(voice: str, seed: int) -> Iterator[tuple[float, float, float]]:
             yield point[0], point[1], point[2]
 
 
-def _within(bounds: tuple[float, float], share: float) -> float:
-    low, high = bounds
-    return float(low * (high / low) ** share)
+def _speaker(name: str, voice: str, tract: float, pitch: float, tempo: float) -> Speaker:
+    """tract, pitch, tempo: shares of their ranges on a logarithmic scale."""
+    bounds = ((TRACT, tract), (PITCH, pitch), (TEMPO, tempo))
+    return Speaker(name, voice, *(round(low * (high / low) ** share, 4) for (low, high), share in bounds))
 
 
 def _share(bounds: tuple[float, float], value: float) -> float:

@@ -16,12 +16,13 @@ utterance is padded to whole tokens, so one number, the token's position, addres
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from vivavoce.files import replacing
 
 SAMPLE_RATE = 24_000
 TOKEN_SAMPLES = 960
@@ -38,7 +39,7 @@ PHONES = (
 
 @dataclass(frozen=True)
 class Speaker:
-    """One speaker: a synthetic voice and what was changed of it.
+    """A synthetic voice, and what was changed of it.
 
     tract: factor on the formants (> 1: a shorter vocal tract); pitch: factor on the pitch; tempo: factor on the
     durations (> 1: slower).
@@ -49,6 +50,24 @@ class Speaker:
     tract: float = 1.0
     pitch: float = 1.0
     tempo: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Utterance:
+    """wav: int16 [tokens · 960] at 24 kHz; phones: uint8 [tokens · 2], the phone at the centre of each mel frame."""
+
+    wav: NDArray[np.int16]
+    phones: NDArray[np.uint8]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length in speech tokens of 40 ms."""
+        return len(self.wav) // TOKEN_SAMPLES
+
+
+def hours_of(num_tokens: int) -> float:
+    """Hours of audio of so many speech tokens."""
+    return num_tokens * TOKEN_SAMPLES / SAMPLE_RATE / 3600
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +106,7 @@ class Corpus:
     @property
     def hours(self) -> float:
         """Hours of audio."""
-        return self.num_tokens * TOKEN_SAMPLES / SAMPLE_RATE / 3600
+        return hours_of(self.num_tokens)
 
     @property
     def tokens(self) -> NDArray[np.int16]:
@@ -102,51 +121,86 @@ class Corpus:
         return embeddings
 
 
-def write_corpus(
-    folder: Path,
-    wav: NDArray[np.int16],
-    phones: NDArray[np.uint8],
-    lengths: Sequence[int] | NDArray[np.int64],
-    speaker: Sequence[int] | NDArray[np.int32],
-    texts: Sequence[str],
-    speakers: Sequence[Speaker],
-) -> Corpus:
-    """Write the arrays and open them; `lengths`: tokens of each utterance.
-
-    Raises:
-        ValueError: the arrays do not fit one another.
-    """
-    tokens = int(np.sum(lengths))
-    if len(wav) != tokens * TOKEN_SAMPLES or len(phones) != tokens * MELS_PER_TOKEN:
-        raise ValueError(f"{len(wav)} samples and {len(phones)} phones do not make {tokens} tokens")
-    if not len(lengths) == len(speaker) == len(texts):
-        raise ValueError(f"{len(lengths)} lengths, {len(speaker)} speakers and {len(texts)} texts differ in number")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_array(folder / "wav.npy", wav)
-    write_array(folder / "phones.npy", phones)
-    return write_index(folder, lengths, speaker, texts, speakers)
-
-
-def write_index(
-    folder: Path,
-    lengths: Sequence[int] | NDArray[np.int64],
-    speaker: Sequence[int] | NDArray[np.int32],
-    texts: Sequence[str],
-    speakers: Sequence[Speaker],
-) -> Corpus:
-    """Write what says which utterance lies where, beside waveform and phones, and open the corpus."""
-    start = np.concatenate(([0], np.cumsum(np.asarray(lengths, np.int64))))
-    write_array(folder / "start.npy", start)
-    write_array(folder / "speaker.npy", np.asarray(speaker, np.int32))
-    (folder / "texts.json").write_text(json.dumps(list(texts), ensure_ascii=False), encoding="utf-8")
-    described = [asdict(one) for one in speakers]
-    (folder / "speakers.json").write_text(json.dumps(described, indent=1), encoding="utf-8")
-    return Corpus.open(folder)
-
-
 def write_array(path: Path, array: NDArray[np.generic]) -> None:
     """Save an array so that readers see the old file or the whole new one."""
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         np.save(file, array)
-    temporary.replace(path)
+
+
+class CorpusWriter:
+    """Appends utterances to a folder, so that a corpus need not fit into memory; it can be opened after `finish`."""
+
+    def __init__(self, folder: Path, speakers: list[Speaker]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._speakers = folder, speakers
+        self._wav = _GrowingArray(folder / "wav.npy", np.int16)
+        self._phones = _GrowingArray(folder / "phones.npy", np.uint8)
+        self._start = [0]
+        self._speaker: list[int] = []
+        self._texts: list[str] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Speech tokens so far."""
+        return self._start[-1]
+
+    @property
+    def num_utterances(self) -> int:
+        """Utterances so far."""
+        return len(self._texts)
+
+    def append(self, utterance: Utterance, speaker: int, text: str) -> None:
+        """Add an utterance; `speaker` is an index into the speakers."""
+        self._wav.append(utterance.wav)
+        self._phones.append(utterance.phones)
+        self._start.append(self.num_tokens + utterance.num_tokens)
+        self._speaker.append(speaker)
+        self._texts.append(text)
+
+    def finish(self) -> Corpus:
+        """Write what is left and open the corpus."""
+        self._wav.finish()
+        self._phones.finish()
+        write_array(self._folder / "start.npy", np.array(self._start, np.int64))
+        write_array(self._folder / "speaker.npy", np.array(self._speaker, np.int32))
+        (self._folder / "texts.json").write_text(json.dumps(self._texts, ensure_ascii=False), encoding="utf-8")
+        described = json.dumps([asdict(one) for one in self._speakers], indent=1)
+        (self._folder / "speakers.json").write_text(described, encoding="utf-8")
+        return Corpus.open(self._folder)
+
+    def close(self) -> None:
+        """Close the files, and leave away what is not finished."""
+        self._wav.close()
+        self._phones.close()
+
+
+class _GrowingArray:
+    """A one-dimensional .npy file whose length is filled in at the end, under another name until then."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self._path, self._dtype = path, np.dtype(dtype)
+        self._temporary = path.with_name(f".{path.name}.part")
+        self._file = self._temporary.open("wb")
+        self._length = 0
+        self._header_bytes = self._write_header()
+
+    def append(self, values: NDArray[np.generic]) -> None:
+        self._file.write(values.astype(self._dtype, casting="no", copy=False).data)
+        self._length += len(values)
+
+    def finish(self) -> None:
+        self._file.seek(0)
+        if self._write_header() != self._header_bytes:
+            raise ValueError(f"{self._path}: the header of {self._length} values is longer than that of none")
+        self._file.close()
+        self._temporary.replace(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _write_header(self) -> int:
+        """The header for the length so far; numpy leaves room in it for longer ones."""
+        described = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(self._file, described | {"shape": (self._length,)})
+        return self._file.tell()

@@ -7,8 +7,8 @@ from pathlib import Path
 from training.onnx_graph import Graph
 from training.speaker.model import SMALLEST_VARIANCE, GatedBlock, SpeakerNet
 from vivavoce.checkpoint.onnx_writer import FLOAT, Port
-from vivavoce.models.features.kaldi_fbank import NUM_BINS
-from vivavoce.models.speaker_encoder.onnx import EMBEDDING_SIZE
+from vivavoce.models.encoders import EMBEDDING_SIZE
+from vivavoce.models.features import NUM_BINS
 
 
 def export_speaker_encoder(net: SpeakerNet, path: Path) -> None:

@@ -1,11 +1,20 @@
-"""How well embeddings tell speakers apart."""
+"""Speaker embeddings of a whole corpus, and how well they tell speakers apart."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.data.store import Corpus
+from training.speaker.model import SpeakerNet
+from training.speaker.waves import Fbank
+from training.utterances import BATCH_TOKENS, equal_length_batches, exact_float32, heard
 from vivavoce.errors import InvalidRequest
+from vivavoce.models.encoders import EMBEDDING_SIZE
 
 WAYS = 8
 TRIALS = 2000
@@ -22,17 +31,8 @@ def identified(
     """Share of trials in which an utterance is closest, by cosine, to another one of its own speaker.
 
     A trial takes `ways` speakers, fewer if there are not as many, one enrolled utterance of each, and an utterance
-    of the first.
-
-    Args:
-        enrolled: [utterances, size].
-        heard: [utterances, size], the same utterances, perhaps degraded.
-        speaker: [utterances].
-        ways: speakers of a trial.
-        seed: of the trials.
-
-    Raises:
-        InvalidRequest: fewer than two speakers have two utterances.
+    of the first. enrolled: [utterances, size]; heard: the same utterances, perhaps degraded; speaker: [utterances].
+    InvalidRequest: fewer than two speakers have two utterances.
     """
     generator = np.random.default_rng(seed)
     enrolled, heard = _normalised(enrolled), _normalised(heard)
@@ -69,3 +69,29 @@ def equal_error_rate(embeddings: NDArray[np.float32], speaker: NDArray[np.int32]
 def _normalised(embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
     normalised: NDArray[np.float32] = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True).clip(min=1e-9)
     return normalised
+
+
+@torch.inference_mode()
+def extract_embeddings(
+    corpus: Corpus,
+    net: SpeakerNet,
+    device: torch.device,
+    *,
+    utterances: NDArray[np.int64] | None = None,
+    change: Callable[[Tensor], Tensor] = lambda samples: samples,
+    batch_tokens: int = BATCH_TOKENS,
+) -> NDArray[np.float32]:
+    """Embeddings [utterances, 192], not normalised; each utterance is heard whole, in float32.
+
+    corpus: at least 25 ms in each utterance; utterances: which, all if None; change: applied to the samples [batch, n]
+    at 16 kHz; batch_tokens: how much at once.
+    """
+    utterances = np.arange(len(corpus)) if utterances is None else utterances
+    fbank = Fbank().to(device)
+    embeddings = np.empty((len(utterances), EMBEDDING_SIZE), np.float32)
+    net.eval()
+    with exact_float32():
+        for rows in equal_length_batches(corpus, utterances, batch_tokens):
+            samples = change(heard(corpus, utterances[rows], device))
+            embeddings[rows] = net(fbank(samples)).cpu().numpy()
+    return embeddings

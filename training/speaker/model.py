@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vivavoce.models.features.kaldi_fbank import NUM_BINS
-from vivavoce.models.speaker_encoder.onnx import EMBEDDING_SIZE
+from vivavoce.models.encoders import EMBEDDING_SIZE
+from vivavoce.models.features import NUM_BINS
 
 SMALLEST_VARIANCE = 1e-4
 NUM_TRAITS = 2

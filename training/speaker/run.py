@@ -1,8 +1,8 @@
-"""The speaker encoder's training from a corpus folder to `campplus.onnx` and the corpus's embeddings."""
+"""The speaker encoder's step, and its training from a corpus folder to `campplus.onnx` and the corpus's embeddings."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,21 +10,81 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 from training.data.store import Corpus, write_array
-from training.loop import Budget, train
+from training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from training.onnx_graph import round_to_half
-from training.record import log
-from training.speaker.degrade import Degrade
+from training.record import write_measures
 from training.speaker.export import export_speaker_encoder
-from training.speaker.extract import extract_embeddings
-from training.speaker.measure import equal_error_rate, identified
-from training.speaker.model import SpeakerNet, SpeakerSizes
-from training.speaker.step import BATCH, CROP_SAMPLES, Step
-from training.speaker.waves import load_waves
-from training.utterances import evenly_by_speaker, heard, held_out, steps_in
+from training.speaker.measure import equal_error_rate, extract_embeddings, identified
+from training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead
+from training.speaker.waves import Degrade, Fbank, Waves, load_waves
+from training.utterances import Split, heard_alone, steps_in
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
+from vivavoce.models.encoders import SpeakerEncoder
+
+BATCH = 96
+CROP_SAMPLES = (24_000, 40_000, 64_000)
+"""1.5, 2.5 and 4 s at 16 kHz; one variant of the step each."""
+RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200, weight_decay=0.05)
+
+TRAIT_WEIGHT = 0.5
+AGREEMENT_WEIGHT = 2.0
+TRACT_DEVIATION, PITCH_DEVIATION = 0.09, 0.14
+"""Of the logarithms of both factors over the training's speakers, about."""
+
+
+class SpeakerStep(TrainingStep):
+    """Each variant is a length of crops.
+
+    Each crop is heard twice, once as it is and once degraded: the speaker is told from either, and both embeddings
+    shall point the same way.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        waves: Waves,
+        net: SpeakerNet,
+        *,
+        batch: int = BATCH,
+        crop_samples: tuple[int, ...] = CROP_SAMPLES,
+    ) -> None:
+        device = waves.samples.device
+        self._waves, self._net, self._batch, self._crop_samples = waves, net, batch, crop_samples
+        self._fbank, self._degrade = Fbank().to(device), Degrade().to(device)
+        self._margin = MarginHead(len(corpus.speakers)).to(device)
+        self._trait = TraitHead().to(device)
+        self._traits = torch.tensor(
+            [
+                (math.log(speaker.tract) / TRACT_DEVIATION, math.log(speaker.pitch) / PITCH_DEVIATION)
+                for speaker in corpus.speakers
+            ],
+            device=device,
+        )
+        self.modules = {"net": net, "margin": self._margin, "trait": self._trait}
+        learned = [parameter for module in self.modules.values() for parameter in module.parameters()]
+        self.optimizers = {"speaker": Optimizer(learned, RECIPE)}
+
+    def variant(self, step: int, progress: float) -> int:
+        """The crops' lengths in turn."""
+        return step % len(self._crop_samples)
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        """One step on a fresh batch of crops."""
+        crops, speaker = self._waves.draw(self._batch, self._crop_samples[variant])
+        energies = self._fbank(torch.cat([crops, self._degrade(crops)]))
+        with torch.autocast(energies.device.type, torch.bfloat16, enabled=energies.is_cuda):
+            embeddings = self._net(energies)
+        margin, right = self._margin(embeddings, speaker.repeat(2))
+        trait = self._trait(embeddings, self._traits[speaker].repeat(2, 1))
+        plain, degraded = embeddings.chunk(2)
+        agreement = functional.cosine_similarity(plain, degraded).mean()
+        self.optimizers["speaker"].update(margin + TRAIT_WEIGHT * trait + AGREEMENT_WEIGHT * (1 - agreement))
+        return {"margin": margin, "right": right, "trait": trait, "agreement": agreement}
+
 
 PART = "speaker"
 COMPARED_UTTERANCES = 20
@@ -51,47 +111,25 @@ def train_speaker(
     others: Path | None = None,
     sizes: Sizes = Sizes(),
 ) -> Path:
-    """Train, or continue in `out`; then export and write the corpus's `embeddings.npy`.
+    """Train, or continue in `out`; then export, and write the corpus's `embeddings.npy`.
 
-    Args:
-        corpus_folder: see `training.data.store`.
-        out: for the state, the log, `campplus.onnx` and `speaker.measures.json`.
-        budget: of this training.
-        device: where to.
-        seed: of first weights and batches.
-        others: a corpus folder of other speakers to measure by, which gets its `embeddings.npy` too; if None, some
-            utterances of the corpus itself are kept from the training for this.
-        sizes: of everything.
-
-    Returns:
-        The path of the exported model.
+    out: for the state, the log, `campplus.onnx` and `speaker.measures.json`; seed: of first weights and batches;
+    others: as in `Split`, a corpus folder that gets its `embeddings.npy` too. Returns the path of the exported model.
     """
-    corpus = Corpus.open(corpus_folder)
-    unseen = Corpus.open(others) if others else None
-    out.mkdir(parents=True, exist_ok=True)
+    split = Split.open(corpus_folder, others, sizes.hours)
     torch.manual_seed(seed)
     net = SpeakerNet(sizes.model).to(device)
-    kept = held_out(corpus)
-    learned = evenly_by_speaker(corpus, sizes.hours, None if unseen else ~kept)
-    waves = load_waves(corpus, learned, device, max(sizes.crop_samples))
-    judged_corpus, judged = (unseen, np.arange(len(unseen))) if unseen else (corpus, np.flatnonzero(kept))
-    step = Step(corpus, waves, net, batch=sizes.batch, crop_samples=sizes.crop_samples)
+    waves = load_waves(split.corpus, split.learned, device, max(sizes.crop_samples))
+    step = SpeakerStep(split.corpus, waves, net, batch=sizes.batch, crop_samples=sizes.crop_samples)
     torch.manual_seed(seed + steps_in(out, PART))
-    averages = train(
-        PART,
-        step,
-        step.optimizers,
-        step.modules,
-        budget,
-        out,
-        device=device,
-        variant=step.variant,
-        averaged="net",
-        validate=validation(judged_corpus, judged, net, device),
-    )
-    net.load_state_dict(averages)
+    judge = validation(split.judged_of, split.judged, net, device)
+    net.load_state_dict(train(PART, step, budget, out, device=device, validate=judge))
     del waves, step
-    return _finish(corpus, unseen, net, out, device)
+    round_to_half(net)
+    path = out / SPEAKER_ENCODER
+    export_speaker_encoder(net, path)
+    write_measures(PART, out, {name: _written(one, net, path, device) for name, one in split.corpora.items()})
+    return path
 
 
 def validation(
@@ -115,33 +153,19 @@ def validation(
     return measure
 
 
-def _finish(corpus: Corpus, unseen: Corpus | None, net: SpeakerNet, out: Path, device: torch.device) -> Path:
-    """Export, extract, measure."""
-    round_to_half(net)
-    path = out / SPEAKER_ENCODER
-    export_speaker_encoder(net, path)
-    measures = {}
-    for name, one in (("corpus", corpus), ("others", unseen)):
-        if one is not None:
-            embeddings = extract_embeddings(one, net, device)
-            write_array(one.folder / "embeddings.npy", embeddings.astype(np.float16))
-            found = {
-                "equal_error": equal_error_rate(embeddings, one.speaker),
-                "of_8": identified(embeddings, embeddings, one.speaker),
-                "lowest_cosine_to_onnx": lowest_cosine_to_onnx(one, embeddings, path),
-            }
-            log.info("%s: %s  %s", PART, name, "  ".join(f"{key} {value:.4g}" for key, value in found.items()))
-            measures[name] = found
-    (out / f"{PART}.measures.json").write_text(json.dumps(measures, indent=1), encoding="utf-8")
-    return path
-
-
-def lowest_cosine_to_onnx(corpus: Corpus, embeddings: NDArray[np.float32], path: Path, seed: int = 0) -> float:
-    """The least cosine between some embeddings and those of the exported model with Kaldi's own features."""
+def _written(corpus: Corpus, net: SpeakerNet, path: Path, device: torch.device) -> dict[str, float]:
+    """Write a corpus's embeddings; how good they are, and how near to those of the exported model."""
+    embeddings = extract_embeddings(corpus, net, device)
+    write_array(corpus.folder / "embeddings.npy", embeddings.astype(np.float16))
+    # The exported model hears Kaldi's own features.
     encoder = SpeakerEncoder.from_file(path)
-    lowest = 1.0
-    for utterance in np.random.default_rng(seed).permutation(len(corpus))[:COMPARED_UTTERANCES]:
-        wave = heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
-        ours, theirs = torch.from_numpy(embeddings[utterance]), encoder(wave)
-        lowest = min(lowest, float(torch.cosine_similarity(ours, theirs, dim=0)))
-    return lowest
+    compared = np.random.default_rng(0).permutation(len(corpus))[:COMPARED_UTTERANCES]
+    cosines = [
+        float(torch.cosine_similarity(torch.from_numpy(embeddings[one]), encoder(heard_alone(corpus, one)), dim=0))
+        for one in compared
+    ]
+    return {
+        "equal_error": equal_error_rate(embeddings, corpus.speaker),
+        "of_8": identified(embeddings, embeddings, corpus.speaker),
+        "lowest_cosine_to_onnx": min(1.0, *cosines),
+    }

@@ -1,7 +1,8 @@
-"""What a corpus's tokens tell: how many codes there are, and how much of the speaker is left in them."""
+"""Speech tokens of a whole corpus, and what they tell: codes in use, phones, and how much of the speaker is left."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -12,7 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from training.data.store import Corpus
-from training.tokenizer.model import BASE, NUM_CODES, NUM_DIGITS
+from training.tokenizer.features import Augment, Features
+from training.tokenizer.model import BASE, NUM_CODES, NUM_DIGITS, TokenEncoder, to_indices
+from training.tokenizer.step import spell, spelling
+from training.utterances import by_token
+from vivavoce.models.features import whisper_log_mel
 
 PROBE_UTTERANCES = 12_000
 PROBE_CODES = 512
@@ -24,11 +29,7 @@ TEMPO_RATIO = 1.08
 def measure(corpus: Corpus, tokens: NDArray[np.int16], device: torch.device, seed: int = 0) -> dict[str, float]:
     """Codes used, their perplexity, the probes' accuracies with what chance gives, and the pairs' agreement.
 
-    Args:
-        corpus: its texts and speakers.
-        tokens: [corpus.num_tokens].
-        device: of the probes.
-        seed: of their first weights and of what is drawn.
+    tokens: [corpus.num_tokens]; device: of the probes; seed: of their first weights and of what is drawn.
     """
     counts = np.bincount(tokens, minlength=NUM_CODES)
     share = counts[counts > 0] / counts.sum()
@@ -106,3 +107,55 @@ def _similarity(corpus: Corpus, tokens: NDArray[np.int16], a: int, b: int) -> fl
     """Share of the tokens of two utterances that match in the same order, 1 for equal ones."""
     one, other = (tokens[corpus.start[at] : corpus.start[at + 1]].tolist() for at in (a, b))
     return SequenceMatcher(None, one, other, autojunk=False).ratio()
+
+
+@torch.inference_mode()
+def extract_tokens(corpus: Corpus, encoder: TokenEncoder, device: torch.device) -> NDArray[np.int16]:
+    """Tokens [corpus.num_tokens]; each utterance is heard alone and whole, in float32, as a prompt is.
+
+    A digit that lies on the boundary of two values may round otherwise than in ONNX Runtime, which adds in another
+    order.
+    """
+    encoder.eval()
+
+    def spoken(samples: Tensor) -> Tensor:
+        return to_indices(encoder(whisper_log_mel(samples))).short()
+
+    tokens: NDArray[np.int16] = by_token(corpus, np.arange(len(corpus)), device, spoken).cpu().numpy()
+    return tokens
+
+
+CROPS = 128
+
+
+def validation(
+    features: Features, encoder: TokenEncoder, crop_tokens: int, crops: int = CROPS
+) -> Callable[[], dict[str, float]]:
+    """A function that measures digits and tokens that spell the phones, tokens equal in two views, and the perplexity.
+
+    The crops are drawn once, the views anew each time.
+    """
+    starts, _ = features.speakers.draw(crops, crop_tokens)
+    mel, phones = features.cut(starts, crop_tokens)
+    spelled = spell(phones, spelling(phones.device))
+    augment = Augment().to(mel.device)
+
+    def measure() -> dict[str, float]:
+        clean, views = encoder(mel), augment(mel.repeat(2, 1, 1))
+        first, second = to_indices(encoder(views)).chunk(2)
+        right = clean.round() == spelled
+        return {
+            "digits_right": float(right.float().mean()),
+            "tokens_right": float(right.all(-1).float().mean()),
+            "same_tokens": float((first == second).float().mean()),
+            "perplexity": perplexity(to_indices(clean)),
+        }
+
+    return measure
+
+
+def perplexity(tokens: Tensor) -> float:
+    """How many equally likely codes would be as hard to guess as these tokens [..] int32."""
+    counts = torch.bincount(tokens.flatten(), minlength=NUM_CODES).double()
+    share = counts / counts.sum()
+    return float(torch.exp(torch.special.entr(share).sum()))

@@ -1,4 +1,4 @@
-"""One training step of the speech tokenizer."""
+"""One training step of the speech tokenizer, and how a token spells what is spoken."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from training.loop import Optimizer, Recipe
-from training.tokenizer.articulation import spell, spelling
-from training.tokenizer.augment import Augment
-from training.tokenizer.features import Features
+from training.data.store import MELS_PER_TOKEN, PHONES
+from training.loop import Optimizer, Recipe, TrainingStep
+from training.tokenizer.features import Augment, Features
 from training.tokenizer.model import TokenEncoder
 
 BATCH = 96
@@ -20,8 +19,8 @@ ROUND_WITHIN = 0.25
 value and not the mean of both."""
 
 
-class Step:
-    """What `training.loop.train` calls: the digits shall spell the phones in any view of the speech."""
+class TokenizerStep(TrainingStep):
+    """The digits shall spell the phones in any view of the speech."""
 
     def __init__(
         self, features: Features, encoder: TokenEncoder, *, batch: int = BATCH, crop_tokens: int = CROP_TOKENS
@@ -34,7 +33,7 @@ class Step:
         self.optimizers = {"tokenizer": Optimizer(encoder.parameters(), RECIPE)}
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch; there is one variant."""
+        """One step on a fresh batch of crops."""
         starts, _ = self._features.speakers.draw(self._batch, self._crop_tokens)
         mel, phones = self._features.cut(starts, self._crop_tokens)
         view = self._augment(mel)
@@ -45,3 +44,31 @@ class Step:
         self.optimizers["tokenizer"].update(loss)
         right = digits.detach().round() == target
         return {"loss": loss, "digits_right": right.float().mean(), "tokens_right": right.all(-1).float().mean()}
+
+
+DIGITS_PER_PHONE = 4
+
+_SPELLED = {
+    "pau": "1111",
+    "iy": "0001", "ih": "0000", "eh": "0010", "ey": "0012", "ae": "0020", "ay": "0022",
+    "ax": "0110", "er": "0111", "ah": "0120", "aw": "0122",
+    "uw": "0201", "uh": "0200", "ow": "0212", "oy": "0211", "ao": "0210", "aa": "0220",
+    "m": "1000", "n": "1100", "ng": "1200", "l": "1120", "r": "1122", "w": "1022", "y": "1222",
+    "p": "2000", "b": "2002", "t": "2100", "d": "2102", "k": "2200", "g": "2202",
+    "f": "2010", "v": "2012", "s": "2110", "z": "2112", "sh": "2210", "zh": "2212", "hh": "2211",
+    "th": "2020", "dh": "2022", "ch": "2220", "jh": "2222",
+}  # fmt: skip
+
+
+def spelling(device: torch.device | None = None) -> Tensor:
+    """[phones, 4] float32 of -1, 0 and 1: the digits of each phone of `PHONES`."""
+    return torch.tensor([[int(digit) - 1.0 for digit in _SPELLED[phone]] for phone in PHONES], device=device)
+
+
+def spell(phones: Tensor, spellings: Tensor) -> Tensor:
+    """Phones [batch, tokens · 2] int64 → digits [batch, tokens, 8] float32: the first half's, then the second's.
+
+    spellings: of `spelling`, on the device of the phones; a captured step may not bring them there.
+    """
+    digits = spellings[phones]
+    return digits.view(len(phones), -1, MELS_PER_TOKEN * DIGITS_PER_PHONE)

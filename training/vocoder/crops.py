@@ -1,7 +1,8 @@
-"""The corpus as the vocoder's training sees it: on the device, crops drawn without the host's help."""
+"""The corpus on the device for the vocoder's training: crops drawn without the host's help, and their augmentation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
+from training.chance import chance, positions
 from training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES, Corpus
-from training.features import mels_of
+from training.utterances import mels_of
 from training.vocoder.pitch import track_pitch
 from vivavoce.checkpoint.config import MelConfig
 
@@ -54,31 +57,19 @@ class Crops:
 
         Each row takes the flow's mel instead of the real one with the probability `flow_share`.
         """
-        frames = _positions(starts, tokens, MELS_PER_TOKEN)
-        wave = self.wave[_positions(starts, tokens, TOKEN_SAMPLES)].float() / 32768
+        frames = positions(starts, tokens, MELS_PER_TOKEN)
+        wave = self.wave[positions(starts, tokens, TOKEN_SAMPLES)].float() / 32768
         mel = self.mel[frames].float()
         if self.flow_mel is not None and flow_share > 0:
-            from_flow = torch.rand(len(starts), 1, 1, device=mel.device) < flow_share
+            from_flow = chance(mel, flow_share)
             mel = torch.where(from_flow, self.flow_mel[frames].float(), mel)
         return Crop(wave, mel.transpose(1, 2), self.pitch[frames])
 
 
-def _positions(starts: Tensor, tokens: int, per_token: int) -> Tensor:
-    """[batch] tokens  →  [batch, tokens · per_token] positions of whatever there are `per_token` of in a token."""
-    return starts[:, None] * per_token + torch.arange(tokens * per_token, device=starts.device)
-
-
 def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mels: Path | None = None) -> Crops:
-    """Bring a corpus to `device` and compute its mel and pitch there.
+    """Bring a corpus, of one token at least, to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
 
-    Args:
-        corpus: at least one token.
-        config: of the mel; two frames per token.
-        device: holds 2 GiB per 10 hours.
-        flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus.
-
-    Raises:
-        ValueError: `flow_mels` is no such array.
+    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: it is no such array.
     """
     wave, mel = _to_device(corpus.wav, device), mels_of(corpus, config, device)
     flow_mel = None
@@ -116,10 +107,7 @@ def _pitch_of(wave: Tensor) -> Tensor:
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
     """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus and touches none of `held_out`.
 
-    held_out: ranges of tokens [first, last).
-
-    Raises:
-        ValueError: there is no such position.
+    held_out: ranges of tokens [first, last); ValueError: there is no such position.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:
@@ -128,3 +116,38 @@ def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop
     if not len(starts):
         raise ValueError(f"corpus: {num_tokens} tokens hold no crop of {crop_tokens}; make a longer corpus")
     return starts
+
+
+NOISE_SHARE, LARGEST_NOISE = 0.5, 0.15
+"""Share of the crops that get noise; its largest standard deviation, in natural logarithms of magnitude."""
+BLUR_SHARE, LARGEST_BLUR = 0.3, 0.25
+"""Share of the crops that are smoothed along time or frequency; the largest weight of a neighbour."""
+GAIN_SHARE, LOWEST_GAIN = 0.5, math.log(0.3)
+FLOOR = math.log(1e-5)
+"""The lowest value of the mel, see `prompt_mel`."""
+
+
+def augment(crop: Crop) -> Crop:
+    """A level for some crops, wave and mel alike; then blur and noise for some, in the mel alone."""
+    mel = crop.mel
+    gain = _some(mel, GAIN_SHARE) * LOWEST_GAIN
+    mel = (mel + gain).clamp(min=FLOOR)
+    mel = _blurred(mel, _some(mel, BLUR_SHARE) * LARGEST_BLUR, _some(mel, BLUR_SHARE) * LARGEST_BLUR)
+    mel = mel + _some(mel, NOISE_SHARE) * LARGEST_NOISE * torch.randn_like(mel)
+    return Crop(crop.wave * gain[:, 0].exp(), mel, crop.pitch)
+
+
+def _some(mel: Tensor, share: float) -> Tensor:
+    """[batch, 1, 1]: uniform in [0, 1) for this share of the rows, else 0."""
+    chosen, value = torch.rand(2, len(mel), 1, 1, device=mel.device)
+    some: Tensor = value * (chosen < share)
+    return some
+
+
+def _blurred(mel: Tensor, in_time: Tensor, in_frequency: Tensor) -> Tensor:
+    """Each value gives these shares [batch, 1, 1] to its neighbours; [batch, bins, frames]  →  the same."""
+    for share, sides in ((in_time, (1, 1, 0, 0)), (in_frequency, (0, 0, 1, 1))):
+        wide = pad(mel, sides, mode="replicate")
+        before, after = (wide[..., :-2], wide[..., 2:]) if sides[0] else (wide[:, :-2], wide[:, 2:])
+        mel = torch.lerp(mel, (before + after) / 2, 2 * share)
+    return mel

@@ -1,16 +1,23 @@
 """What a checkpoint is made of, as frozen values: sizes, special ids, constants of the computation.
 
-Numbers come from the checkpoint's own files (`read_config` in `folder.py`); nothing here knows a default size. Two
-are not in the files: `FlowConfig.num_steps`, which is the official inference's, and the mix of text and speech
-(`mix_text`, `mix_speech`) where the yaml leaves `mix_ratio` out.
+Numbers come from the checkpoint's own files (`read_config` in `settings.py`); nothing here knows a default size. A
+field's `FileKey` says where the official file has it. Two numbers are in no file: `FlowConfig.num_steps`, which is the
+official inference's, and the mix of text and speech (`mix_text`, `mix_speech`) where the yaml leaves `mix_ratio` out.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated, NamedTuple
 
 from vivavoce.rates import Rates
+
+MAX_SIZE = 1 << 20
+"""No size of a network comes near; products of three still fit into 64 bits."""
+MAX_BLOCKS = 256
+"""No network has as many layers or blocks in a row."""
 
 
 class Generation(str, Enum):
@@ -19,6 +26,14 @@ class Generation(str, Enum):
     V1 = "v1"
     V2 = "v2"
     V3 = "v3"
+
+
+class FileKey(NamedTuple):
+    """Where a settings file has a field's value, groups before dots, and the bounds of a whole number."""
+
+    path: str
+    least: int = 1
+    most: int = MAX_SIZE
 
 
 @dataclass(frozen=True)
@@ -47,31 +62,24 @@ class Vocabulary:
 class SamplingDefaults:
     """Repetition-aware sampling as the checkpoint's yaml sets it (VALL-E 2, arXiv:2406.05370, section 4.2)."""
 
-    top_p: float
-    top_k: int
-    win_size: int
-    tau_r: float
+    top_p: Annotated[float, FileKey("top_p")]
+    top_k: Annotated[int, FileKey("top_k")]
+    win_size: Annotated[int, FileKey("win_size", least=0)]
+    tau_r: Annotated[float, FileKey("tau_r")]
 
 
 @dataclass(frozen=True)
-class LMConfig:
-    """The Qwen2 backbone with CosyVoice2's speech embedding and head."""
+class Qwen2Config:
+    """A Qwen2 backbone, as Hugging Face's `config.json` has it."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    text_vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_positions: int
-    mix_text: int
-    """Text tokens per block of text-in streaming."""
-    mix_speech: int
-    """Speech tokens per block of text-in streaming."""
-    vocabulary: Vocabulary
-    sampling: SamplingDefaults
+    hidden_size: Annotated[int, FileKey("hidden_size")]
+    intermediate_size: Annotated[int, FileKey("intermediate_size")]
+    num_layers: Annotated[int, FileKey("num_hidden_layers", most=MAX_BLOCKS)]
+    num_heads: Annotated[int, FileKey("num_attention_heads")]
+    num_kv_heads: Annotated[int, FileKey("num_key_value_heads")]
+    rms_norm_eps: Annotated[float, FileKey("rms_norm_eps")]
+    rope_theta: Annotated[float, FileKey("rope_theta")]
+    max_positions: Annotated[int, FileKey("max_position_embeddings")]
 
     @property
     def head_dim(self) -> int:
@@ -80,46 +88,57 @@ class LMConfig:
 
 
 @dataclass(frozen=True)
-class TokenEncoderConfig:
-    """The upsampling conformer: speech tokens → mu."""
+class LMConfig(Qwen2Config):
+    """The backbone with CosyVoice2's speech embedding and head; mix: tokens per block of text-in streaming."""
 
-    input_size: int
-    hidden_size: int
-    num_heads: int
-    feed_forward_size: int
-    num_blocks: int
+    text_vocab_size: Annotated[int, FileKey("vocab_size")]
+    mix_text: int
+    mix_speech: int
+    vocabulary: Vocabulary
+    sampling: SamplingDefaults
+
+
+@dataclass(frozen=True)
+class TokenEncoderConfig:
+    """The upsampling conformer: speech tokens → mu; settings of the yaml's `flow`.
+
+    lookahead: speech tokens read to the right of the last one that is emitted; chunk: speech tokens per attention chunk
+    when streaming; upsampling: mel frames per speech token.
+    """
+
+    input_size: Annotated[int, FileKey("encoder.input_size")]
+    hidden_size: Annotated[int, FileKey("encoder.output_size")]
+    num_heads: Annotated[int, FileKey("encoder.attention_heads")]
+    feed_forward_size: Annotated[int, FileKey("encoder.linear_units")]
+    num_blocks: Annotated[int, FileKey("encoder.num_blocks", most=MAX_BLOCKS)]
     num_up_blocks: int
-    lookahead: int
-    """Speech tokens read to the right of the last one that is emitted."""
-    chunk: int
-    """Speech tokens per attention chunk when streaming."""
-    upsampling: int
-    """Mel frames per speech token."""
+    lookahead: Annotated[int, FileKey("pre_lookahead_len")]
+    chunk: Annotated[int, FileKey("encoder.static_chunk_size")]
+    upsampling: Annotated[int, FileKey("token_mel_ratio")]
 
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """The causal U-Net that estimates the flow's velocity."""
+    """The causal U-Net that estimates the flow's velocity; chunk: mel frames per attention chunk when streaming."""
 
-    in_channels: int
-    out_channels: int
+    in_channels: Annotated[int, FileKey("in_channels")]
+    out_channels: Annotated[int, FileKey("out_channels")]
     channels: int
-    num_blocks: int
-    num_mid_blocks: int
-    num_heads: int
-    head_dim: int
-    chunk: int
-    """Mel frames per attention chunk when streaming."""
+    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_heads: Annotated[int, FileKey("num_heads")]
+    head_dim: Annotated[int, FileKey("attention_head_dim")]
+    chunk: Annotated[int, FileKey("static_chunk_size")]
 
 
 @dataclass(frozen=True)
 class FlowConfig:
     """Speech tokens → mel by conditional flow matching (arXiv:2210.02747) with classifier-free guidance."""
 
-    num_tokens: int
-    num_mel_bins: int
-    speaker_size: int
-    guidance: float
+    num_tokens: Annotated[int, FileKey("vocab_size")]
+    num_mel_bins: Annotated[int, FileKey("output_size")]
+    speaker_size: Annotated[int, FileKey("spk_embed_dim")]
+    guidance: Annotated[float, FileKey("decoder.cfm_params.content.inference_cfg_rate")]
     num_steps: int
     encoder: TokenEncoderConfig
     estimator: UNetConfig
@@ -129,45 +148,42 @@ class FlowConfig:
 class VocoderConfig:
     """HiFT: harmonic source, transposed convolutions and an inverse STFT (HiFTNet, arXiv:2309.09493)."""
 
-    sample_rate: int
-    num_mel_bins: int
-    base_channels: int
-    num_harmonics: int
-    sine_amplitude: float
-    noise_std: float
-    voiced_threshold_hz: float
-    upsample_rates: tuple[int, ...]
-    upsample_kernels: tuple[int, ...]
-    n_fft: int
-    hop: int
-    resblock_kernels: tuple[int, ...]
-    resblock_dilations: tuple[tuple[int, ...], ...]
-    source_resblock_kernels: tuple[int, ...]
-    source_resblock_dilations: tuple[tuple[int, ...], ...]
-    leaky_slope: float
-    audio_limit: float
-    f0_channels: int
-    f0_mel_bins: int
+    sample_rate: Annotated[int, FileKey("sampling_rate")]
+    num_mel_bins: Annotated[int, FileKey("in_channels")]
+    base_channels: Annotated[int, FileKey("base_channels")]
+    num_harmonics: Annotated[int, FileKey("nb_harmonics", least=0)]
+    sine_amplitude: Annotated[float, FileKey("nsf_alpha")]
+    noise_std: Annotated[float, FileKey("nsf_sigma")]
+    voiced_threshold_hz: Annotated[float, FileKey("nsf_voiced_threshold")]
+    upsample_rates: Annotated[tuple[int, ...], FileKey("upsample_rates")]
+    upsample_kernels: Annotated[tuple[int, ...], FileKey("upsample_kernel_sizes")]
+    n_fft: Annotated[int, FileKey("istft_params.n_fft")]
+    hop: Annotated[int, FileKey("istft_params.hop_len")]
+    resblock_kernels: Annotated[tuple[int, ...], FileKey("resblock_kernel_sizes")]
+    resblock_dilations: Annotated[tuple[tuple[int, ...], ...], FileKey("resblock_dilation_sizes")]
+    source_resblock_kernels: Annotated[tuple[int, ...], FileKey("source_resblock_kernel_sizes")]
+    source_resblock_dilations: Annotated[tuple[tuple[int, ...], ...], FileKey("source_resblock_dilation_sizes")]
+    leaky_slope: Annotated[float, FileKey("lrelu_slope")]
+    audio_limit: Annotated[float, FileKey("audio_limit")]
+    f0_channels: Annotated[int, FileKey("f0_predictor.cond_channels")]
+    f0_mel_bins: Annotated[int, FileKey("f0_predictor.in_channels")]
 
     @property
     def samples_per_frame(self) -> int:
         """Waveform samples per mel frame."""
-        samples = self.hop
-        for rate in self.upsample_rates:
-            samples *= rate
-        return samples
+        return self.hop * math.prod(self.upsample_rates)
 
 
 @dataclass(frozen=True)
 class MelConfig:
     """The prompt's mel spectrogram (Slaney filterbank, natural logarithm)."""
 
-    sample_rate: int
-    n_fft: int
-    win_size: int
-    hop: int
-    num_bins: int
-    fmin_hz: float
+    sample_rate: Annotated[int, FileKey("sampling_rate")]
+    n_fft: Annotated[int, FileKey("n_fft")]
+    win_size: Annotated[int, FileKey("win_size")]
+    hop: Annotated[int, FileKey("hop_size")]
+    num_bins: Annotated[int, FileKey("num_mels")]
+    fmin_hz: Annotated[float, FileKey("fmin")]
     fmax_hz: float
 
 

@@ -19,6 +19,7 @@ from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 1_000_000
 TAG = "!"
+_KINDS = ("new:", "name:", "apply:", "module:")
 
 _REFERENCE = re.compile(r"<([^<>]+)>")
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -30,19 +31,18 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class _Reference:
+class _Reference(str):
     """A `!ref` expression, kept until the whole document is read: it may point downwards."""
-
-    def __init__(self, expression: str) -> None:
-        self.expression = expression
 
 
 class _PlainLoader(yaml.SafeLoader):
     """SafeLoader that turns every tag into data."""
 
 
-def _tagged(loader: _PlainLoader, suffix: str, node: yaml.Node, kind: str) -> dict[str, Any]:
-    plain: dict[str, Any] = {TAG: f"{kind}:{suffix}"}
+def _tagged(loader: _PlainLoader, tag: str, node: yaml.Node) -> Any:
+    if tag == "ref" and isinstance(node, yaml.ScalarNode):
+        return _Reference(loader.construct_scalar(node))
+    plain: dict[str, Any] = {TAG: tag if tag.startswith(_KINDS) else f"tag:{tag}"}
     if isinstance(node, yaml.MappingNode):
         plain.update({str(key): value for key, value in loader.construct_mapping(node, deep=True).items()})
     elif isinstance(node, yaml.SequenceNode):
@@ -52,30 +52,11 @@ def _tagged(loader: _PlainLoader, suffix: str, node: yaml.Node, kind: str) -> di
     return plain
 
 
-def _reference(loader: _PlainLoader, node: yaml.Node) -> Any:
-    if not isinstance(node, yaml.ScalarNode):
-        return _tagged(loader, "", node, "ref")
-    return _Reference(str(loader.construct_scalar(node)))
-
-
-def _unknown(loader: _PlainLoader, suffix: str, node: yaml.Node) -> dict[str, Any]:
-    return _tagged(loader, suffix, node, "tag")
-
-
-for _kind in ("new", "name", "apply", "module"):
-    _PlainLoader.add_multi_constructor(
-        f"!{_kind}:", lambda loader, suffix, node, kind=_kind: _tagged(loader, suffix, node, kind)
-    )
-_PlainLoader.add_constructor("!ref", _reference)
-_PlainLoader.add_multi_constructor("!", _unknown)
+_PlainLoader.add_multi_constructor("!", _tagged)
 
 
 def read_official_yaml(path: Path) -> dict[str, Any]:
-    """Return the document of `path` with references resolved.
-
-    Raises:
-        CheckpointError: unreadable, larger than 1 MB, no mapping, or a reference that is unknown or circular.
-    """
+    """The document of `path`, at most 1 MB, with references resolved."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -100,7 +81,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
 
 def _resolve(value: Any, document: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
     if isinstance(value, _Reference):
-        return _evaluate(value.expression, document, trail)
+        return _evaluate(value, document, trail)
     if isinstance(value, dict):
         return {key: _resolve(item, document, trail) for key, item in value.items()}
     if isinstance(value, list):
@@ -109,14 +90,13 @@ def _resolve(value: Any, document: Mapping[str, Any], trail: tuple[str, ...]) ->
 
 
 def _evaluate(expression: str, document: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
-    whole = _REFERENCE.fullmatch(expression.strip())
-    if whole:
-        return _lookup(whole.group(1), document, trail)
+    if whole := _REFERENCE.fullmatch(expression.strip()):
+        return _lookup(whole[1], document, trail)
     names: dict[str, Any] = {}
 
     def placeholder(match: re.Match[str]) -> str:
         name = f"ref_{len(names)}"
-        names[name] = _lookup(match.group(1), document, trail)
+        names[name] = _lookup(match[1], document, trail)
         return name
 
     formula = _REFERENCE.sub(placeholder, expression)

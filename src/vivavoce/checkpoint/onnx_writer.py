@@ -50,34 +50,18 @@ def onnx_model(
     inputs: Sequence[Port],
     outputs: Sequence[Port],
 ) -> bytes:
-    """The bytes of a model file (ModelProto).
-
-    Args:
-        nodes: in the order of computation, from `node`.
-        constants: tensors by name; float32, float16, int32 or int64.
-        inputs: what the caller feeds.
-        outputs: what the caller gets.
-    """
+    """The bytes of a model file (ModelProto); nodes: from `node`, in the order of computation."""
     graph = b"".join(_field(1, encoded) for encoded in nodes) + _field(2, "graph")
-    graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
-    graph += b"".join(_field(11, _port(port)) for port in inputs)
-    graph += b"".join(_field(12, _port(port)) for port in outputs)
+    for name, array in constants.items():
+        sizes = b"".join(_field(1, size) for size in array.shape)
+        content = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+        graph += _field(5, sizes + _field(2, _DATA_TYPES[str(array.dtype)]) + _field(8, name) + _field(9, content))
+    for number, port in [*((11, port) for port in inputs), *((12, port) for port in outputs)]:
+        shape = b"".join(_field(1, _field(1 if isinstance(size, int) else 2, size)) for size in port.shape)
+        tensor_type = _field(1, port.data_type) + _field(2, shape)
+        graph += _field(number, _field(1, port.name) + _field(2, _field(1, tensor_type)))
     opset = _field(1, "") + _field(2, OPSET)
     return _field(1, IR_VERSION) + _field(2, "vivavoce") + _field(7, graph) + _field(8, opset)
-
-
-def _constant(name: str, array: NDArray[np.generic]) -> bytes:
-    little_endian = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    sizes = b"".join(_field(1, size) for size in array.shape)
-    data_type = _DATA_TYPES[str(array.dtype)]
-    return sizes + _field(2, data_type) + _field(8, name) + _field(9, little_endian.tobytes())
-
-
-def _port(port: Port) -> bytes:
-    sizes = [_field(1, size) if isinstance(size, int) else _field(2, size) for size in port.shape]
-    shape = b"".join(_field(1, size) for size in sizes)
-    tensor_type = _field(1, port.data_type) + _field(2, shape)
-    return _field(1, port.name) + _field(2, _field(1, tensor_type))
 
 
 def _field(number: int, value: int | str | bytes) -> bytes:

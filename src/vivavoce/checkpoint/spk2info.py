@@ -6,8 +6,6 @@ what the original front end passes to its model: ten tensors with a leading batc
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.weights import read_pickle
 from vivavoce.errors import CheckpointError
+from vivavoce.files import replacing
 
 EMBEDDING_SIZE = 192
 NUM_MEL_BINS = 80
@@ -30,108 +29,81 @@ _EMBEDDING_KEYS = ("embedding", "flow_embedding", "llm_embedding")
 
 @dataclass(frozen=True, eq=False)
 class SavedPrompt:
-    """The prompt of a saved zero-shot speaker."""
+    """Of a saved zero-shot speaker: ids [length] int32, of text and of what LM and flow continue; mel [frames, 80]."""
 
     text_ids: Tensor
-    """[text tokens] int32."""
     llm_speech_tokens: Tensor
-    """[speech tokens] int32: what the language model continues."""
     flow_speech_tokens: Tensor
-    """[speech tokens] int32: what the flow continues."""
     mel: Tensor
-    """[frames, 80] float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class SpeakerEntry:
-    """One speaker of the file."""
+    """One speaker of the file: embedding [192] float32; a built-in one has no prompt."""
 
     embedding: Tensor
-    """[192] float32."""
     prompt: SavedPrompt | None = None
-    """None for a built-in speaker, which has an embedding only."""
 
 
 def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
-    """Read all speakers by name, on the CPU.
-
-    Raises:
-        CheckpointError: the file is missing, corrupt, holds more than tensors, or a tensor has the wrong shape.
-    """
+    """Read all speakers by name, on the CPU."""
     speakers = read_pickle(path)
     if not isinstance(speakers, Mapping):
         raise CheckpointError(f"{path.name}: holds no speakers by name; make the file again")
-    entries = {}
     for name, fields in speakers.items():
         if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise CheckpointError(f"{path.name}: {name!r} is no speaker with named tensors; make the file again")
-        entries[name] = _entry(f"{path.name}: speaker {name!r}", fields)
-    return entries
+    return {name: _entry(f"{path.name}: speaker {name!r}", fields) for name, fields in speakers.items()}
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry]) -> None:
-    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600).
-
-    Raises:
-        OSError: the place cannot be written.
-    """
+    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600)."""
     speakers = {name: _official(entry) for name, entry in entries.items()}
-    new = path.with_name(f".{secrets.token_hex(8)}.new")
-    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o600)
-    try:
-        with open(descriptor, "wb") as file:  # given a path, torch.save answers a full disk with a RuntimeError
-            torch.save(speakers, file)
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    with replacing(path, private=True) as file:  # given a path, torch.save answers a full disk with a RuntimeError
+        torch.save(speakers, file)
 
 
 def _entry(where: str, fields: Mapping[str, Any]) -> SpeakerEntry:
     key = next((key for key in _EMBEDDING_KEYS if key in fields), _EMBEDDING_KEYS[0])
-    embedding = _numbers(where, fields, key, (1, EMBEDDING_SIZE))
+    embedding = _numbers(where, fields, key, 1, EMBEDDING_SIZE)
     if _MEL_KEY not in fields:
         return SpeakerEntry(embedding)
     text_ids, llm_tokens, flow_tokens = (_ids(where, fields, key) for key in _TOKEN_KEYS)
-    mel = _numbers(where, fields, _MEL_KEY, (1, -1, NUM_MEL_BINS))
+    mel = _numbers(where, fields, _MEL_KEY, 1, -1, NUM_MEL_BINS)
     return SpeakerEntry(embedding, SavedPrompt(text_ids, llm_tokens, flow_tokens, mel))
 
 
-def _numbers(where: str, fields: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> Tensor:
-    numbers = _tensor(where, fields, key, shape)
+def _numbers(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
+    numbers = _tensor(where, fields, key, *shape)
     if not numbers.is_floating_point() or not bool(numbers.isfinite().all()):
         raise CheckpointError(f"{where}: {key} must hold finite real numbers; make the speaker again")
     return numbers.float()
 
 
 def _ids(where: str, fields: Mapping[str, Any], key: str) -> Tensor:
-    ids = _tensor(where, fields, key, (1, -1))
+    ids = _tensor(where, fields, key, 1, -1)
     if ids.dtype not in (torch.int32, torch.int64) or bool((ids < 0).any()):
         raise CheckpointError(f"{where}: {key} must hold ids from 0 on; make the speaker again")
     return ids.to(torch.int32)
 
 
-def _tensor(where: str, fields: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> Tensor:
+def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Tensor:
     """The tensor `key` without its batch dimension; -1 in `shape` stands for the length that `key`_len repeats."""
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")
-    fits = value.dim() == len(shape) and all(want in (-1, have) for want, have in zip(shape, value.shape, strict=True))
-    if not fits:
+    if value.dim() != len(shape) or any(want not in (-1, have) for want, have in zip(shape, value.shape, strict=True)):
         wanted = ", ".join("length" if size == -1 else str(size) for size in shape)
         raise CheckpointError(
             f"{where}: {key} has shape {list(value.shape)}, expected [{wanted}]; make the speaker again"
         )
     length = fields.get(f"{key}_len")
-    if -1 in shape and length is not None and not _says(length, value.shape[1]):
+    says = isinstance(length, Tensor) and length.numel() == 1 and int(length) == value.shape[1]
+    if -1 in shape and length is not None and not says:
         raise CheckpointError(
             f"{where}: {key}_len does not say {value.shape[1]}, the length of {key}; make the speaker again"
         )
     return value[0].contiguous()
-
-
-def _says(length: object, wanted: int) -> bool:
-    return isinstance(length, Tensor) and length.numel() == 1 and int(length) == wanted
 
 
 def _official(entry: SpeakerEntry) -> dict[str, Tensor]:

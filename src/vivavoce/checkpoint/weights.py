@@ -1,11 +1,17 @@
-"""Weight files → tensors → modules: never code from a pickle, strict about every name and shape."""
+"""Weight files → tensors → modules: never code from a pickle, strict about every name and shape.
+
+Official parameter names ↔ ours are one table per part, read in both directions. `{n}` stands for a block's number and
+matches digits. A row names a prefix that ends at a dot or at the name's end; the first row that fits wins. Names that
+no row fits are the same on both sides.
+"""
 
 from __future__ import annotations
 
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.names import NameTable
 from vivavoce.errors import CheckpointError
 
 _TRAINING_COUNTERS = frozenset({"epoch", "step"})
@@ -27,17 +32,9 @@ _MAX_LISTED = 6
 
 
 def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
-    """The weight file of `part` (llm, flow, hift).
-
-    safetensors before .pt; with `variant` (such as "rl" or "cache") the file `part.variant.pt`, where there is one.
-
-    Raises:
-        CheckpointError: there is no such file.
-    """
-    stems = [f"{part}.{variant}", part] if variant else [part]
-    for stem in stems:
-        for suffix in (".safetensors", ".pt"):
-            path = folder / (stem + suffix)
+    """The weight file of `part` (llm, flow, hift): safetensors before .pt, `part.variant` where there is one."""
+    for stem in [f"{part}.{variant}", part] if variant else [part]:
+        for path in (folder / f"{stem}.safetensors", folder / f"{stem}.pt"):
             if path.is_file():
                 return path
     others = sorted(path.name for path in folder.glob(f"{part}.*.pt"))
@@ -46,11 +43,7 @@ def find_part(folder: Path, part: str, variant: str | None = None) -> Path:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Make sure that at least one part has the variant; the other parts take their plain files.
-
-    Raises:
-        CheckpointError: no part has it; the message lists the variants that are there.
-    """
+    """Make sure that at least one part has the variant; the other parts take their plain files."""
     if not variant:
         return
     found = {match[1] for path in folder.iterdir() if (match := _VARIANT.fullmatch(path.name))}
@@ -60,11 +53,7 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def read_pickle(path: Path) -> Any:
-    """What `torch.save` wrote: tensors, plain values and containers of them, on the CPU; no code is run.
-
-    Raises:
-        CheckpointError: missing, corrupt, or holding anything else.
-    """
+    """What `torch.save` wrote: tensors, plain values and containers of them, on the CPU; no code is run."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except FileNotFoundError:
@@ -80,14 +69,12 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible.
-
-    Raises:
-        CheckpointError: corrupt, or holds anything but named tensors.
-    """
+    """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible."""
     if path.suffix == ".safetensors":
         try:
             state: Any = load_file(path)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path.name}: is missing in {path.parent.name}; download the whole folder") from None
         except (SafetensorError, OSError, ValueError):
             raise CheckpointError(f"{path.name}: is corrupt; make or download it again") from None
     else:
@@ -106,9 +93,6 @@ def fold_weight_norm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Both spellings of torch's weight norm are read, and the prefix of a whole GAN checkpoint is dropped
     (arXiv:1602.07868, equation 2).
-
-    Raises:
-        CheckpointError: g and v are no such pair.
     """
     folded = {key.replace(_GAN_PREFIX, ""): value for key, value in state.items()}
     for scale_name, direction_name in (_NEW_NORM, _OLD_NORM):
@@ -135,24 +119,21 @@ def _weight(stem: str, scale: Tensor, direction: Tensor) -> Tensor:
 def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, file: str, dtype: torch.dtype) -> None:
     """Give official tensors, copied as `dtype`, to `module`, which may have been built on the meta device.
 
-    Raises:
-        CheckpointError: one error that lists all missing, unexpected and wrongly shaped keys by official name.
+    One error lists all missing, unexpected and wrongly shaped keys by official name.
     """
-    wanted = {names.to_official(own): own for own in module.state_dict()}
-    given = {key for key in state if key not in names.unused}
-    problems = []
-    if missing := sorted(set(wanted) - given):
-        problems.append(f"{len(missing)} missing ({_listed(missing)})")
-    if unexpected := sorted(given - set(wanted)):
-        problems.append(f"{len(unexpected)} unexpected ({_listed(unexpected)})")
     targets = module.state_dict()
-    misshapen = [
-        f"{key} {list(state[key].shape)} instead of {list(targets[own].shape)}"
-        for key, own in sorted(wanted.items())
-        if key in given and state[key].shape != targets[own].shape
-    ]
-    if misshapen:
-        problems.append(f"{len(misshapen)} of the wrong shape ({_listed(misshapen)})")
+    wanted = {names.to_official(own): own for own in targets}
+    given = state.keys() - names.unused
+    found = {
+        "missing": sorted(wanted.keys() - given),
+        "unexpected": sorted(given - wanted.keys()),
+        "of the wrong shape": [
+            f"{key} {list(state[key].shape)} instead of {list(targets[own].shape)}"
+            for key, own in sorted(wanted.items())
+            if key in given and state[key].shape != targets[own].shape
+        ],
+    }
+    problems = [f"{len(keys)} {what} ({_listed(keys)})" for what, keys in found.items() if keys]
     if problems:
         raise CheckpointError(f"model: {file} does not fit its configuration: {'; '.join(problems)}")
     # Copied, not mapped: a file that is replaced while the program runs must not change the weights.
@@ -160,7 +141,127 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
     module.load_state_dict(copies, assign=True)
 
 
-def _listed(items: Iterable[str]) -> str:
-    items = list(items)
+def _listed(items: Sequence[str]) -> str:
     more = len(items) - _MAX_LISTED
     return ", ".join(items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+_ATTENTION_AND_FEED_FORWARD = (
+    (".norm1", ".attention_norm"),
+    (".attn1.to_q", ".attention.query"),
+    (".attn1.to_k", ".attention.key"),
+    (".attn1.to_v", ".attention.value"),
+    (".attn1.to_out.0", ".attention.out"),
+    (".norm3", ".feed_forward_norm"),
+    (".ff.net.0.proj", ".feed_forward.expand"),
+    (".ff.net.2", ".feed_forward.contract"),
+)
+_RESNET = (
+    (".mlp.1", ".time_projection"),
+    (".block1.block.0", ".conv1"),
+    (".block1.block.2", ".norm1"),
+    (".block2.block.0", ".conv2"),
+    (".block2.block.2", ".norm2"),
+    (".res_conv", ".shortcut"),
+)
+_CONFORMER = (
+    (".self_attn.linear_q", ".attention.query"),
+    (".self_attn.linear_k", ".attention.key"),
+    (".self_attn.linear_v", ".attention.value"),
+    (".self_attn.linear_out", ".attention.out"),
+    (".self_attn.linear_pos", ".attention.position"),
+    (".self_attn.pos_bias_u", ".attention.content_bias"),
+    (".self_attn.pos_bias_v", ".attention.position_bias"),
+    (".norm_mha", ".attention_norm"),
+    (".norm_ff", ".feed_forward_norm"),
+    (".feed_forward.w_1", ".feed_forward.expand"),
+    (".feed_forward.w_2", ".feed_forward.contract"),
+)
+
+Rows = tuple[tuple[str, str], ...]
+
+
+def _under(official: str, ours: str, rows: Rows) -> Rows:
+    return tuple((official + theirs, ours + own) for theirs, own in rows)
+
+
+def _unet_level(official: str, ours: str) -> Rows:
+    return (
+        *_under(f"{official}.0", f"{ours}.resnet", _RESNET),
+        *_under(f"{official}.1.{{n}}", f"{ours}.blocks.{{n}}", _ATTENTION_AND_FEED_FORWARD),
+        (f"{official}.2", f"{ours}.conv"),
+    )
+
+
+LM = (
+    ("llm.model.model.embed_tokens", "text_embedding"),
+    ("llm.model.model.layers.{n}.self_attn", "layers.{n}.attention"),
+    ("llm.model.model.layers.{n}.mlp", "layers.{n}.mlp"),
+    ("llm.model.model.layers.{n}.input_layernorm", "layers.{n}.attention_norm"),
+    ("llm.model.model.layers.{n}.post_attention_layernorm", "layers.{n}.mlp_norm"),
+    ("llm.model.model.norm", "norm"),
+    ("llm_embedding", "control_embedding"),
+    ("llm_decoder", "speech_head"),
+)
+FLOW = (
+    ("input_embedding", "token_embedding"),
+    ("spk_embed_affine_layer", "speaker_projection"),
+    ("encoder_proj", "encoder.mu_projection"),
+    ("encoder.embed.out.0", "encoder.embed.linear"),
+    ("encoder.embed.out.1", "encoder.embed.norm"),
+    ("encoder.up_embed.out.0", "encoder.up_embed.linear"),
+    ("encoder.up_embed.out.1", "encoder.up_embed.norm"),
+    ("encoder.pre_lookahead_layer.conv1", "encoder.lookahead_conv"),
+    ("encoder.pre_lookahead_layer.conv2", "encoder.history_conv"),
+    *_under("encoder.encoders.{n}", "encoder.blocks.{n}", _CONFORMER),
+    ("encoder.up_layer.conv", "encoder.up_conv"),
+    *_under("encoder.up_encoders.{n}", "encoder.up_blocks.{n}", _CONFORMER),
+    ("encoder.after_norm", "encoder.norm"),
+    ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
+    ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
+    *_unet_level("decoder.estimator.down_blocks.0", "estimator.down"),
+    *_unet_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}"),
+    *_unet_level("decoder.estimator.up_blocks.0", "estimator.up"),
+    ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
+    ("decoder.estimator.final_block.block.2", "estimator.final_norm"),
+    ("decoder.estimator.final_proj", "estimator.out"),
+)
+VOCODER = (
+    *((f"f0_predictor.condnet.{2 * i}", f"f0.convs.{i}") for i in range(5)),
+    ("f0_predictor.classifier", "f0.out"),
+    ("m_source.l_linear", "source.merge"),
+    ("source_downs.{n}", "source_downs.{n}"),
+    ("ups.{n}", "ups.{n}"),
+)
+
+
+@dataclass(frozen=True)
+class NameTable:
+    """One part's names: (official, ours); unused: official keys that are read and dropped."""
+
+    rows: Rows
+    unused: frozenset[str] = frozenset()
+
+    def to_ours(self, official: str) -> str:
+        """Our name of an official parameter."""
+        return _translate(official, self.rows)
+
+    def to_official(self, ours: str) -> str:
+        """The official name of one of our parameters."""
+        return _translate(ours, tuple((own, theirs) for theirs, own in self.rows))
+
+
+def _translate(name: str, rows: Rows) -> str:
+    for source, target in rows:
+        pattern = re.escape(source).replace(re.escape("{n}"), r"(\d+)")
+        match = re.match(rf"{pattern}(?=\.|$)", name)
+        if match:
+            for number in match.groups():
+                target = target.replace("{n}", number, 1)
+            return target + name[match.end() :]
+    return name
+
+
+LM_NAMES = NameTable(LM, unused=frozenset({"llm.model.lm_head.weight"}))
+FLOW_NAMES = NameTable(FLOW)
+VOCODER_NAMES = NameTable(VOCODER)

@@ -1,38 +1,40 @@
 """Whether a request may start now, has to wait, or is refused at once.
 
 A stream that starts late or runs dry is worse than one that is refused: its client could have gone elsewhere. So a
-stream is taken only if the measured costs say that all streams, it included, keep up with their listeners.
-
-Modes. REFUSE: a stream that may not start now is refused, with the seconds after which to try again; only offline
-work queues. QUEUE: it waits in the queue, and is refused when that is full. Where no stream runs, the first one is
-always let in, on however slow a machine: nobody else suffers, and its listener is served at the machine's pace.
-
-All decisions are monotone: more load never turns a refusal into acceptance, nor does a machine that is slower
-throughout.
+stream is taken only if the measured costs say that all streams, it included, keep up with their listeners. The first
+one is always let in, on however slow a machine: no other suffers. All decisions are monotone: more load never turns a
+refusal into acceptance, nor does a machine that is slower throughout.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from vivavoce.engine.cost_model import CostModel, Stage, Work
+from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
+from vivavoce.engine.request_state import Phase, RequestState
 from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce.rates import Rates
 
 FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take this many times what is aimed at."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-TYPICAL_DURATION_S = 10.0
-"""Seconds of audio in a sequence, and of work for one without a listener, where nothing better is known."""
+DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
+"""What a stream is taken for: seconds of audio and of reference, text tokens with transcript."""
+FIRST_TOKENS, HOP, MAX_ROWS = 18, 50, 32
+"""Speech tokens that its first chunk needs and that a later one has; chunks that the flow takes at once."""
 
 
 class AdmissionMode(str, Enum):
-    """What becomes of a stream that may not start now."""
+    """What becomes of a stream that may not start now: REFUSE, or QUEUE while there are places.
+
+    ALL: it starts as long as there is a slot, and listeners may hear gaps: for tests that ask for more than real time.
+    """
 
     REFUSE = "refuse"
     QUEUE = "queue"
     ALL = "all"
-    """It starts as long as there is a slot, and listeners may hear gaps: for tests that ask for more than real time."""
 
 
 @dataclass(frozen=True)
@@ -52,167 +54,165 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AdmissionLimits:
     """What the operator allows.
 
-    max_waiting: places in the queue; headroom: share of real time that streams may use, in (0, 1]; first_chunk_s:
-    seconds from acceptance to the first chunk that are aimed at.
+    admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
+    first_chunk_s: the time to a first chunk that is aimed at; headroom: share of real time that streams may use.
     """
 
-    mode: AdmissionMode
-    max_waiting: int
-    first_chunk_s: float
+    admission: AdmissionMode = AdmissionMode.QUEUE
+    max_waiting: int = 1_000
+    first_chunk_s: float = 1.0
     headroom: float = 0.85
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mode, AdmissionMode):
-            raise InvalidRequest(
-                f"admission: mode {self.mode!r} is unknown; use {' or '.join(m.value for m in AdmissionMode)}"
-            )
-        if self.max_waiting < 0:
-            raise InvalidRequest(f"max_waiting: {self.max_waiting} is below 0; choose a number of places")
+        if not isinstance(self.admission, AdmissionMode):
+            known = " or ".join(mode.value for mode in AdmissionMode)
+            raise InvalidRequest(f"admission: mode {self.admission!r} is unknown; use {known}")
+        if self.max_waiting < 1:
+            raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
         if not 0 < self.headroom <= 1:
             raise InvalidRequest(f"headroom: {self.headroom} is outside of (0, 1]; choose a share of real time")
         if not self.first_chunk_s > 0:
             raise InvalidRequest(f"first_chunk_s: {self.first_chunk_s} is not above 0; choose a time in seconds")
 
 
-@dataclass(frozen=True)
-class StreamShape:
-    """An average stream, and how the scheduler batches its work.
+class AdmissionController:
+    """Counts requests and decides about the next one; shared by all threads that submit."""
 
-    tokens_per_second, frames_per_token: of the model; first_hop: speech tokens that the first chunk needs, lookahead
-    included; hop: tokens of a later chunk; past_frames: mel frames of the past that a chunk attends on average, its
-    prompt included; prompt_rows: positions of the LM's prefill; duration_s: seconds of audio, > 0; max_rows: chunks
-    that the flow takes at once; exclusive: all stages take turns on one device (a CPU), otherwise the LM runs beside
-    flow and vocoder.
-    """
+    def __init__(self, costs: CostModel, limits: AdmissionLimits, rates: Rates, slots: int) -> None:
+        self._costs, self._limits, self._rates, self._slots = costs, limits, rates, slots
+        self._lock = threading.RLock()
+        self._waiting: set[RequestState] = set()
+        self._running: set[RequestState] = set()
 
-    tokens_per_second: int
-    frames_per_token: int
-    first_hop: int
-    hop: int
-    past_frames: int
-    prompt_rows: int
-    exclusive: bool
-    duration_s: float = TYPICAL_DURATION_S
-    max_rows: int = 32
+    def check(self, streaming: bool, request: RequestState | None = None) -> None:
+        """Raise Overloaded if it may not come in; a request that may, and is given, is counted from then on."""
+        with self._lock:
+            if request is None or request.asked:
+                load = self.load()
+                if streaming and self._limits.admission is AdmissionMode.REFUSE:
+                    # A stream that was told it may start at once runs already, though the loop has not seen it yet.
+                    coming = sum(other.policy is not None for other in self._waiting)
+                    streams, starting = load.streams + coming, load.starting + coming
+                    load = replace(load, streams=streams, starting=starting, slots_free=load.slots_free - coming)
+                error = self.refusal(load, streaming)
+                if error is not None:
+                    raise error
+            if request is not None:
+                self._waiting.add(request)
 
+    def may_start(self, request: RequestState) -> bool:
+        """Whether a waiting request may begin; if so, it is counted among those that run."""
+        with self._lock:
+            load = self.load()
+            if request.policy is None:
+                # More of it than slots would only make every plan longer.
+                allowed = load.offline < self._slots
+            else:
+                allowed = not request.asked or self.hindrance(load) is None
+            if allowed:
+                self._waiting.discard(request)
+                self._running.add(request)
+            return allowed
 
-@dataclass(frozen=True)
-class Verdict:
-    """What admission decided.
+    def ended(self, request: RequestState) -> None:
+        """A request is over."""
+        with self._lock:
+            self._waiting.discard(request)
+            self._running.discard(request)
 
-    A refusal brings its reason and the seconds, 1 … 60, after which to try again: an estimate of when the first of
-    the running sequences ends, or of when the starting ones sound.
-    """
+    def load(self) -> Load:
+        """What there is to do now."""
+        with self._lock:
+            streams = [request for request in self._running if request.policy is not None]
+            offline = [one for request in self._running if request.policy is None for one in request.sequences]
+            return Load(
+                streams=len(streams),
+                starting=sum(request.sounding_since is None for request in streams),
+                offline=sum(one.phase is not Phase.DECODED or not one.finished for one in offline),
+                waiting=len(self._waiting),
+                slots_free=self._slots - len(streams),  # offline work gives way: it never takes the last slots
+                slots_total=self._slots,
+            )
 
-    accepted: bool
-    reason: str = ""
-    retry_after_s: float = 0.0
+    def refusal(self, load: Load, streaming: bool) -> Overloaded | None:
+        """Why one more request is refused; None: it is taken, though it may have to wait for its start.
 
-    def raise_if_refused(self) -> None:
-        """Raise Overloaded unless the request was accepted."""
-        if not self.accepted:
-            raise Overloaded(self.reason, self.retry_after_s)
+        When to try again is an estimate of when a running sequence ends, or of when the starting ones sound.
+        """
+        most, hindered = self._limits.max_waiting, self.hindrance(load) if streaming else None
+        if streaming and self._limits.admission is AdmissionMode.REFUSE:
+            return hindered
+        has_to_wait = load.waiting > 0 or hindered is not None or (not streaming and load.slots_free <= 0)
+        if not has_to_wait or load.waiting < most:
+            return None
+        reason = f"queue: {load.waiting} requests wait, max_waiting is {most}"
+        return _overloaded(reason, DURATION_S / (load.streams + load.offline + 1))
 
-
-def share_of_real_time(costs: CostModel, streams: int, shape: StreamShape) -> float:
-    """Seconds of work per second of audio for `streams` equal streams that are batched together.
-
-    One decode step serves all; chunks of all are computed together, `max_rows` at a time; prefills come one by one,
-    as often as streams end. Where the LM runs beside flow and vocoder the busier of the two sides counts: batches
-    are measured while the other side works, so what they cost one another is in the costs.
-    """
-    if streams == 0:
-        return 0.0
-    steps = shape.tokens_per_second * _decode_step_s(costs, streams, shape)
-    prefills = streams / shape.duration_s * costs.predict(Stage.PREFILL, Work.batch(1, shape.prompt_rows))
-    chunks = shape.tokens_per_second / shape.hop * _chunks_s(costs, streams, shape.hop, shape.past_frames, shape)
-    return steps + prefills + chunks if shape.exclusive else max(steps + prefills, chunks)
-
-
-def first_chunk_s(costs: CostModel, streams: int, starting: int, shape: StreamShape) -> float:
-    """Seconds until `starting` of `streams` streams, accepted together, have their first chunk.
-
-    Prefills one by one, then decode steps that all streams share, then one pass of flow and vocoder. Chunks of
-    streams that sound already are left out: they can wait, their listeners have something to play.
-    """
-    if starting == 0:
-        return 0.0
-    prefills = starting * costs.predict(Stage.PREFILL, Work.batch(1, shape.prompt_rows))
-    steps = shape.first_hop * _decode_step_s(costs, max(streams, starting), shape)
-    return prefills + steps + _chunks_s(costs, starting, shape.first_hop, shape.past_frames, shape)
-
-
-def admit(costs: CostModel, load: Load, shape: StreamShape, limits: Limits) -> Verdict:
-    """Whether one more stream is taken. In mode QUEUE an accepted one may have to wait: see `may_start`."""
-    hindrance = _hindrance(costs, load, shape, limits)
-    if limits.mode is AdmissionMode.REFUSE:
-        return hindrance or Verdict(True)
-    return _queue(load, limits, shape.duration_s) if hindrance or load.waiting > 0 else Verdict(True)
-
-
-def may_start(costs: CostModel, load: Load, shape: StreamShape, limits: Limits) -> bool:
-    """Whether one more stream may start at once, whatever the mode: what the head of the queue waits for."""
-    return _hindrance(costs, load, shape, limits) is None
-
-
-def admit_offline(load: Load, limits: Limits) -> Verdict:
-    """Whether a request without a listener is taken: it waits for a slot, and is refused when the queue is full."""
-    has_to_wait = load.slots_free <= 0 or load.waiting > 0
-    return _queue(load, limits, TYPICAL_DURATION_S) if has_to_wait else Verdict(True)
-
-
-def _hindrance(costs: CostModel, load: Load, shape: StreamShape, limits: Limits) -> Verdict | None:
-    """Why one more stream may not start now; None: it may."""
-    if load.slots_free <= 0:
-        reason = f"slots: all {load.slots_total} are taken"
-        return _refusal(reason, _until_one_ends(load.streams + load.offline, shape.duration_s))
-    if load.streams == 0 or limits.mode is AdmissionMode.ALL:
+    def hindrance(self, load: Load) -> Overloaded | None:
+        """Why one more stream may not start at once, whatever the mode; None: it may."""
+        streams, headroom = load.streams + 1, self._limits.headroom
+        if load.slots_free <= 0:
+            return _overloaded(f"slots: all {load.slots_total} are taken", DURATION_S / (streams + load.offline))
+        if load.streams == 0 or self._limits.admission is AdmissionMode.ALL:
+            return None
+        share = self.share_of_real_time(streams)
+        if share > headroom:
+            reason = f"streams: {streams} would use {share:.0%} of real time, headroom is {headroom:.0%}"
+            return _overloaded(reason, DURATION_S / streams * max(1.0, share))
+        expected = self.first_chunk_s(streams, load.starting + 1)
+        limit = FIRST_CHUNK_SLACK * max(self._limits.first_chunk_s, self.first_chunk_s(1, 1))
+        if expected > limit:
+            reason = f"first chunk: it would come after {expected:.2f} s, the limit is {limit:.2f} s"
+            return _overloaded(reason, self.first_chunk_s(load.streams, load.starting))
         return None
-    share = share_of_real_time(costs, load.streams + 1, shape)
-    if share > limits.headroom:
-        reason = f"streams: {load.streams + 1} would use {share:.0%} of real time, headroom is {limits.headroom:.0%}"
-        return _refusal(reason, _until_one_ends(load.streams, shape.duration_s) * max(1.0, share))
-    expected = first_chunk_s(costs, load.streams + 1, load.starting + 1, shape)
-    limit = FIRST_CHUNK_SLACK * max(limits.first_chunk_s, first_chunk_s(costs, 1, 1, shape))
-    if expected > limit:
-        reason = f"first chunk: it would come after {expected:.2f} s, the limit is {limit:.2f} s"
-        return _refusal(reason, first_chunk_s(costs, load.streams, load.starting, shape))
-    return None
+
+    def share_of_real_time(self, streams: int) -> float:
+        """Seconds of work per second of audio for `streams` equal streams that are batched together.
+
+        All of it adds up, also where the LM runs beside flow and vocoder: one thread launches the work of both queues,
+        and on a device its time is what both are short of.
+        """
+        if streams == 0:
+            return 0.0
+        prefill_s, step_s = self._prefill_and_step_s(streams)
+        tokens_s = step_s + self._chunks_s(streams, HOP) / HOP
+        return streams / DURATION_S * prefill_s + self._rates.tokens_per_second * tokens_s
+
+    def first_chunk_s(self, streams: int, starting: int) -> float:
+        """Seconds until `starting` of `streams` streams, accepted together, have their first chunk.
+
+        Prefills one by one, then decode steps that all streams share, then one pass of flow and vocoder. Chunks of
+        streams that sound already are left out: they can wait, their listeners have something to play.
+        """
+        if starting == 0:
+            return 0.0
+        prefill_s, step_s = self._prefill_and_step_s(max(streams, starting))
+        return starting * prefill_s + FIRST_TOKENS * step_s + self._chunks_s(starting, FIRST_TOKENS)
+
+    def _prefill_and_step_s(self, slots: int) -> tuple[float, float]:
+        rows = TEXT_ROWS + int(PROMPT_S * self._rates.tokens_per_second)
+        past = rows + round(DURATION_S * self._rates.tokens_per_second / 2)  # on average a stream is half done
+        prefill_s = self._costs.predict(Stage.PREFILL, BatchSize(1, rows))
+        return prefill_s, self._costs.predict(Stage.DECODE, BatchSize(slots, 0, slots * past))
+
+    def _chunks_s(self, chunks: int, tokens: int) -> float:
+        """Seconds of flow and vocoder for one chunk of each of `chunks` streams."""
+        frames, past = (
+            tokens * self._rates.frames_per_token,
+            (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second,
+        )
+        full, rest = divmod(chunks, MAX_ROWS)
+        seconds = 0.0
+        for batches, rows in ((full, MAX_ROWS), (1, rest)):
+            if batches and rows:
+                flow_s = self._costs.predict(Stage.FLOW, BatchSize(rows, rows * frames, rows * int(past)))
+                seconds += batches * (flow_s + self._costs.predict(Stage.VOCODER, BatchSize(rows, rows * frames)))
+        return seconds
 
 
-def _queue(load: Load, limits: Limits, duration_s: float) -> Verdict:
-    """Whether a request that has to wait finds a place."""
-    if load.waiting < limits.max_waiting:
-        return Verdict(True)
-    reason = f"queue: {load.waiting} requests wait, max_waiting is {limits.max_waiting}"
-    return _refusal(reason, _until_one_ends(load.streams + load.offline, duration_s))
-
-
-def _refusal(reason: str, retry_after_s: float) -> Verdict:
+def _overloaded(reason: str, retry_after_s: float) -> Overloaded:
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
-    return Verdict(False, f"{reason}; try again in {seconds:.0f} s", seconds)
-
-
-def _until_one_ends(running: int, duration_s: float) -> float:
-    """Seconds until the first of `running` sequences ends, each being anywhere in its course of `duration_s`."""
-    return duration_s / (running + 1)
-
-
-def _decode_step_s(costs: CostModel, slots: int, shape: StreamShape) -> float:
-    spoken = round(shape.duration_s * shape.tokens_per_second / 2)  # on average a stream is half done
-    return costs.predict(Stage.DECODE, Work.batch(slots, 0, shape.prompt_rows + spoken))
-
-
-def _chunks_s(costs: CostModel, chunks: int, tokens: int, past_frames: int, shape: StreamShape) -> float:
-    """Seconds of flow and vocoder for one chunk of each of `chunks` streams."""
-    frames = tokens * shape.frames_per_token
-    full, rest = divmod(chunks, shape.max_rows)
-    seconds = 0.0
-    for batches, rows in ((full, shape.max_rows), (1, rest)):
-        if batches and rows:
-            flow = costs.predict(Stage.FLOW, Work.batch(rows, frames, past_frames))
-            seconds += batches * (flow + costs.predict(Stage.VOCODER, Work.batch(rows, frames)))
-    return seconds
+    return Overloaded(f"{reason}; try again in {seconds:.0f} s", seconds)

@@ -1,13 +1,29 @@
-"""Work that is recorded once and then launched as a whole: CUDA graphs."""
+"""Work that is recorded once and then launched as a whole (CUDA graphs), and the sizes that recordings come in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-Work = Callable[[], None]
+Launch = Callable[[], None]
 """Reads and writes tensors that stay where they are; waits for nothing; makes the same launches each time."""
+
+MOST_ROWS, LEAST_ROWS = 256, 8
+"""Rows of a common batch."""
+BLOCK = 64
+"""A batch past the largest common size has a multiple of this many positions."""
+
+
+def fitting(sizes: Sequence[int], count: int) -> int | None:
+    """The smallest of ascending sizes that holds this many; None: none does."""
+    return next((size for size in sizes if size >= count), None)
+
+
+def rounded(size: int, to: int) -> int:
+    """The smallest multiple of `to` that is not below `size`."""
+    return -(-size // to) * to
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
@@ -28,8 +44,53 @@ def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, 
     return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """A size of batch: packed positions, rows, and whether rows have pages."""
+
+    positions: int
+    rows: int
+    paged: bool
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Positions of the common batches, ascending, each with a row for every `per_row` of them as far as `MOST_ROWS`."""
+
+    positions: tuple[int, ...]
+    per_row: int
+
+    def within(self, most: int | None) -> BatchSizes:
+        """Those of `most` positions and below, and the smallest in any case; None: all."""
+        return BatchSizes(sizes_within(self.positions, most), self.per_row)
+
+    def common(self, positions: int, paged: bool) -> Bucket:
+        """The common batch of this many positions."""
+        return Bucket(positions, min(max(positions // self.per_row, LEAST_ROWS), MOST_ROWS), paged)
+
+    def bucket(self, positions: int, rows: int, paged: bool) -> Bucket:
+        """The smallest common batch with room for this many; past the largest, one of its own."""
+        for size in self.positions:
+            common = self.common(size, paged)
+            if positions <= size and rows <= common.rows:
+                return common
+        return Bucket(rounded(positions, BLOCK), rounded(rows, LEAST_ROWS), paged)
+
+    def is_common(self, bucket: Bucket) -> bool:
+        """Whether other batches will need it, too."""
+        return bucket.positions in self.positions and bucket == self.common(bucket.positions, bucket.paged)
+
+
+TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)
+"""Of the flow's encoder, in tokens."""
+FRAME_SIZES = BatchSizes(
+    (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384), 16
+)
+"""Of the flow's estimator, in mel frames."""
+
+
 class Graphs:
-    """Recordings of one lane. They share the memory of their intermediate tensors, so they must run one after another.
+    """Recordings of one queue. They share the memory of their intermediate tensors, so they must run one after another.
 
     On other devices than CUDA nothing is recorded: what is given is what runs.
     """
@@ -40,11 +101,11 @@ class Graphs:
         self.captured = 0
         """Recordings made so far."""
 
-    def capture(self, work: Work) -> Work:
+    def capture(self, work: Launch) -> Launch:
         """Something that does the same as `work` in one launch.
 
         The work runs once before it is recorded, so that libraries have chosen and compilers are done; its results
-        must not depend on how often it runs. Call it on the lane's own stream.
+        must not depend on how often it runs. Call it on the queue's own stream.
         """
         self.captured += 1
         if self._device.type != "cuda":

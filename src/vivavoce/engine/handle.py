@@ -1,4 +1,4 @@
-"""A listener's end of a request: audio as it is made, cancelling, text that is still arriving."""
+"""A listener's end of a request: what is made, as it is made; cancelling; text that is still arriving."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.engine.request import Arrival, AudioChunk, SynthesisRequest
+from vivavoce.engine.request import AudioChunk, SegmentRequest, SpeechTokens
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
+T = TypeVar("T")
+"""What is handed out: `AudioChunk`s, or lists of speech tokens."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class RequestTimings:
     """Seconds of one request; what did not happen is None.
 
@@ -35,64 +40,56 @@ class RequestTimings:
     underruns: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Spoken:
-    """A finished request: the speech tokens of each segment, all samples [n] float32, what it took.
-
-    cut: for each segment, whether it was ended for its length, as in `Outcome`; segment_samples: how many of the
-    samples speak each segment, in order.
-    """
-
-    tokens: tuple[tuple[int, ...], ...]
-    samples: NDArray[np.float32]
-    timings: RequestTimings
-    cut: tuple[bool, ...] = ()
-    segment_samples: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended; `error`: None if all its audio was made.
+    """How a request ended; `error`: None if all of it was made; tokens: speech tokens of each segment.
 
     cut: for each segment in `tokens`, whether the language model was ended at the most speech tokens that it may have
     rather than by itself. False where the number of tokens was asked for, where they were given, and where text arrives
     token by token, which ends with an error instead.
     """
 
-    error: Exception | None
-    tokens: tuple[tuple[int, ...], ...]
-    timings: RequestTimings
+    error: Exception | None = None
+    tokens: tuple[tuple[int, ...], ...] = ()
+    timings: RequestTimings = field(default_factory=RequestTimings)
     cut: tuple[bool, ...] = ()
 
 
-class Outbox:
+@dataclass(frozen=True, eq=False)
+class Spoken(Outcome):
+    """A finished request. samples: all of them, [n] float32; segment_samples: how many speak each segment, in order."""
+
+    samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    segment_samples: tuple[int, ...] = ()
+
+
+class Outbox(Generic[T]):
     """What was made for one request, in order: the loop's thread writes, one listener in any thread reads."""
 
     def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        """How it ended; None while it goes on."""
         self._changed = threading.Condition()
-        self._chunks: deque[AudioChunk] = deque()
-        self._outcome: Outcome | None = None
-        self._wakers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._made: deque[T] = deque()
+        self._wakers: list[Callable[[], object]] = []
         self._text_wanted = False
         self._texts_sent = 0
         """Texts that were pushed and that the loop has not read yet."""
 
-    @property
-    def outcome(self) -> Outcome | None:
-        """How it ended; None while it goes on."""
-        return self._outcome
-
-    def put(self, chunk: AudioChunk) -> None:
-        """The next chunk is there."""
+    def put(self, made: T) -> None:
+        """More was made. Lists that a listener has not taken yet become one."""
         with self._changed:
-            self._chunks.append(chunk)
+            if self._made and isinstance(made, list) and isinstance(self._made[-1], list):
+                self._made[-1].extend(made)
+            else:
+                self._made.append(made)
             self._wake()
 
     def end(self, outcome: Outcome) -> None:
-        """No more chunks will come; the first outcome stands."""
+        """No more will come; the first outcome stands."""
         with self._changed:
-            if self._outcome is None:
-                self._outcome = outcome
+            if self.outcome is None:
+                self.outcome = outcome
                 self._wake()
 
     def want_text(self, wanted: bool) -> None:
@@ -102,95 +99,70 @@ class Outbox:
                 self._text_wanted = wanted
                 self._wake()
 
-    def text_sent(self) -> None:
-        """More text is on its way: until it was read, nobody knows whether speech waits for still more."""
+    def text_sent(self, count: int) -> None:
+        """More text is on its way (1), or was read or refused (−1): until then, whether speech waits is not known."""
         with self._changed:
-            self._texts_sent += 1
-
-    def text_read(self) -> None:
-        """The text that was sent has arrived, or will not."""
-        with self._changed:
-            self._texts_sent -= 1
+            self._texts_sent += count
             self._wake()
 
     def wait_for_text_wanted(self) -> bool:
         """Block until speech waits for its text; False: the request has ended and wants none."""
         with self._changed:
-            self._changed.wait_for(lambda: (self._text_wanted and not self._texts_sent) or self._outcome is not None)
-            return self._outcome is None
+            self._changed.wait_for(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
+            return self.outcome is None
 
-    def get(self) -> AudioChunk | None:
-        """The next chunk, None at the end; blocks. Raises what the request ended with."""
+    def get(self) -> T | None:
+        """The next thing that was made, None at the end; blocks. Raises what the request ended with."""
         with self._changed:
-            self._changed.wait_for(lambda: self._chunks or self._outcome is not None)
-            return self._take()
+            while not (self._made or self.outcome):
+                self._changed.wait()
+            if self._made:
+                return self._made.popleft()
+            assert self.outcome is not None
+            if self.outcome.error is not None:
+                raise self.outcome.error
+            return None
 
-    async def get_async(self) -> AudioChunk | None:
+    async def get_async(self) -> T | None:
         """`get` for an event loop, which is not blocked."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
         while True:
             with self._changed:
-                if self._chunks or self._outcome is not None:
-                    return self._take()
-                loop = asyncio.get_running_loop()
-                waker = loop.create_future()
-                self._wakers.append((loop, waker))
-            await waker
-
-    def _take(self) -> AudioChunk | None:
-        if self._chunks:
-            return self._chunks.popleft()
-        assert self._outcome is not None
-        if self._outcome.error is not None:
-            raise self._outcome.error
-        return None
+                if self._made or self.outcome:
+                    return self.get()
+                changed.clear()
+                self._wakers.append(partial(loop.call_soon_threadsafe, changed.set))
+            await changed.wait()
 
     def _wake(self) -> None:
         self._changed.notify_all()
         wakers, self._wakers = self._wakers, []
-        for loop, waker in wakers:
-            with suppress(RuntimeError):  # the listener's event loop was closed: nobody listens
-                loop.call_soon_threadsafe(_resolve, waker)
+        for wake in wakers:
+            with suppress(RuntimeError):  # the listener's event loop was closed
+                wake()
 
 
-def _resolve(waker: asyncio.Future[None]) -> None:
-    if not waker.done():
-        waker.set_result(None)
-
-
-More = SynthesisRequest | tuple[int, ...] | Exception | None
-"""What arrives of a text: a segment, text ids, None for its end, or what kept the rest from coming."""
-
-
-def check_arrival(more: More, arrival: Arrival) -> None:
-    """Refuse text that a request has no place for.
-
-    Raises:
-        InvalidRequest: it takes text of another form, or all of its text was there from the start.
-    """
-    if more is None or isinstance(more, Exception):
-        return
-    if arrival is not (Arrival.SEGMENTS if isinstance(more, SynthesisRequest) else Arrival.TOKENS):
-        given = "a segment was" if isinstance(more, SynthesisRequest) else "text ids were"
-        raise InvalidRequest(f"text: {given} pushed to a request of arrival {arrival.value}; push what it takes")
+More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
+"""What arrives: a segment, speech tokens, text ids, None for the end, or what kept the rest from coming."""
 
 
 class ArrivingText:
     """The end of a request at which its text comes in; from any thread."""
 
-    def __init__(self, outbox: Outbox, push: Callable[[More], None]) -> None:
-        self._outbox, self._push = outbox, push
+    def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
+        self._push, self._text_sent, self.wait_until_wanted = push, outbox.text_sent, outbox.wait_for_text_wanted
         self._closed = False
 
-    def push(self, more: Sequence[int] | SynthesisRequest) -> None:
-        """More text: ids, or a whole segment, as the request's `Arrival` says.
+    def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:
+        """More: text ids, a whole segment, or speech tokens, as the request's `Arrival` says.
 
         Raises:
-            InvalidRequest: the segment does not fit the model, or ids came where segments are awaited, or the other
-                way round, or after the end; what was pushed before goes on.
+            InvalidRequest: it does not fit the model, is not what the request takes, or comes after the end; what was
+                pushed before goes on.
         """
         if self._closed:
             raise InvalidRequest("text: its end was announced; send more in a new request")
-        self._send(more if isinstance(more, SynthesisRequest) else tuple(more))
+        self._send(more if isinstance(more, SegmentRequest | SpeechTokens) else tuple(more))
 
     def close(self) -> None:
         """All of it has arrived."""
@@ -202,29 +174,25 @@ class ArrivingText:
         self._closed = True
         self._send(error)
 
-    def wait_until_wanted(self) -> bool:
-        """Block until speech waits for more text; False: the request has ended and wants none."""
-        return self._outbox.wait_for_text_wanted()
-
     def _send(self, more: More) -> None:
-        self._outbox.text_sent()
+        self._text_sent(1)
         try:
             self._push(more)
         except BaseException:
-            self._outbox.text_read()
+            self._text_sent(-1)
             raise
 
 
-class Handle:
-    """One submitted request. Iterate it, in a thread or an event loop, for its chunks; one listener at a time.
+class RequestHandle(Generic[T]):
+    """One submitted request. Iterate it, in a thread or an event loop, for what is made; one listener at a time.
 
     Leaving the iteration early, or letting go of the handle, cancels the request.
     """
 
-    def __init__(self, outbox: Outbox, cancel: Callable[[], None], push: Callable[[More], None]) -> None:
+    def __init__(self, outbox: Outbox[T], cancel: Callable[[], None], push: Callable[[More], None]) -> None:
         self._outbox, self._cancel = outbox, cancel
         self.text = ArrivingText(outbox, push)
-        """Where the rest of a text comes in that arrives piece by piece."""
+        """Where the rest of a text, or speech tokens, come in that arrive piece by piece."""
 
     @property
     def done(self) -> bool:
@@ -232,36 +200,38 @@ class Handle:
         return self._outbox.outcome is not None
 
     @property
+    def outcome(self) -> Outcome:
+        """How it ended; empty until it is done."""
+        return self._outbox.outcome or Outcome()
+
+    @property
     def timings(self) -> RequestTimings:
         """What it took; empty until it is done."""
-        outcome = self._outbox.outcome
-        return RequestTimings() if outcome is None else outcome.timings
+        return self.outcome.timings
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
         """Speech tokens of each segment; empty until the request is done."""
-        outcome = self._outbox.outcome
-        return () if outcome is None else outcome.tokens
+        return self.outcome.tokens
 
     @property
     def cut(self) -> tuple[bool, ...]:
         """For each segment whether it was ended for its length, see `Outcome`; empty until the request is done."""
-        outcome = self._outbox.outcome
-        return () if outcome is None else outcome.cut
+        return self.outcome.cut
 
-    def __iter__(self) -> Generator[AudioChunk, None, None]:
-        """Chunks in order, each as soon as it is made; raises what the request failed with."""
+    def __iter__(self) -> Generator[T, None, None]:
+        """What is made, in order, each piece as soon as it is there; raises what the request failed with."""
         try:
-            while (chunk := self._outbox.get()) is not None:
-                yield chunk
+            while (made := self._outbox.get()) is not None:
+                yield made
         finally:
             self.cancel()
 
-    async def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
+    async def __aiter__(self) -> AsyncGenerator[T, None]:
         """The same in an event loop."""
         try:
-            while (chunk := await self._outbox.get_async()) is not None:
-                yield chunk
+            while (made := await self._outbox.get_async()) is not None:
+                yield made
         finally:
             self.cancel()
 
@@ -271,29 +241,27 @@ class Handle:
 
     async def result_async(self) -> Spoken:
         """`result` for an event loop."""
-        return self._spoken([chunk async for chunk in self])
+        return self._spoken([made async for made in self])
 
     def cancel(self) -> None:
         """Give it up: its slot and state are freed within a step. After the end: nothing happens."""
-        if not self.done:
-            self._outbox.end(Outcome(RequestCancelled("request: was cancelled"), (), RequestTimings()))
+        if self._outbox.outcome is None:
+            self._outbox.end(Outcome(RequestCancelled("request: was cancelled")))
             self._cancel()
 
-    def __del__(self) -> None:
-        self.cancel()
+    __del__ = cancel
 
-    def _spoken(self, chunks: Sequence[AudioChunk]) -> Spoken:
-        outcome = self._outbox.outcome
-        assert outcome is not None
-        samples = [chunk.samples for chunk in chunks]
-        joined = np.concatenate(samples) if samples else np.zeros(0, np.float32)
-        counts = _segment_samples(chunks, len(outcome.tokens))
-        return Spoken(outcome.tokens, joined, outcome.timings, outcome.cut, counts)
+    def _spoken(self, made: Sequence[T]) -> Spoken:
+        outcome, counts = self.outcome, [0] * len(self.outcome.tokens)
+        samples = [np.zeros(0, np.float32)]
+        for chunk in made:
+            if isinstance(chunk, AudioChunk) and len(chunk.samples):
+                samples.append(chunk.samples)
+                counts[chunk.segment] += len(chunk.samples)
+        return Spoken(None, outcome.tokens, outcome.timings, outcome.cut, np.concatenate(samples), tuple(counts))
 
 
-def _segment_samples(chunks: Sequence[AudioChunk], segments: int) -> tuple[int, ...]:
-    counts = [0] * segments
-    for chunk in chunks:
-        if len(chunk.samples):
-            counts[chunk.segment] += len(chunk.samples)
-    return tuple(counts)
+Handle = RequestHandle[AudioChunk]
+"""Of a request for audio."""
+TokenHandle = RequestHandle[list[int]]
+"""Of a request for speech tokens; a listener gets in one list what came since the last one."""

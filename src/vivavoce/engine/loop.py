@@ -1,34 +1,38 @@
-"""The engine's one loop: takes requests in, plans, has the stages work, hands audio out.
+"""The engine's one loop: takes requests in, plans, has the stages work, hands out what is made.
 
-It runs in one thread, which owns every stream, slot and state; other threads only post messages to it (`post`).
+It runs in one thread, which owns every request, slot and state; other threads only post messages to it (`post`).
 `docs/engine.md` walks one request through it.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from vivavoce.engine.books import Books
-from vivavoce.engine.faults import explained
-from vivavoce.engine.language_lane import LanguageLane
-from vivavoce.engine.loop_thread import stopped
-from vivavoce.engine.messages import Cancelled, Message, Prepare, Stop, Submitted
+from vivavoce.engine.admission import AdmissionController
+from vivavoce.engine.device import GcFreeze
+from vivavoce.engine.handle import Outcome
+from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import Arrival, AudioChunk
-from vivavoce.engine.scheduler import Plan, Scheduler, Situation
-from vivavoce.engine.statistics import RequestEvent, Statistics
-from vivavoce.engine.stream import Phase, Segment
-from vivavoce.engine.synthesis_lane import Part, SynthesisLane
-from vivavoce.engine.ticket import Arrived, Made, Ticket, Track
-from vivavoce.errors import RequestCancelled, VivavoceError
+from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
+from vivavoce.engine.scheduler import Scheduler, Situation
+from vivavoce.engine.stages import explained
+from vivavoce.engine.statistics import Statistics
+from vivavoce.engine.synthesis_runner import SynthesisRunner
+from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 
 log = logging.getLogger(__name__)
 
@@ -36,334 +40,346 @@ _STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
 """Mel frames of a low_latency stream's largest chunk, with room; those of a batch that even one listener may need."""
 
 
-class Loop:
-    """All accepted requests, and the two lanes that work for them.
+Message = Callable[[], None]
+"""What the loop shall do next in its thread: one of its methods (`accept`, `take`, …) with its arguments."""
 
-    `open_track` gives a segment its places in the stages; `books` say whether it may begin, and are told how it goes
-    on.
-    """
+
+class Loop:
+    """All accepted requests, and the runners that work for them; either may be missing."""
 
     def __init__(
         self,
-        language: LanguageLane,
-        synthesis: SynthesisLane,
+        lm: LMRunner | None,
+        synthesis: SynthesisRunner | None,
         scheduler: Scheduler,
+        admission: AdmissionController,
         statistics: Statistics,
-        sample_rate: int,
-        books: Books,
-        open_track: Callable[[Ticket, Arrived], Track],
     ) -> None:
-        self._language, self._synthesis, self._scheduler = language, synthesis, scheduler
-        self._statistics, self._sample_rate = statistics, sample_rate
-        self._books, self._open_track = books, open_track
+        self._lm, self._synthesis = lm, synthesis
+        self._runners: list[LMRunner | SynthesisRunner] = [one for one in (lm, synthesis) if one is not None]
+        for runner in self._runners:
+            runner.fail = self.fail
+        self._scheduler, self._admission, self._statistics = scheduler, admission, statistics
         self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._waiting_streams: deque[Ticket] = deque()
-        """Accepted, and not begun: with them the streams that run would run dry."""
-        self._waiting_offline: deque[Ticket] = deque()
-        """Accepted, and not begun: there is offline work enough."""
-        self._tickets: dict[int, Ticket] = {}
-        self._tracks: dict[Segment, Track] = {}
-        self._stop: Stop | None = None
+        self._waiting: tuple[deque[RequestState], deque[RequestState]] = (deque(), deque())
+        """Accepted, and not begun: streams, and offline work."""
+        self._requests: dict[int, RequestState] = {}
+        self._drain: bool | None = None
+        """Whether it leaves once nothing is left to do, or at once; None: it goes on."""
+        self._closing = False
+        self._starting = threading.Lock()
+        self.gc_freeze = GcFreeze()
+        """Ends with the engine."""
+        self.thread: threading.Thread | None = None
+        """None before the start."""
         self.ended = False
-        """It was told to stop, or something failed that no request is to blame for: it takes nothing any more."""
+        """It was stopped, or something failed that no request is to blame for: it takes nothing any more."""
         self.busy_since = inf
         """Since when it is at one turn, on the engine's clock; ∞: it waits for messages."""
 
+    @property
+    def healthy(self) -> bool:
+        """It takes messages, or will once it is started."""
+        return not (self._closing or self.ended)
+
+    @property
+    def idle(self) -> bool:
+        """No request is there, and nothing is left of those that were."""
+        busy = any(runner.busy for runner in self._runners)
+        return not (busy or self._requests or self._waiting[0] or self._waiting[1])
+
+    def start(self) -> None:
+        """Begin to run in a thread; again: nothing happens.
+
+        Raises:
+            EngineStopped: it was closed or has failed.
+        """
+        if not self.healthy:
+            raise stopped()
+        with self._starting:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="vivavoce-engine", daemon=True)
+                self.thread.start()
+                atexit.register(_stop_at_exit, weakref.ref(self))
+
+    def close(self, *, drain: bool, timeout_s: float | None) -> None:
+        """Stop: what was accepted is finished (`drain`, for `timeout_s` at most), or ends with EngineStopped."""
+        self._closing = True
+        self.post(partial(self.stop, drain))
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(timeout_s)
+            if self.thread.is_alive():
+                self.post(partial(self.stop, False))
+                self.thread.join()
+        self.gc_freeze.end()
+
+    def abandon(self) -> None:
+        """Stop: the engine is not used any more, and was not closed."""
+        self.post(partial(self.stop, False))
+        self.gc_freeze.end()
+
     def post(self, message: Message) -> None:
-        """Leave a message for the loop; from any thread."""
+        """Leave a message for the loop; from any thread. After the loop's end it is refused in that thread."""
         self._inbox.put(message)
         if self.ended:  # it may have ended before it could see this
             self._refuse_messages()
 
     def run(self) -> None:
-        """Work until told to stop; the body of the engine's thread."""
+        """Work until stopped; the body of the engine's thread."""
         with torch.inference_mode():
             try:
-                while self._stop is None or (self._stop.drain and (self._tickets or self._waiting)):
+                while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
                     if not self.run_once():
                         self._wait()
             except Exception:
                 log.exception("the engine's loop has failed")
             finally:
+                left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
+                self._requests, self._waiting = {}, (deque(), deque())
                 self.ended = True
-                self._refuse_the_rest()
+                # The stages are left as they are: they may be what has failed.
+                for request in left:
+                    self._announce_end(request, stopped())
+                self._refuse_messages()
 
     def run_once(self) -> bool:
         """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
         self.busy_since = time.perf_counter()
-        took = self._take_messages()
-        self._let_in()
-        moved = self._hand_out()
-        if self._synthesis.open and self._synthesis.retry():
+        moved = False
+        while not self._inbox.empty():
+            self._inbox.get()()
+            moved = True
+        for queue in self._waiting:  # in the order in which they came
+            while queue and self._admission.may_start(queue[0]):
+                request = queue.popleft()
+                self._requests[request.id] = request
+                self._go_on(request)
+        moved = self._hand_out() or moved
+        lm, synthesis = self._lm, self._synthesis
+        if synthesis is not None and synthesis.queue.open and synthesis.retry():
             return True
         now = time.perf_counter()
         at = Situation(
             now=now,
-            lm_open=self._language.open,
-            synthesis_open=self._synthesis.open,
-            slots_free=self._language.slots_free,
-            slots_total=self._language.slots_total,
-            steps_in_flight=self._language.steps_in_flight,
-            running=self._synthesis.running(),
-            batches_open=self._synthesis.batches_open,
+            lm_open=lm is not None and lm.queue.open,
+            synthesis_open=synthesis is not None and synthesis.queue.open,
+            slots_free=lm.stage.free_slots if lm else 0,
+            slots_total=lm.stage.slots if lm else 0,
+            steps_in_flight=lm.stage.steps_in_flight if lm else 0,
+            running=synthesis.running() if synthesis else (),
+            batches_open=synthesis is not None and synthesis.batches_open,
         )
-        plan = self._scheduler.plan([ticket.stream for ticket in self._tickets.values()], at)
-        began = self._execute(plan, now)
-        return took or moved or began
+        plan = self._scheduler.plan(self._requests.values(), at)
+        if lm is not None and plan.prefill:
+            lm.prefill(plan.prefill)
+        if lm is not None and plan.decode:
+            moved = lm.decode(plan.decode) or moved
+        if synthesis is not None and plan.advance:
+            synthesis.advance(plan.advance)
+        if synthesis is not None and plan.start:
+            synthesis.begin(plan.start)
+        return moved or bool(plan.prefill or plan.advance or plan.start)
 
-    def fail(self, tracks: Sequence[Track], error: Exception) -> None:
-        """End the requests of these tracks; their neighbours go on."""
-        self._fail_tickets(list({track.ticket.stream.id: track.ticket for track in tracks}.values()), error)
-
-    def _fail_tickets(self, tickets: Sequence[Ticket], error: Exception) -> None:
+    def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
+        """End the requests of these sequences; their neighbours go on."""
         if not isinstance(error, VivavoceError):
             log.error("a stage failed", exc_info=error)
-        for ticket in tickets:
-            self._end(ticket, explained(error))
+        for request in {sequence.request.id: sequence.request for sequence in sequences}.values():
+            self._end(request, explained(error))
 
-    def _take_messages(self) -> bool:
-        took = False
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return took
-            self._take(message)
-            took = True
-
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Submitted):
-            self._queue_of(message.ticket).append(message.ticket)
-        elif isinstance(message, Prepare):
-            self._prepare(message)
-        elif isinstance(message, Stop):
-            # Who wants no more work done is not overruled by who would wait for it.
-            if self._stop is None or self._stop.drain:
-                self._stop = message
-            for running in list(self._tickets.values()) if message.drain else []:
-                self._end_arrival(running)
-                self._go_on(running)
+    def accept(self, request: RequestState) -> None:
+        """A request was admitted; a message, as the four that follow."""
+        if self.ended:
+            self._announce_end(request, stopped())
         else:
-            ticket = self._tickets.get(message.id) or next(
-                (t for t in self._waiting if t.stream.id == message.id), None
-            )
-            if ticket is None:
-                return  # it has ended meanwhile
-            if isinstance(message, Cancelled):
-                self._end(ticket, RequestCancelled("request: was cancelled"))
-            else:
-                if ticket.stream.starved:
-                    ticket.stream.excuse(time.perf_counter())
-                ticket.take(message.more)
-                if ticket.stream.id in self._tickets:
-                    self._go_on(ticket)
-                ticket.outbox.text_read()
+            self._waiting[request.policy is None].append(request)
 
-    def _prepare(self, message: Prepare) -> None:
+    def cancel(self, number: int) -> None:
+        """The request's listener has left."""
+        request = self._find(number)
+        if request is not None:
+            self._end(request, RequestCancelled("request: was cancelled"))
+
+    def take(self, number: int, more: Taken) -> None:
+        """More of a request has come, see `RequestState.take`."""
+        request = self._find(number)
+        if request is None:
+            return  # it has ended meanwhile
         try:
-            self._language.prepare(message.streams)
-            self._synthesis.prepare(message.streams and max(_LEAST_FRAMES, message.streams * _STREAM_FRAMES))
-        except Exception as error:  # too little memory, say: whoever asked decides what to do without
-            message.done.set_exception(error)
+            request.take(more, time.perf_counter())
+        except Exception as error:
+            self._end(request, explained(request.error or error))
+        if request.id in self._requests:
+            self._go_on(request)
+        request.outbox.text_sent(-1)
+
+    def prepare(self, streams: int | None, done: Future[None]) -> None:
+        """Get the stages ready for what this many streams need, None: for any work; `done` gets how that went."""
+        try:
+            if self.ended:
+                raise stopped()
+            if self._lm is not None:
+                self._lm.prepare(streams)
+            if self._synthesis is not None:
+                self._synthesis.prepare(streams and max(_LEAST_FRAMES, streams * _STREAM_FRAMES))
+        except Exception as error:  # too little memory, say: the caller decides what to do without
+            done.set_exception(error)
         else:
-            message.done.set_result(None)
+            done.set_result(None)
 
-    def _let_in(self) -> None:
-        """Begin what may begin, in the order in which it came."""
-        for queue in (self._waiting_streams, self._waiting_offline):
-            while queue and self._books.may_start(queue[0]):
-                ticket = queue.popleft()
-                self._tickets[ticket.stream.id] = ticket
-                if self._stop is not None:
-                    self._end_arrival(ticket)
-                self._go_on(ticket)
+    def stop(self, drain: bool) -> None:
+        """Leave once nothing is left to do (`drain`), or at once, which wins over the other."""
+        self._drain = drain and self._drain is not False
+        for request in list(self._requests.values()) if drain else ():
+            self._go_on(request)
 
-    def _end_arrival(self, ticket: Ticket) -> None:
-        """Who drains does not wait for text that may never come: what has come is spoken."""
-        if ticket.request.arrival is not Arrival.WHOLE:
-            ticket.take(None)
+    def _find(self, number: int) -> RequestState | None:
+        waiting = (one for queue in self._waiting for one in queue if one.id == number)
+        return self._requests.get(number) or next(waiting, None)
 
-    @property
-    def _waiting(self) -> list[Ticket]:
-        return [*self._waiting_streams, *self._waiting_offline]
+    def _refuse_messages(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._inbox.get_nowait()()
 
-    def _queue_of(self, ticket: Ticket) -> deque[Ticket]:
-        return self._waiting_streams if ticket.stream.streaming else self._waiting_offline
-
-    def _go_on(self, ticket: Ticket) -> None:
-        """Open the segments that have arrived, and read the text that has."""
-        while ticket.arrived:
-            arrived = ticket.arrived.popleft()
-            try:
-                track = self._open_track(ticket, arrived)
-            except Exception as error:  # a voice's tensors, say, are not what they should be: nobody else's business
-                self._fail_tickets([ticket], error)
-                return
-            ticket.tracks.append(track)
-            ticket.stream.segments.append(track.segment)
-            self._tracks[track.segment] = track
-            if ticket.asked and track.shares_prompt:
-                self._statistics.prompt_cache(hit=track.flow.known is not None)
-        for track in ticket.tracks:
-            if track.segment.phase is Phase.STARVED:
-                self._language.ask_for_text(track)
-        self._settle(ticket)
+    def _go_on(self, request: RequestState) -> None:
+        """Open the sequences that have arrived, and read the text that has."""
+        try:
+            if self._drain is not None and request.arrival is not Arrival.WHOLE:
+                # A drain does not wait for text that may never come: what has come is spoken.
+                request.take(None, time.perf_counter())
+            while request.arrived:
+                sequence = request.arrived.popleft()
+                request.add(sequence)
+                if not request.tokens_only and self._synthesis is not None:
+                    self._synthesis.open(sequence)
+        except Exception as error:  # a voice's tensors, say, are not what they should be: its neighbours go on
+            self.fail(request.sequences, error)
+            return
+        for sequence in request.sequences:
+            if sequence.phase is Phase.STARVED and sequence.text is not None and self._lm is not None:
+                self._lm.ask_for_text(sequence)
+        self._settle(request)
 
     def _hand_out(self) -> bool:
-        changed = self._language.collect()
+        changed = self._lm.collect() if self._lm is not None else []
         now = time.perf_counter()
-        for track in changed:
-            if track.ticket.stream.closed:
+        for sequence in changed:
+            request = sequence.request
+            if request.closed:
                 continue
-            if track.segment.ready_at is None and track.segment.may_cut(now):
-                track.segment.ready_at = now
-            if track.segment.phase in (Phase.DECODED, Phase.STARVED):
-                self._settle(track.ticket)
-                self._send_held(track.ticket)
-        made = self._synthesis.collect()
-        for one in made:
-            self._deliver(one)
+            if request.tokens_only:
+                fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
+                if fresh:
+                    request.outbox.put(fresh)
+                if sequence.phase is Phase.DECODED:
+                    self._end(request, request.error)
+                continue
+            if sequence.ready_at is None and sequence.may_cut(now):
+                sequence.ready_at = now
+            if sequence.phase in (Phase.DECODED, Phase.STARVED):
+                self._settle(request)
+        made = self._synthesis.collect() if self._synthesis is not None else []
+        for sequence, cut, samples in made:
+            request = sequence.request
+            if request.closed:
+                continue
+            request.held[sequence.place] = (cut, samples)
+            self._settle(request)
         return bool(changed or made)
 
-    def _execute(self, plan: Plan, now: float) -> bool:
-        """Have the lanes do it; False: there was nothing to begin."""
-        began = bool(plan.prefill or plan.advance or plan.start)
-        if plan.prefill:
-            self._language.prefill([self._tracks[segment] for segment in plan.prefill])
-        if plan.decode:
-            began = self._language.decode(plan.decode) or began
-        if plan.advance is not None:
-            self._synthesis.advance(plan.advance)
-        if plan.start:
-            parts = []
-            for item in plan.start:
-                track = self._tracks.get(item.segment)
-                if track is None:
-                    continue  # the language model failed it a moment ago
-                parts.append(Part(track, item, item.segment.ready_at or now))
-                item.segment.ready_at = None
-            self._synthesis.begin(parts)
-        return began
-
-    def _deliver(self, made: Made) -> None:
-        ticket, segment = made.track.ticket, made.track.segment
-        stream = ticket.stream
-        if stream.closed:
-            return
-        if not stream.streaming:
-            ticket.held[segment.place] = made
-            self._send_held(ticket)
+    def _settle(self, request: RequestState) -> None:
+        """Send what is made, in the sequences' order; end the request after the last one, or ask for its text."""
+        sequences, rate = request.sequences, request.rates.sample_rate
+        while request.current < len(sequences):
+            sequence, made = sequences[request.current], request.held.pop(request.current, None)
+            if made is None:
+                if sequence.phase is not Phase.DECODED or sequence.produced:
+                    break
+                request.current += 1  # it brought no tokens at all
+                continue
+            (cut, samples), now = made, time.perf_counter()
+            duration_s = len(samples) / rate
+            last = cut.final and request.complete and sequence is sequences[-1]
+            if duration_s or last or request.arrival is Arrival.SPEECH:
+                first, streaming = request.sounding_since is None, request.policy is not None
+                late_s = request.hand_out(duration_s, now)
+                if request.asked:
+                    with self._statistics.lock:
+                        counted = self._statistics.now
+                        counted.audio_s += duration_s
+                        counted.streams.chunks += streaming
+                        if streaming and first:
+                            counted.streams.first_chunk_s.observe(now - request.accepted_at)
+                        elif late_s > 0:
+                            counted.streams.lateness_s.observe(late_s)
+                request.final_sent = last and request.error is None
+                request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place))
+                request.chunks += 1
+            if not cut.final:
+                break
+            request.current += 1
+        if request.complete and request.current == len(sequences):
+            if request.error is None and not request.final_sent:
+                # The chunk before was sent when more could still come: more text, or a sequence that had no tokens.
+                place = max(0, len(sequences) - 1)
+                request.outbox.put(AudioChunk(np.zeros(0, np.float32), rate, request.chunks, True, place))
+            self._end(request, request.error)
         else:
-            self._send(ticket, made)
+            request.outbox.want_text(request.arrival is not Arrival.WHOLE and request.starved)
 
-    def _send_held(self, ticket: Ticket) -> None:
-        """Send what waited for segments in front of it, which are sent, or turned out to be empty."""
-        while ticket.stream.current in ticket.held and not ticket.stream.closed:
-            self._send(ticket, ticket.held.pop(ticket.stream.current))
-
-    def _send(self, ticket: Ticket, made: Made) -> None:
-        stream, now = ticket.stream, time.perf_counter()
-        duration_s = len(made.samples) / self._sample_rate
-        last = made.cut.final and stream.complete and stream.current == len(stream.segments) - 1
-        if duration_s or last:
-            late_s = stream.hand_out(duration_s, now)
-            if late_s:
-                ticket.underruns += 1
-            self._record(ticket, duration_s, late_s, now)
-            self._put(ticket, made.samples, final=last and ticket.error is None, segment=made.track.segment.place)
-        if made.cut.final:
-            stream.current += 1
-            self._settle(ticket)
-
-    def _put(self, ticket: Ticket, samples: NDArray[np.float32], final: bool, segment: int) -> None:
-        ticket.outbox.put(AudioChunk(samples, self._sample_rate, ticket.num_chunks, final, segment))
-        ticket.num_chunks += 1
-        ticket.told_final = final
-
-    def _record(self, ticket: Ticket, duration_s: float, late_s: float, now: float) -> None:
-        """Write down a chunk that is about to be sent."""
-        stream = ticket.stream
-        if stream.streaming and ticket.num_chunks == 0:
-            self._books.sounds(ticket)
-        if not ticket.asked:
+    def _end(self, request: RequestState, error: Exception | None) -> None:
+        """Free whatever the request holds, however it ended."""
+        if request.closed:
             return
-        self._statistics.audio(duration_s)
-        if not stream.streaming:
-            return
-        if ticket.num_chunks == 0:
-            self._statistics.first_chunk(now - stream.accepted_at)
-        else:
-            self._statistics.chunk(late_s)
+        request.closed = True
+        for sequence in request.sequences:
+            for runner in self._runners:
+                runner.release(sequence)
+        if self._requests.pop(request.id, None) is None:
+            self._waiting[request.policy is None].remove(request)
+        self._announce_end(request, error)
+        # Sequences hold tensors, and know their request: without this they would wait for the garbage collector.
+        request.sequences.clear()
+        request.held.clear()
 
-    def _settle(self, ticket: Ticket) -> None:
-        """Pass over segments that brought no tokens at all; end the request after its last one; ask for its text."""
-        stream = ticket.stream
-        while stream.current < len(stream.segments) and stream.segments[stream.current].empty:
-            stream.current += 1
-        if stream.complete and stream.current == len(stream.segments):
-            if ticket.error is None and not ticket.told_final:
-                # The chunk before was sent when more could still come: more text, or a segment that had no tokens.
-                self._put(ticket, np.zeros(0, np.float32), final=True, segment=max(0, len(stream.segments) - 1))
-            self._end(ticket, ticket.error)
-        else:
-            ticket.outbox.want_text(stream.starved)
-
-    def _end(self, ticket: Ticket, error: Exception | None) -> None:
-        stream = ticket.stream
-        if stream.closed:
-            return
-        stream.closed = True
-        for track in ticket.tracks:
-            self._language.release(track)
-            self._synthesis.release(track)
-            del self._tracks[track.segment]
-        if self._tickets.pop(stream.id, None) is None:
-            self._queue_of(ticket).remove(ticket)
-        self._tell(ticket, error)
-        # Tracks hold tensors, and know their ticket: without this they would wait for the garbage collector.
-        ticket.tracks.clear()
-        ticket.held.clear()
-
-    def _tell(self, ticket: Ticket, error: Exception | None) -> None:
-        """Say that a request is over, to all who count it, its listener last."""
-        self._books.ended(ticket)
-        if ticket.asked:
-            self._statistics.request(_event(error))
-        ticket.outbox.end(ticket.outcome(error, time.perf_counter()))
+    def _announce_end(self, request: RequestState, error: Exception | None) -> None:
+        """Tell all who count a request that it is over, its listener last."""
+        self._admission.ended(request)
+        if request.asked:
+            cancelled = isinstance(error, RequestCancelled)
+            with self._statistics.lock:
+                counts = self._statistics.now.requests
+                counts.cancelled += cancelled
+                counts.failed += error is not None and not cancelled
+                counts.finished += error is None
+        request.timings.finished_s = time.perf_counter() - request.accepted_at
+        tokens = tuple(tuple(sequence.tokens) for sequence in request.sequences)
+        request.outbox.end(
+            Outcome(error, tokens, request.timings, tuple(sequence.cut for sequence in request.sequences))
+        )
 
     def _wait(self) -> None:
         """Nothing can be begun: wait for the device, or for a message."""
-        lanes: tuple[LanguageLane | SynthesisLane, ...] = (self._language, self._synthesis)
-        busy = [lane for lane in lanes if lane.busy]
+        busy = [runner for runner in self._runners if runner.busy]
         if busy:
-            # The lane that is done first must not run dry while the host waits for the other.
-            min(busy, key=lambda lane: lane.due_at).wait()
+            # The queue that is done first must not run dry while the host waits for the other.
+            min(busy, key=lambda runner: runner.queue.due_at).wait()
         else:
             self.busy_since = inf
             message = self._inbox.get()
             self.busy_since = time.perf_counter()
-            self._take(message)
-
-    def _refuse_the_rest(self) -> None:
-        """Tell all who still listen. The stages are left as they are: they may be what has failed."""
-        for ticket in (*self._tickets.values(), *self._waiting):
-            self._tell(ticket, stopped())
-        self._refuse_messages()
-
-    def _refuse_messages(self) -> None:
-        """End requests that came too late; in any thread, after the loop's end."""
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return
-            if isinstance(message, Submitted):
-                self._tell(message.ticket, stopped())
-            elif isinstance(message, Prepare):
-                message.done.set_exception(stopped())
+            message()
 
 
-def _event(error: Exception | None) -> RequestEvent:
-    if isinstance(error, RequestCancelled):
-        return RequestEvent.CANCELLED
-    return RequestEvent.FINISHED if error is None else RequestEvent.FAILED
+def stopped() -> EngineStopped:
+    """The error of what comes after the end."""
+    return EngineStopped("engine: it has stopped; start it again")
+
+
+def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
+    """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
+    running = loop()
+    if running is not None and running.thread is not None:
+        running.post(partial(running.stop, False))
+        running.thread.join()

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.checkpoint.config import Vocabulary
+from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
 from vivavoce.errors import InvalidRequest
+from vivavoce.models.lm.interleave import Row, RowKind
+
+if TYPE_CHECKING:  # a server's process makes requests without torch
+    from torch import Tensor
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
+SEEDS = (-(2**63), 2**63 - 1)
+"""One table holds the numbers of all that are read together: what is no int64 would spoil the neighbours' too."""
+MAX_TOKENS = 100_000
+"""Longer than any slot; a text that does not fit its slot is refused with the slot's own numbers."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +43,24 @@ class SamplingParams:
     min_ratio: float = 2.0
     max_ratio: float = 20.0
     exact_tokens: int | None = None
-    """Speech lasts exactly so many tokens, whatever the model says: for measurements with random weights."""
+    """Speech lasts exactly this many tokens, whatever the model says: for measurements with random weights."""
 
     def __post_init__(self) -> None:
         _check("top_p", self.top_p, 0.001, 1.0)
-        _check_whole("top_k", self.top_k, 1, 10_000)
-        _check_whole("win_size", self.win_size, 1, 200)
+        _check("top_k", self.top_k, 1, 10_000, whole=True)
+        _check("win_size", self.win_size, 1, 200, whole=True)
         _check("tau_r", self.tau_r, 0.0, 1.0)
         _check("max_ratio", self.max_ratio, 1.0, 50.0)
         _check("min_ratio", self.min_ratio, 0.0, self.max_ratio)
-        _check_whole("exact_tokens", self.exact_tokens, 1, 7_500)
+        _check("exact_tokens", self.exact_tokens, 1, 7_500, whole=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """Which features of a voice reach which stage (`service/modes.py` fills this in).
+    """Which features of a voice reach which stage (`service/front_end.py` fills this in).
 
-    Whoever makes it once for all requests of a voice has what follows from it worked out once; its tensors stay as they
-    are.
+    Make it once for all requests of a voice: the engine then works out once what follows from it. Its tensors must not
+    change.
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
     flow_tokens: [n] int64; flow_mel: [frames, bins] float32; embedding: [speaker size] float32.
@@ -60,13 +69,18 @@ class Conditioning:
     embedding: Tensor
     lm_prompt_text: tuple[int, ...] = ()
     lm_prompt_tokens: tuple[int, ...] = ()
-    flow_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    flow_mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    flow_tokens: Tensor = field(default_factory=lambda: _empty_tensor("int64", 0))
+    flow_mel: Tensor = field(default_factory=lambda: _empty_tensor("float32", 0, 0))
 
     @cached_property
     def flow_prompt(self) -> tuple[int, ...]:
         """`flow_tokens` as numbers."""
         return tuple(self.flow_tokens.tolist())
+
+    @cached_property
+    def fits(self) -> set[tuple[int, ...]]:
+        """Sizes of tables that have all of its ids: engines look them through once."""
+        return set()
 
     @cached_property
     def flow_key(self) -> bytes:
@@ -79,7 +93,7 @@ class Conditioning:
 
 
 @dataclass(frozen=True, eq=False)
-class SynthesisRequest:
+class SegmentRequest:
     """One sequence to be spoken: text ids, or speech tokens as they are (voice conversion)."""
 
     conditioning: Conditioning
@@ -91,10 +105,25 @@ class SynthesisRequest:
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
-        # One table holds the numbers of all that are read together: what is no int64 would spoil the neighbours' too.
-        _check_whole("seed", self.seed, -(2**63), 2**63 - 1)
+        _check("seed", self.seed, *SEEDS, whole=True)
+        if not self.text and self.speech_tokens is None:
+            raise InvalidRequest("text: no tokens to speak; give some text")
+
+    def check_not_empty(self) -> None:
+        """Refuse speech tokens that are none, unless they are still to come."""
         if not self.text and not self.speech_tokens:
             raise InvalidRequest("text: no tokens to speak; give some text")
+
+
+@dataclass(frozen=True, eq=False)
+class SpeechTokens:
+    """Speech tokens that arrive. The next `hop` that were not spoken become one chunk; what comes after them is only
+    looked ahead at. final: no more will come, and the chunk is the last one.
+    """
+
+    tokens: tuple[int, ...]
+    hop: int
+    final: bool = False
 
 
 class Arrival(Enum):
@@ -106,29 +135,77 @@ class Arrival(Enum):
     """The one segment's text is only its beginning; more is pushed through the handle while speech is made of it."""
     SEGMENTS = "segments"
     """More segments are pushed through the handle; there may be none yet."""
+    SPEECH = "speech"
+    """The one segment has no text and no speech tokens yet: `SpeechTokens` are pushed, and each push gives a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
-class SpeechRequest:
+class EngineRequest:
     """What the engine is asked for: segments that are heard one after the other.
 
     `policy`: the audio is wanted in chunks, each before its listener has played the ones before; None: offline, one
     chunk for each whole segment.
     """
 
-    segments: tuple[SynthesisRequest, ...]
+    segments: tuple[SegmentRequest, ...]
     policy: ChunkPolicy | None = None
     arrival: Arrival = Arrival.WHOLE
 
     def __post_init__(self) -> None:
-        if not self.segments and self.arrival is not Arrival.SEGMENTS:
+        arrival = self.arrival
+        if not self.segments and arrival is not Arrival.SEGMENTS:
             raise InvalidRequest("text: no segments to speak; give some text")
-        if self.arrival is not Arrival.WHOLE and self.policy is None:
+        if arrival is Arrival.SPEECH:
+            if len(self.segments) != 1 or self.segments[0].text or self.segments[0].speech_tokens:
+                raise InvalidRequest("speech tokens: they arrive; give one segment that has neither text nor tokens")
+            if self.policy is None or self.policy.joins is not Joins.SEAMLESS:
+                raise InvalidRequest("speech tokens: they arrive; give a chunk policy whose joins are seamless")
+            return
+        for segment in self.segments:
+            segment.check_not_empty()
+        if arrival is not Arrival.WHOLE and self.policy is None:
             raise InvalidRequest("text: only a stream can take its text piece by piece; give a chunk policy")
-        if self.arrival is Arrival.TOKENS and len(self.segments) != 1:
+        if arrival is Arrival.TOKENS and len(self.segments) != 1:
             raise InvalidRequest(f"text: {len(self.segments)} segments, whose tokens arrive; one is needed")
-        if self.arrival is Arrival.TOKENS and self.segments[0].speech_tokens is not None:
+        if arrival is Arrival.TOKENS and self.segments[0].speech_tokens is not None:
             raise InvalidRequest("text: it arrives, and speech tokens are given; leave one of them out")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRequest:
+    """Speech tokens that follow a prompt, without audio. `None` means: as the checkpoint's yaml sets it.
+
+    rows: the prompt; max_tokens: speech ends after this many, whatever the model says; min_tokens: and not before so
+    many, or `max_tokens` where that is less; ends: control ids that may end it, None: every one of the model's, ():
+    none, so that there are exactly `max_tokens`; seed: of the draws.
+    """
+
+    rows: tuple[Row, ...]
+    max_tokens: int
+    min_tokens: int = 1
+    ends: tuple[int, ...] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise InvalidRequest("prompt: it has no rows; give at least one")
+        _check("max_tokens", self.max_tokens, 1, MAX_TOKENS, whole=True)
+        _check("min_tokens", self.min_tokens, 0, MAX_TOKENS, whole=True)
+        _check("seed", self.seed, *SEEDS, whole=True)
+
+
+def speech_prompt(vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = ()) -> tuple[Row, ...]:
+    """[sos, text, task, speech]: the rows of a text that is all there, with the speech tokens that come before.
+
+    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens.
+    """
+    return (
+        Row(RowKind.CONTROL, vocabulary.sos),
+        *(Row(RowKind.TEXT, one) for one in text),
+        Row(RowKind.CONTROL, vocabulary.task),
+        *(Row(RowKind.SPEECH, one) for one in speech),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,14 +218,20 @@ class AudioChunk:
 
     samples: np.ndarray
     sample_rate: int
-    index: int
-    final: bool
+    index: int = 0
+    final: bool = False
     segment: int = 0
 
     @property
     def duration_s(self) -> float:
         """Seconds of audio in this chunk."""
         return len(self.samples) / self.sample_rate
+
+
+def _empty_tensor(dtype: str, *shape: int) -> Tensor:
+    import torch
+
+    return torch.zeros(*shape, dtype=getattr(torch, dtype))
 
 
 def check_speed(speed: float) -> None:
@@ -158,11 +241,7 @@ def check_speed(speed: float) -> None:
     _check("speed", speed, MIN_SPEED, MAX_SPEED)
 
 
-def _check(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not (isinstance(value, Real) and low <= value <= high):
-        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a number inside")
-
-
-def _check_whole(name: str, value: int | None, low: int, high: int) -> None:
-    if value is not None and not (isinstance(value, Integral) and low <= value <= high):
-        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a whole number inside")
+def _check(name: str, value: float | None, low: float, high: float, *, whole: bool = False) -> None:
+    if value is not None and not (isinstance(value, Integral if whole else Real) and low <= value <= high):
+        number = "whole number" if whole else "number"
+        raise InvalidRequest(f"{name}: {value!r} is outside of {low} … {high}; choose a {number} inside")

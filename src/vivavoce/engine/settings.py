@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 
-from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.flow_stage.buckets import FRAME_BUCKETS
-from vivavoce.engine.graphs import sizes_within
-from vivavoce.engine.precision import Precision
+from vivavoce.engine.admission import AdmissionLimits
+from vivavoce.engine.graphs import FRAME_SIZES
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
@@ -26,55 +25,51 @@ CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 8 << 30
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
 and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
-size never need more than so many bytes; all else is for the flow's state."""
+size never need more than this many bytes; all else is for the flow's state."""
 RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
 """With kernels: what of it does not grow with batches, and what a mel frame of the largest one takes, above all in the
 vocoder."""
 FEWEST_FRAMES = 2_048
 """Mel frames of the largest batch that is recorded: fewer would cost time."""
 FEWEST_SLOTS = 8
+LONE_SLOTS_SHARE = 0.5
+"""As `SLOTS_SHARE`, where no flow and no vocoder need memory."""
+STREAMS = 4_096
+"""In place of slots, where there is no language model: requests that run at once."""
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """What an operator may choose; None: as the device's memory allows.
+class EngineSettings(AdmissionLimits):
+    """What an operator may choose, admission's limits included; None: as the device's memory allows.
 
-    slots: sequences that the language model decodes at once; state_bytes: memory for the flow's state of the past;
-    memory_bytes: all that may be taken of a CUDA device's memory, the weights included; kernels: whether our own
-    kernels and recorded launches are used, None: where they are faster, on CUDA devices in 16 bit; deterministic: the
-    same request gives the same bits whoever shares its batches, which costs speed; precision: what is of eight bits,
-    with kernels only: less exact, and on an H200 slower; admission: whether streams that would make others run dry are
-    refused or wait; max_waiting: requests that may wait; first_chunk_s: the time to a first chunk that admission plans
-    for; headroom: the share of real time that streams may use before more of them wait or are refused.
+    slots: sequences that the language model decodes at once; slots_share: of a CUDA device's memory beside the weights,
+    that slots take at most where their number is not given, None: a quarter, or half where the language model is alone;
+    state_bytes: memory for the flow's state of the past; memory_bytes: all that may be taken of a CUDA device's memory,
+    the weights included; kernels: whether our own kernels and recorded launches are used, None: where they are faster,
+    on CUDA devices in 16 bit; deterministic: the same request gives the same bits whatever shares its batches, which
+    costs speed.
     """
 
     slots: int | None = None
+    slots_share: float | None = None
     state_bytes: int | None = None
     memory_bytes: int | None = None
     kernels: bool | None = None
     deterministic: bool = False
-    precision: Precision = field(default_factory=Precision)
-    admission: AdmissionMode = AdmissionMode.QUEUE
-    max_waiting: int = 1_000
-    first_chunk_s: float = 1.0
-    headroom: float = 0.85
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if self.slots is not None and not 1 <= self.slots <= 4_096:
-            raise InvalidRequest(f"slots: {self.slots} is outside of 1 … 4096; choose a number inside")
-        if self.state_bytes is not None and self.state_bytes < 0:
-            raise InvalidRequest(f"state_bytes: {self.state_bytes} is below 0; choose 0 or more")
-        if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise InvalidRequest(f"memory_bytes: {self.memory_bytes} is less than 1; choose some gigabytes")
+        super().__post_init__()
+        for name, low, high in (("slots", 1, 4_096), ("state_bytes", 0, inf), ("memory_bytes", 1, inf)):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name}: {value} is outside of {low} … {high}; choose a number inside")
+        if self.slots_share is not None and not 0 < self.slots_share <= 1:
+            raise InvalidRequest(f"slots_share: {self.slots_share} is outside of (0, 1]; choose a share")
         if self.deterministic and self.kernels is False:
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
-        if self.precision != Precision() and self.kernels is False:
-            raise InvalidRequest("precision: eight bits need kernels of our own; leave kernels out, or eight bits")
-        if self.max_waiting < 1:
-            raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
 
 
 @dataclass(frozen=True)
@@ -89,24 +84,26 @@ class MemoryPlan:
     batch_frames: int | None
 
 
-def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
-    """Divide what the device has free; call it once the weights are there.
-
-    Raises:
-        InvalidRequest: too little is free, or `memory_bytes` leaves too little, beside the weights.
-    """
-    lm = models.config.lm
-    capacity = min(lm.max_positions, MAX_POSITIONS)
-    batch_frames = None
-    per_slot = slot_bytes(models, capacity)
-    if models.device.type == "cuda":
+def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> MemoryPlan:
+    """Divide what the device has free, once the weights are there; InvalidRequest: it is too little."""
+    has_lm, has_flow = has_language_model(models), isinstance(models, Models)
+    capacity = min(models.config.lm.max_positions, MAX_POSITIONS)
+    per_slot = slot_bytes(models, capacity) if has_lm else 0
+    most_slots = CUDA_SLOTS if has_lm else STREAMS
+    batch_frames, batches = None, 0
+    if models.device.type != "cuda":
+        slots = settings.slots or (CPU_SLOTS if has_lm else STREAMS)
+        state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4) if has_flow else 0
+    else:
         room = cuda_room(models.device, settings.memory_bytes)
-        slots = settings.slots or max(FEWEST_SLOTS, min(CUDA_SLOTS, int(room * SLOTS_SHARE) // per_slot))
-        batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
-        if uses_kernels(models, settings):
-            batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
-            frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
-            batch_frames = sizes_within(FRAME_BUCKETS, frames)[-1]
+        share = settings.slots_share or (SLOTS_SHARE if has_flow else LONE_SLOTS_SHARE)
+        slots = settings.slots or max(FEWEST_SLOTS, min(most_slots, int(room * share) // max(1, per_slot)))
+        if has_flow:
+            batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
+            if uses_kernels(models, settings):
+                batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
+                frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
+                batch_frames = FRAME_SIZES.within(frames).positions[-1]
         # One slot more takes what only pads.
         state_bytes = room - batches - (slots + 1) * per_slot
         if state_bytes < 0:
@@ -114,16 +111,18 @@ def plan_memory(models: Models, settings: EngineSettings) -> MemoryPlan:
                 f"memory: {slots} slots take {(slots + 1) * per_slot} bytes, beside the weights there are {room}, of "
                 f"which {batches} are for batches; allow more memory or fewer slots"
             )
-    else:
-        slots = settings.slots or CPU_SLOTS
-        state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4)
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
-    return MemoryPlan(slots, capacity, state_bytes, batch_frames)
+    return MemoryPlan(slots, capacity, state_bytes if has_flow else 0, batch_frames)
+
+
+def has_language_model(models: Models | LanguageModel) -> bool:
+    """Whether the language model has weights: without them it is an outline on torch's meta device."""
+    return not next(models.lm.parameters()).is_meta
 
 
 def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
-    """Keys and values of so many positions in all layers."""
+    """Keys and values of this many positions in all layers."""
     lm = model.config.lm
     return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
 

@@ -1,41 +1,66 @@
-"""What the engine has done since it started, in counters and bounded histograms.
-
-The loop writes, any thread may take a snapshot. Nothing here decides anything: see cost_model and admission for that.
-"""
+"""What the engine has done since it started, in counters and bounded histograms; nothing here decides anything."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.histogram import SECONDS, SIZES, Histogram, HistogramSnapshot
 
 
-class RequestEvent(str, Enum):
-    """What happens to requests: each is either refused, or accepted and later one of the rest."""
-
-    REFUSED = "refused"
-    ACCEPTED = "accepted"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
+def log_bounds(low: float, high: float, per_decade: int) -> tuple[float, ...]:
+    """Upper bounds of buckets from `low` until `high` is reached, `per_decade` for each factor of ten."""
+    bounds = [low]
+    while bounds[-1] < high * (1 - 1e-9):
+        bounds.append(low * 10 ** (len(bounds) / per_decade))
+    return tuple(bounds)
 
 
-@dataclass(frozen=True)
+SECONDS = log_bounds(1e-5, 1e3, per_decade=5)
+"""10 µs … 1000 s; a bucket is 1.58 times as wide as the one before."""
+SIZES = tuple(float(2**power) for power in range(13))
+"""1, 2, 4 … 4096."""
+
+
+@dataclass
+class Histogram:
+    """Values ≥ 0, counted by bucket: `bounds` are inclusive upper ones, `counts` has one more for what lies above."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+    maximum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    @property
+    def count(self) -> int:
+        """Values counted."""
+        return sum(self.counts)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, this many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+        self.maximum = max(self.maximum, value)
+
+
+_seconds = partial(Histogram, SECONDS)
+
+
+@dataclass
 class StageStatistics:
-    """One stage.
-
-    batch_size: rows of each batch; busy_s: seconds of each batch (its count is that of the batches, its total the busy
-    time); queued_s: seconds that each row waited for its batch.
-    """
+    """One stage: rows and seconds of each batch, and the seconds that each row waited for its batch."""
 
     stage: Stage
-    batch_size: HistogramSnapshot
-    busy_s: HistogramSnapshot
-    queued_s: HistogramSnapshot
+    batch_size: Histogram = field(default_factory=partial(Histogram, SIZES))
+    busy_s: Histogram = field(default_factory=_seconds)
+    queued_s: Histogram = field(default_factory=_seconds)
 
     @property
     def batches(self) -> int:
@@ -48,15 +73,15 @@ class StageStatistics:
         return int(self.batch_size.total)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestStatistics:
-    """How many requests met which end."""
+    """Requests by what happened to them: each is either refused, or accepted and later one of the rest."""
 
-    refused: int
-    accepted: int
-    finished: int
-    cancelled: int
-    failed: int
+    refused: int = 0
+    accepted: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
 
     @property
     def unfinished(self) -> int:
@@ -64,17 +89,13 @@ class RequestStatistics:
         return self.accepted - self.finished - self.cancelled - self.failed
 
 
-@dataclass(frozen=True)
+@dataclass
 class StreamStatistics:
-    """What listeners met.
+    """Seconds to first chunks, delivered chunks, and how late chunks came whose listener had played all before."""
 
-    first_chunk_s: seconds from acceptance to the first chunk; chunks: delivered ones; lateness_s: how late each chunk
-    came whose listener had played all before it.
-    """
-
-    first_chunk_s: HistogramSnapshot
-    chunks: int
-    lateness_s: HistogramSnapshot
+    first_chunk_s: Histogram = field(default_factory=_seconds)
+    chunks: int = 0
+    lateness_s: Histogram = field(default_factory=_seconds)
 
     @property
     def underruns(self) -> int:
@@ -82,30 +103,27 @@ class StreamStatistics:
         return self.lateness_s.count
 
 
-@dataclass(frozen=True)
+@dataclass
 class SlotStatistics:
     """Slots taken now, the most at any time, and all there are."""
 
-    used: int
-    peak: int
-    total: int
+    used: int = 0
+    peak: int = 0
+    total: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class StatisticsSnapshot:
-    """Everything at one moment.
+    """Everything at one moment; waiting: accepted requests that have not begun, prompt_cache_*: looked-up voices."""
 
-    waiting: accepted requests that have not begun; prompt_cache_*: looked-up voices; audio_s: seconds of audio made.
-    """
-
-    stages: tuple[StageStatistics, ...]
-    requests: RequestStatistics
-    waiting: int
-    streams: StreamStatistics
-    slots: SlotStatistics
-    prompt_cache_hits: int
-    prompt_cache_misses: int
-    audio_s: float
+    stages: tuple[StageStatistics, ...] = field(default_factory=lambda: tuple(map(StageStatistics, Stage)))
+    requests: RequestStatistics = field(default_factory=RequestStatistics)
+    waiting: int = 0
+    streams: StreamStatistics = field(default_factory=StreamStatistics)
+    slots: SlotStatistics = field(default_factory=SlotStatistics)
+    prompt_cache_hits: int = 0
+    prompt_cache_misses: int = 0
+    audio_s: float = 0.0
 
     def stage(self, stage: Stage) -> StageStatistics:
         """The statistics of one stage."""
@@ -113,83 +131,23 @@ class StatisticsSnapshot:
 
 
 class Statistics:
-    """The counters; every method may be called from any thread, and takes a lock that is held for microseconds."""
+    """The counters (`now`): any thread writes or copies them, always under `lock`, held for microseconds."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._stages = {stage: _StageCounters() for stage in Stage}
-        self._requests = dict.fromkeys(RequestEvent, 0)
-        self._first_chunk = Histogram(SECONDS)
-        self._lateness = Histogram(SECONDS)
-        self._chunks = 0
-        self._slots = SlotStatistics(0, 0, 0)
-        self._prompt_cache_hits = 0
-        self._prompt_cache_misses = 0
-        self._audio_s = 0.0
+        self.lock, self.now = Lock(), StatisticsSnapshot()
 
-    def batch(self, stage: Stage, rows: int, busy_s: float, queued_s: Iterable[float] = ()) -> None:
-        """A batch of `rows` rows took `busy_s`; queued_s: what its rows waited, none for rows that never queue."""
-        with self._lock:
-            counters = self._stages[stage]
-            counters.batch_size.observe(rows)
-            counters.busy_s.observe(busy_s)
+    def batch(self, stage: Stage, rows: int, busy_s: float, queued_s: Iterable[float] = (), batches: int = 1) -> None:
+        """Count batches of `rows` rows that took `busy_s` each; queued_s: what rows waited that queued for them."""
+        with self.lock:
+            counted = self.now.stage(stage)
+            counted.batch_size.observe(rows, batches)
+            counted.busy_s.observe(busy_s, batches)
             for seconds in queued_s:
-                counters.queued_s.observe(seconds)
-
-    def request(self, event: RequestEvent) -> None:
-        """Something happened to a request."""
-        with self._lock:
-            self._requests[event] += 1
-
-    def first_chunk(self, seconds: float) -> None:
-        """A stream got its first chunk so many seconds after its acceptance."""
-        with self._lock:
-            self._first_chunk.observe(seconds)
-            self._chunks += 1
-
-    def chunk(self, lateness_s: float) -> None:
-        """A stream got a later chunk, so many seconds after its deadline; ≤ 0: in time."""
-        with self._lock:
-            self._chunks += 1
-            if lateness_s > 0:
-                self._lateness.observe(lateness_s)
-
-    def audio(self, seconds: float) -> None:
-        """So much audio was made, streamed or not."""
-        with self._lock:
-            self._audio_s += seconds
-
-    def slots(self, used: int, total: int) -> None:
-        """So many slots are taken now."""
-        with self._lock:
-            self._slots = SlotStatistics(used, max(used, self._slots.peak), total)
-
-    def prompt_cache(self, hit: bool) -> None:
-        """A voice's state was found in the cache, or not."""
-        with self._lock:
-            self._prompt_cache_hits += hit
-            self._prompt_cache_misses += not hit
+                counted.queued_s.observe(seconds)
 
     def snapshot(self, waiting: int = 0) -> StatisticsSnapshot:
-        """Everything so far, as of one moment, at which so many accepted requests have not begun."""
-        with self._lock:
-            return StatisticsSnapshot(
-                stages=tuple(counters.snapshot(stage) for stage, counters in self._stages.items()),
-                requests=RequestStatistics(**{event.value: count for event, count in self._requests.items()}),
-                waiting=waiting,
-                streams=StreamStatistics(self._first_chunk.snapshot(), self._chunks, self._lateness.snapshot()),
-                slots=self._slots,
-                prompt_cache_hits=self._prompt_cache_hits,
-                prompt_cache_misses=self._prompt_cache_misses,
-                audio_s=self._audio_s,
-            )
-
-
-class _StageCounters:
-    def __init__(self) -> None:
-        self.batch_size = Histogram(SIZES)
-        self.busy_s = Histogram(SECONDS)
-        self.queued_s = Histogram(SECONDS)
-
-    def snapshot(self, stage: Stage) -> StageStatistics:
-        return StageStatistics(stage, self.batch_size.snapshot(), self.busy_s.snapshot(), self.queued_s.snapshot())
+        """Everything so far, as of one moment, at which this many accepted requests have not begun."""
+        with self.lock:
+            copy = deepcopy(self.now)
+        copy.waiting = waiting
+        return copy

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.measure import read_records
 
-AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
-_SHOWN = 60
+SENTENCES: tuple[str, ...] = (
+    "The old bridge was closed after the storm.",
+    "She keeps a small garden behind the house.",
+    "Nobody could remember the name of the street.",
+    "The children ran across the field to meet the train.",
+    "His answer was short, but it was honest.",
+    "A thin layer of snow covered the roof.",
+    "They argued about the price until the shop closed.",
+    "The doctor told him to rest for a week.",
+    "We heard music from the open window.",
+    "The river is too cold for swimming in spring.",
+    "It is seven fifteen in Chicago.",
+    "Room three hundred and twelve costs eighty four dollars.",
+    "Please call Martha at five five two nine seven three.",
+    "Can you bring the letter to London before Friday?",
+    "The number is six thousand one hundred and forty.",
+    "It is twelve thirty in the kitchen.",
+    "Peter and Anna ordered nine pictures very quickly.",
+    "Why is every window in this town so narrow?",
+    "The meeting starts on Monday at a quarter past ten.",
+    "Turn left at the second light and stop near the bank.",
+)
+"""Plain English, half of it with numbers, times and names; every word is in the CMU dictionary."""
+_AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
 
 
 @dataclass(frozen=True)
@@ -37,93 +61,71 @@ def cases_of(sentences: Iterable[str]) -> list[Case]:
 
 
 def read_sentences(path: Path) -> list[Case]:
-    """A UTF-8 file with one sentence per line; after a tab, a line may tell the seconds a person takes for it.
+    """A UTF-8 file with one sentence per line and, after a tab, maybe the seconds a person takes for it."""
 
-    Raises:
-        InvalidRequest: the file cannot be read, holds no sentence, or a line has no text or no number of seconds.
-    """
-    return _read(path, "sentences", _sentence)
+    def parse(line: str, number: int) -> Case:
+        fields = _fields(line, "\t")
+        if len(fields) > 2:
+            raise ValueError(f"has {len(fields)} fields; give a sentence, and after a tab its seconds if you know them")
+        if not fields[0]:
+            raise ValueError("has no text before the tab; write a sentence")
+        seconds = None
+        if len(fields) == 2:
+            with suppress(ValueError):
+                seconds = float(fields[1])
+            if seconds is None or not 0 < seconds < float("inf"):
+                raise ValueError(f"has {fields[1]!r} for its seconds; give a number above 0")
+        return Case(f"{number:04d}", fields[0], truth_s=seconds)
 
-
-def _sentence(fields: list[str], number: int, folder: Path) -> Case:
-    if len(fields) > 2:
-        raise _BadLineError(f"has {len(fields)} fields; give a sentence, and after a tab its seconds if you know them")
-    text = fields[0]
-    if not text:
-        raise _BadLineError("has no text before the tab; write a sentence")
-    return Case(f"{number:04d}", text, truth_s=_seconds(fields[1]) if len(fields) == 2 else None)
-
-
-def _seconds(field: str) -> float:
-    try:
-        seconds = float(field)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise _BadLineError(f"has {field!r} for its seconds; give a number above 0")
-    return seconds
+    return read_records(path, "sentences", parse)
 
 
 def read_seed_tts_list(path: Path) -> list[Case]:
-    """A list in the form of seed-tts-eval: id|prompt text|prompt recording|text, and maybe |a person's recording.
+    """A list as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text, maybe |a person's recording."""
 
-    Paths are relative to the list's folder.
+    def parse(line: str, _: int) -> Case:
+        fields = _fields(line, "|")
+        if len(fields) not in (4, 5):
+            raise ValueError(
+                f"has {len(fields)} fields; write id|prompt text|prompt recording|text, and maybe |a person's recording"
+            )
+        name, prompt_text, prompt, text, *truth = fields
+        for field, value in (("id", name), ("prompt recording", prompt), ("text", text)):
+            if not value:
+                raise ValueError(f"has an empty {field}; fill it in")
+        if any(separator in name for separator in "/\\\0"):
+            raise ValueError(f"has the id {name!r}, which cannot be a file's name; leave slashes out")
+        person = _existing(path.parent, truth[0]) if truth and truth[0] else None
+        return Case(name, text, str(_existing(path.parent, prompt)), prompt_text, truth=person)
 
-    Raises:
-        InvalidRequest: the file cannot be read or is empty, a line has another form, or a recording is not there.
-    """
-    cases = _read(path, "list", _seed_tts, separator="|")
-    twice = _first_repeated(case.id for case in cases)
-    if twice is not None:
-        raise InvalidRequest(f"list: {str(path)!r} has the id {twice!r} more than once; give each line its own")
+    cases = read_records(path, "list", parse)
+    for name, count in Counter(case.id for case in cases).items():
+        if count > 1:
+            raise InvalidRequest(f"list: {str(path)!r} has the id {name!r} more than once; give each line its own")
     return cases
 
 
-def _seed_tts(fields: list[str], _: int, folder: Path) -> Case:
-    if len(fields) not in (4, 5):
-        raise _BadLineError(
-            f"has {len(fields)} fields; write id|prompt text|prompt recording|text, and maybe |a person's recording"
-        )
-    name, prompt_text, prompt, text, *truth = fields
-    for field, value in (("id", name), ("prompt recording", prompt), ("text", text)):
-        if not value:
-            raise _BadLineError(f"has an empty {field}; fill it in")
-    if any(separator in name for separator in "/\\\0"):
-        raise _BadLineError(f"has the id {name!r}, which cannot be a file's name; leave slashes out")
-    truth_path = _existing(folder, truth[0]) if truth and truth[0] else None
-    return Case(name, text, voice=str(_existing(folder, prompt)), prompt_text=prompt_text, truth=truth_path)
-
-
 def read_audio_table(path: Path) -> list[Case]:
-    """Recordings with their texts, one per line: path, tab, text, and maybe a tab and a voice to compare with.
+    """Recordings with their texts, one per line, paths relative: path, tab, text, and maybe a tab and a voice."""
 
-    The voice is a name, or the path of a reference recording; paths are relative to the table's folder.
+    def parse(line: str, number: int) -> Case:
+        fields = _fields(line, "\t")
+        if len(fields) not in (2, 3) or not fields[0] or not fields[1]:
+            raise ValueError("is not of the form recording, tab, text, and maybe a tab and a voice; write it so")
+        audio, text, voice = [*fields, ""][:3]
+        if voice and (path.parent / voice).is_file():
+            voice = str(path.parent / voice)
+        return Case(f"{number:04d}", text, voice=voice or None, audio=_existing(path.parent, audio))
 
-    Raises:
-        InvalidRequest: the file cannot be read or is empty, a line has another form, or a recording is not there.
-    """
-    return _read(path, "audio", _audio_line)
-
-
-def _audio_line(fields: list[str], number: int, folder: Path) -> Case:
-    if len(fields) not in (2, 3) or not fields[0] or not fields[1]:
-        raise _BadLineError("is not of the form recording, tab, text, and maybe a tab and a voice; write it so")
-    voice = fields[2] if len(fields) == 3 and fields[2] else None
-    if voice is not None and (folder / voice).is_file():
-        voice = str(folder / voice)
-    return Case(f"{number:04d}", fields[1], voice=voice, audio=_existing(folder, fields[0]))
+    return read_records(path, "audio", parse)
 
 
 def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
-    """The same cases with the recordings in a folder: by id where all are there, else in the order of their names.
-
-    Raises:
-        InvalidRequest: the folder has another number of recordings than there are cases.
-    """
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in AUDIO_SUFFIXES)
+    """The same cases with a folder's recordings: by id where all are there, else in the order of their names."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _AUDIO_SUFFIXES)
     by_stem = {file.stem: file for file in files}
     if all(case.id in by_stem for case in cases):
-        return [replace(case, audio=by_stem[case.id]) for case in cases]
+        files = [by_stem[case.id] for case in cases]
     if len(files) != len(cases):
         raise InvalidRequest(
             f"audio: {str(folder)!r} holds {len(files)} recordings for {len(cases)} sentences; give one for each, or "
@@ -132,52 +134,13 @@ def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
     return [replace(case, audio=file) for case, file in zip(cases, files, strict=True)]
 
 
-class _BadLineError(Exception):
-    """What is wrong with a line; `_read` adds where."""
-
-
-_Parser = Callable[[list[str], int, Path], Case]
-"""(fields, line number, the file's folder) → case."""
-
-
-def _read(path: Path, field: str, parse: _Parser, separator: str = "\t") -> list[Case]:
-    cases = []
-    for number, line in enumerate(_lines(path, field), start=1):
-        if not line.strip():
-            continue
-        try:
-            cases.append(parse([part.strip() for part in line.split(separator)], number, path.parent))
-        except _BadLineError as error:
-            raise InvalidRequest(f"{field}: line {number} of {str(path)!r} {error}") from None
-    if not cases:
-        raise InvalidRequest(f"{field}: {str(path)!r} holds no lines; write at least one")
-    return cases
-
-
-def _lines(path: Path, field: str) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{field}: {str(path)!r} is not UTF-8 (byte {error.object[error.start]:#04x} at position {error.start}); "
-            "save it as UTF-8 text"
-        ) from None
-    except OSError as error:
-        raise InvalidRequest(f"{field}: {str(path)!r} cannot be read ({error.strerror}); check the path") from None
+def _fields(line: str, separator: str) -> list[str]:
+    return [part.strip() for part in line.split(separator)]
 
 
 def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.is_file():
-        shown = name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…"
-        raise _BadLineError(f"names {shown!r}, which is no file in {str(folder)!r}; check the path")
+        shown = name if len(name) <= 60 else name[:59] + "…"
+        raise ValueError(f"names {shown!r}, which is no file in {str(folder)!r}; check the path")
     return path
-
-
-def _first_repeated(names: Iterable[str]) -> str | None:
-    seen = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

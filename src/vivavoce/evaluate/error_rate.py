@@ -1,30 +1,104 @@
-"""Error rates over utterances, each with its 95 % interval."""
+"""Edits between what was to be said and what was heard, and error rates with their 95 % intervals."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
-from vivavoce.evaluate.edits import Edits, align
-from vivavoce.evaluate.wording import characters, words
+Spell = Callable[[str], str]
+"""Writes a text as it is spoken: "11:42" → "eleven forty two"."""
 
-_RESAMPLES = 2000
-_LARGEST_DRAW = 1 << 20
-"""Utterances drawn at a time: memory is bounded, and thousands of small draws would be slow."""
-_TAIL = 0.025
-_SEED = 0
+_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}]")
+_WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:'[\p{L}\p{M}\p{N}]+)*")
+_APOSTROPHES = str.maketrans("’‘ʼ", "'''")
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A figure and the bounds of its 95 % interval."""
+def as_written(text: str) -> str:
+    """The `Spell` that changes nothing."""
+    return text
 
-    value: float
-    low: float
-    high: float
+
+def is_unspaced(text: str) -> bool:
+    """Whether a text holds Chinese or Japanese characters; such a text is scored by characters."""
+    return _UNSPACED.search(text) is not None
+
+
+def words(text: str) -> list[str]:
+    """The words in lower case. Hyphens separate; other punctuation falls away, but for apostrophes inside a word."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).translate(_APOSTROPHES).lower())
+
+
+def characters(text: str) -> list[str]:
+    """As `words`, and every Chinese or Japanese character for itself; a Latin word between them stays whole."""
+    return words(_UNSPACED.sub(r" \g<0> ", unicodedata.normalize("NFKC", text)))
+
+
+def split_like(text: str) -> Callable[[str], list[str]]:
+    """What splits a text, and what was heard of it, into what is compared: `characters` if it `is_unspaced`."""
+    return characters if is_unspaced(text) else words
+
+
+def num_characters(text: str) -> int:
+    """Letters, digits and Chinese characters of a text; white space and punctuation take no time to say."""
+    return sum(len(word) for word in words(text))
+
+
+class Edits(NamedTuple):
+    """The edits of one utterance against `total` units that were to be said; the names are those of a report's keys."""
+
+    substitutions: int
+    deletions: int
+    insertions: int
+    total: int
+    errors: int
+    """All edits; more than `total` if much was heard that was not to be said."""
+
+
+def align(said: Sequence[str], heard: Sequence[str]) -> Edits:
+    """The fewest edits (Levenshtein, 1966); of several ways with as few, the one with most substitutions."""
+    # Each cell holds (errors, −substitutions) of the best way there.
+    above = [(count, 0) for count in range(len(heard) + 1)]
+    for row, unit in enumerate(said, start=1):
+        cells = [(row, 0)]
+        for column, other in enumerate(heard, start=1):
+            swapped = int(unit != other)
+            ways = (
+                (above[column - 1][0] + swapped, above[column - 1][1] - swapped),
+                (above[column][0] + 1, above[column][1]),
+                (cells[-1][0] + 1, cells[-1][1]),
+            )
+            cells.append(min(ways))
+        above = cells
+    errors, substitutions = above[-1][0], -above[-1][1]
+    deletions = (errors - substitutions + len(said) - len(heard)) // 2
+    return Edits(substitutions, deletions, errors - substitutions - deletions, len(said), errors)
+
+
+def phone_errors(pronunciations: Sequence[Sequence[Sequence[str]]], heard: Sequence[str]) -> tuple[int, int]:
+    """(errors, phones to be said): the fewest edits from any pronunciation of the words to the phones heard.
+
+    pronunciations: for each word in order, one or more; the phones to be said are those of each word's shortest.
+    """
+    row = np.arange(len(heard) + 1)
+    for ways in pronunciations:
+        row = np.min([_after(way, heard, row) for way in ways], axis=0)
+    return int(row[-1]), sum(min(map(len, ways)) for ways in pronunciations)
+
+
+def _after(phones: Sequence[str], heard: Sequence[str], row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The edit table's row after some more phones; with column numbers taken off, steps right are a running minimum."""
+    steps = np.arange(len(row))
+    for phone in phones:
+        below = row + 1
+        below[1:] = np.minimum(below[1:], row[:-1] + np.array([phone != other for other in heard], dtype=np.int64))
+        row = np.minimum.accumulate(below - steps) + steps
+    return row
 
 
 @dataclass(frozen=True)
@@ -43,22 +117,24 @@ class ErrorRate:
 
 
 def word_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
-    """The word error rate of (what was to be said, what was heard); texts are compared as `words` gives them.
-
-    Raises:
-        ValueError: no words were to be said at all.
-    """
-    return pooled(_counts(pairs, words))
+    """The word error rate of (to be said, heard), compared by `words`; `ValueError` if no word was to be said."""
+    return _errors(pairs, words)
 
 
 def character_errors(pairs: Iterable[tuple[str, str]]) -> ErrorRate:
     """The same by `characters`, for Chinese."""
-    return pooled(_counts(pairs, characters))
+    return _errors(pairs, characters)
 
 
-def _counts(pairs: Iterable[tuple[str, str]], split: Callable[[str], list[str]]) -> list[tuple[int, int]]:
-    edits: list[Edits] = [align(split(said), split(heard)) for said, heard in pairs]
-    return [(edit.errors, edit.total) for edit in edits]
+def _errors(pairs: Iterable[tuple[str, str]], split: Callable[[str], list[str]]) -> ErrorRate:
+    edits = [align(split(said), split(heard)) for said, heard in pairs]
+    return pooled([(edit.errors, edit.total) for edit in edits])
+
+
+_RESAMPLES = 2000
+_LARGEST_DRAW = 1 << 20
+"""Utterances drawn at a time: memory is bounded, and thousands of small draws would be slow."""
+_TAIL = 0.025
 
 
 def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
@@ -67,27 +143,23 @@ def pooled(counts: Sequence[tuple[int, int]]) -> ErrorRate:
     Utterances and not words are drawn anew because errors come in company. If there is no error at all, drawing shows
     none either: the upper bound is then the exact one for `total` independent units, 1 − 0.025^(1/total).
     """
-    errors = np.array([count[0] for count in counts], dtype=float)
-    totals = np.array([count[1] for count in counts], dtype=float)
+    errors, totals = np.array(counts, dtype=float).reshape(-1, 2).T
     if not totals.sum():
         raise ValueError("nothing was to be said")
     low, high = _bootstrap(errors, totals)
     total = int(totals.sum())
-    if not errors.any():
-        high = 1 - _TAIL ** (1 / total)
-    return ErrorRate(int(errors.sum()), total, low, high)
+    return ErrorRate(int(errors.sum()), total, low, high if errors.any() else 1 - _TAIL ** (1 / total))
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of one value per utterance, with its interval by bootstrap."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of one value per utterance, and the bounds of its 95 % interval by bootstrap."""
     figures = np.array(values, dtype=float)
-    low, high = _bootstrap(figures, np.ones_like(figures))
-    return Interval(float(figures.mean()), low, high)
+    return float(figures.mean()), *_bootstrap(figures, np.ones_like(figures))
 
 
 def _bootstrap(numerators: NDArray[np.float64], denominators: NDArray[np.float64]) -> tuple[float, float]:
     """2.5th and 97.5th percentile of Σ numerators / Σ denominators over utterances drawn with replacement (Efron)."""
-    generator, num = np.random.default_rng(_SEED), len(numerators)
+    generator, num = np.random.default_rng(0), len(numerators)
     ratios = np.empty(_RESAMPLES)
     step = max(1, _LARGEST_DRAW // num)
     for first in range(0, _RESAMPLES, step):

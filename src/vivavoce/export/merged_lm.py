@@ -7,40 +7,75 @@ Runtimes that know one table of ids and one head get them merged (`MergedVocabul
 - head: the speech head's rows at the speech ids, zeros everywhere else;
 - head's bias: the speech head's, and −∞ at every id that is none of its own, so that no text id is ever sampled.
 
-Plain Qwen2 has no place for the last one: whoever writes it says what becomes of it.
+Plain Qwen2 has no place for the bias: each export says what it does with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import LMConfig
-from vivavoce.checkpoint.folder import read_config
+from vivavoce.checkpoint.config import FileKey, LMConfig, Qwen2Config
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.checkpoint.names import LM_NAMES
-from vivavoce.checkpoint.weights import check_variant, find_part, read_tensors
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.weights import LM_NAMES, check_variant, find_part, load_into, read_tensors
 from vivavoce.errors import CheckpointError
-from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.export.files import row_blocks
+from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 
 EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
 ALL_ROWS = slice(None)
 
 _OFFICIAL = "llm.model."
 """Stands before Hugging Face's name of every tensor of the backbone."""
-_OFFICIAL_EMBEDDING = f"{_OFFICIAL}{EMBEDDING}"
-_SPEECH, _CONTROL = "speech_embedding.weight", "llm_embedding.weight"
-_SPEECH_HEAD, _SPEECH_BIAS = "llm_decoder.weight", "llm_decoder.bias"
 _READ_BEFORE_REOPENING = 64 << 20
-_MAX_LISTED = 4
+
+
+@dataclass(frozen=True)
+class QwenSizes(Qwen2Config):
+    """Of a Hugging Face Qwen2 model; tied: its head is the embedding."""
+
+    vocab_size: Annotated[int, FileKey("vocab_size")]
+    tied: bool = False
+
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """Outputs of the query, key and value projections."""
+        return self.hidden_size, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+    @cached_property
+    def layer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of one layer by Hugging Face's names within it."""
+        with torch.device("meta"):
+            state = Layer(self).state_dict()
+        prefix = f"{_OFFICIAL}model.layers.0."
+        names = {name: LM_NAMES.to_official(f"layers.0.{name}").removeprefix(prefix) for name in state}
+        return {names[name]: tuple(tensor.shape) for name, tensor in state.items()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """All tensors of the model but the head's bias, which Qwen2 has not."""
+        table = (self.vocab_size, self.hidden_size)
+        layers = {
+            f"model.layers.{index}.{name}": shape
+            for index in range(self.num_layers)
+            for name, shape in self.layer_shapes.items()
+        }
+        return {EMBEDDING: table, **layers, FINAL_NORM: table[1:], HEAD: table}
+
+    @property
+    def table_blocks(self) -> list[slice]:
+        """The rows of the embedding and of the head, in blocks of a bounded size."""
+        return row_blocks(self.vocab_size, self.hidden_size)
 
 
 class TensorReader(Protocol):
@@ -55,31 +90,59 @@ class TensorReader(Protocol):
 
 
 class MappedWeights:
-    """The tensors of one weight file, mapped into memory and copied on demand.
+    """The tensors of weight files, mapped into memory and copied on demand.
 
     A mapping keeps all that was ever read of it in the process's memory; it is opened anew from time to time, so that
-    a file of any size is read within a bound.
+    files of any size are read within a bound. same: names that stand for the tensor of another name.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises `CheckpointError` if the file is corrupt or holds anything but named tensors."""
-        self._path = path
-        self._mapped, self._num_read = read_tensors(path), 0
-        self._shapes = {name: tuple(tensor.shape) for name, tensor in self._mapped.items()}
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by name."""
-        return self._shapes
+    def __init__(self, *paths: Path, same: Mapping[str, str] | None = None) -> None:
+        self._paths, self._same = paths, same or {}
+        self._mapped, self._num_read = self._map(), 0
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._mapped.items()}
+        self.dtypes = {name: tensor.dtype for name, tensor in self._mapped.items()}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
-        """A copy of a tensor or of some rows of it."""
+        """A copy of a tensor or of some rows of it; CheckpointError if no file has it."""
         mapped = self._mapped  # a thread that opens it anew leaves this one to those who still read
-        tensor = mapped[name][rows].clone()
+        if name not in mapped:
+            files = ", ".join(path.name for path in self._paths)
+            raise CheckpointError(f"model: {name} is in none of {files}; make or download it again")
+        tensor = (mapped[name] if rows == ALL_ROWS else mapped[name][rows]).clone()
         self._num_read += tensor.nbytes
         if self._num_read > _READ_BEFORE_REOPENING:
-            self._mapped, self._num_read = read_tensors(self._path), 0
+            self._mapped, self._num_read = self._map(), 0
         return tensor
+
+    def _map(self) -> dict[str, Tensor]:
+        tensors = {name: tensor for path in self._paths for name, tensor in read_tensors(path).items()}
+        return tensors | {name: tensors[other] for name, other in self._same.items() if other in tensors}
+
+
+def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str], ...]:
+    """Where the rows of merged tensors come from: (merged name, first row, row after the last, official name)."""
+    speech, control = (vocabulary.speech(0), vocabulary.sos), (vocabulary.sos, vocabulary.size)
+    return (
+        (EMBEDDING, 0, vocabulary.text_size, _OFFICIAL + EMBEDDING),
+        (EMBEDDING, *speech, "speech_embedding.weight"),
+        (EMBEDDING, *control, "llm_embedding.weight"),
+        (HEAD, *speech, "llm_decoder.weight"),
+        (HEAD_BIAS, *speech, "llm_decoder.bias"),
+    )
+
+
+def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
+    """A merged model's tensors as an official file has them: (official name, first row, rows), tables in blocks.
+
+    Rows of the text embedding that no id of the tokenizer uses are left out, and a bias that the reader has not.
+    """
+    width = reader.shapes[EMBEDDING][1]
+    for name, first, end, official in merged_rows(vocabulary):
+        for block in row_blocks(end - first, width) if name in reader.shapes else ():
+            yield official, block.start, reader.read(name, slice(first + block.start, first + block.stop))
+    for name in reader.shapes:
+        if name not in (EMBEDDING, HEAD, HEAD_BIAS):
+            yield _OFFICIAL + name, 0, reader.read(name)
 
 
 @dataclass(frozen=True)
@@ -94,22 +157,23 @@ class MergedLM:
     official: TensorReader
 
     @cached_property
+    def sizes(self) -> QwenSizes:
+        """Of the merged model."""
+        backbone = {field.name: getattr(self.config, field.name) for field in fields(Qwen2Config)}
+        return QwenSizes(**backbone, vocab_size=self.vocabulary.padded_size)
+
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every merged tensor's shape by name, in the order of Hugging Face's state dict."""
-        table = (self.vocabulary.padded_size, self.config.hidden_size)
-        backbone = {
-            name.removeprefix(_OFFICIAL): shape
-            for name, shape in sorted(_official_shapes(self.config).items())
-            if name.startswith(_OFFICIAL) and name != _OFFICIAL_EMBEDDING
-        }
-        return {EMBEDDING: table, **backbone, HEAD: table, HEAD_BIAS: table[:1]}
+        """Every merged tensor's shape by name."""
+        return self.sizes.shapes | {HEAD_BIAS: (self.vocabulary.padded_size,)}
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """One merged tensor, or some rows of it (a slice without a step), on the CPU."""
-        if name not in self._sources:
+        parts = [part[1:] for part in merged_rows(self.vocabulary) if part[0] == name]
+        if not parts:
             return self.official.read(_OFFICIAL + name, rows)
         start, stop, _ = rows.indices(self.vocabulary.padded_size)
-        parts, shape = self._sources[name], (max(stop - start, 0), *self.shapes[name][1:])
+        shape = (max(stop - start, 0), *self.shapes[name][1:])
         if name == HEAD_BIAS:
             merged = torch.full(shape, -torch.inf)
         else:
@@ -120,60 +184,22 @@ class MergedLM:
                 merged[low - start : high - start] = self.official.read(source, slice(low - first, high - first))
         return merged
 
-    @cached_property
-    def _sources(self) -> Mapping[str, tuple[tuple[int, int, str], ...]]:
-        """Where the rows of merged tensors come from: (first row, row after the last, official name)."""
-        speech = (self.vocabulary.speech(0), self.vocabulary.sos)
-        control = (self.vocabulary.sos, self.vocabulary.size)
-        return {
-            EMBEDDING: (
-                (0, self.vocabulary.text_size, _OFFICIAL_EMBEDDING),
-                (*speech, _SPEECH),
-                (*control, _CONTROL),
-            ),
-            HEAD: ((*speech, _SPEECH_HEAD),),
-            HEAD_BIAS: ((*speech, _SPEECH_BIAS),),
-        }
-
 
 def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> MergedLM:
-    """The merged language model of an official CosyVoice2 folder.
+    """The merged language model of an official CosyVoice2 folder; text_size: entries of its text tokenizer.
 
-    Args:
-        folder: official layout.
-        text_size: entries of the folder's text tokenizer, its special tokens included.
-        variant: take `llm.variant.pt` where the folder has one.
-
-    Raises:
-        CheckpointError: files missing, corrupt or not fitting the configuration, or the tokenizer has more entries
-            than the text embedding has rows.
+    CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer.
     """
     config = read_config(folder, ()).lm
     check_variant(folder, variant)
     path = find_part(folder, "llm", variant)
     official = MappedWeights(path)
-    _check_shapes(config, official.shapes, path.name)
+    outlines = {name: torch.empty(shape, device="meta") for name, shape in official.shapes.items()}
+    with torch.device("meta"):
+        load_into(SpeechLM(config), outlines, LM_NAMES, path.name, torch.float32)  # names and shapes; no value is read
     if text_size > config.text_vocab_size:
         raise CheckpointError(
             f"model: the text tokenizer has {text_size} entries, but {path.name} has embeddings of "
             f"{config.text_vocab_size} only; copy the model's folder again, whole"
         )
     return MergedLM(config, MergedVocabulary(text_size, config.vocabulary.num_speech_tokens), official)
-
-
-def _official_shapes(config: LMConfig) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        state = SpeechLM(config).state_dict()
-    return {LM_NAMES.to_official(name): tuple(tensor.shape) for name, tensor in state.items()}
-
-
-def _check_shapes(config: LMConfig, found: Mapping[str, tuple[int, ...]], file: str) -> None:
-    wrong = [
-        f"{name} {list(found[name])} instead of {list(shape)}" if name in found else f"{name} is missing"
-        for name, shape in sorted(_official_shapes(config).items())
-        if found.get(name) != shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
-        listed = ", ".join(wrong[:_MAX_LISTED])
-        raise CheckpointError(f"model: {file} does not fit its configuration: {listed}{more}; download it again")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from vivavoce.checkpoint.config import LMConfig, ModelConfig
-from vivavoce.checkpoint.folder import detect_generation, read_config
-from vivavoce.checkpoint.names import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable
-from vivavoce.checkpoint.weights import check_variant, find_part, fold_weight_norm, load_into, read_tensors
-from vivavoce.models.flow.model import Flow
-from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.checkpoint.config import Generation, LMConfig, ModelConfig
+from vivavoce.checkpoint.folder import detect_generation
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.weights import check_variant, find_part, load_into, read_tensors
+from vivavoce.models.generations import NETWORKS, NetworkPart
+
+if TYPE_CHECKING:
+    from vivavoce.models.flow.model import Flow
+    from vivavoce.models.lm.qwen2 import SpeechLM
+    from vivavoce.models.vocoder.hift import HiFT
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,12 @@ class LanguageConfig:
     """Sizes of a language model that is on its own."""
 
     lm: LMConfig
+    generation: Generation
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The language model on its own, on one device: `Models` for whoever makes speech tokens and no audio."""
+    """The language model on its own, on one device: `Models` without the networks that make audio."""
 
     config: LanguageConfig
     lm: SpeechLM
@@ -47,52 +52,65 @@ class LanguageModel:
 
 
 def build_models(
-    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    variant: str | None = None,
+    *,
+    language_model: bool = True,
 ) -> Models:
-    """Load a CosyVoice2 folder.
+    """Load an official model folder; CheckpointError: files missing, corrupt, or not fitting its configuration.
 
-    Args:
-        folder: official layout.
-        device: where the networks run.
-        dtype: of the language model and the flow. The vocoder stays in float32: its phases are sums of many
-            thousand radians, and its share of the work is small.
-        variant: take `part.variant.pt` where the folder has one.
-
-    Raises:
-        CheckpointError: files missing, corrupt, or not fitting the configuration.
+    dtype: of the language model and the flow. The vocoder stays in float32: its phases are sums of many thousand
+    radians, and its share of the work is small. variant: take `part.variant.pt` where the folder has one.
+    language_model: False: it stays an outline without weights (on torch's meta device), for speech tokens → audio.
     """
-    detect_generation(folder)
+    generation = detect_generation(folder)
     check_variant(folder, variant)
     prepare_device(device)
-    paths = {part: find_part(folder, part, variant) for part in ("llm", "flow", "hift")}
-    flow_state = read_tensors(paths["flow"])
-    config = read_config(folder, flow_state)
+    parts = NETWORKS[generation]
+    loaded = {name: part for name, part in parts.items() if language_model or name != "lm"}
+    paths = {name: find_part(folder, part.part, variant) for name, part in loaded.items()}
+    states = {"flow": read_tensors(paths["flow"])}
+    config = read_config(folder, states["flow"])
+    networks: dict[str, Any] = {}
+    for name, part in parts.items():
+        if name not in loaded:
+            with torch.device("meta"):
+                networks[name] = part.build(config)
+            continue
+        state = part.state(states.pop(name) if name in states else read_tensors(paths[name]))
+        to = torch.float32 if part.float32 else dtype
+        networks[name] = build_network(part, config, state, paths[name].name, device, to)
+    return Models(config=config, device=device, dtype=dtype, **networks)
 
-    def load(module: nn.Module, state: dict[str, torch.Tensor], names: NameTable, part: str, to: torch.dtype) -> None:
-        load_into(module, state, names, paths[part].name, to)
-        module.to(device).eval().requires_grad_(False)
 
+def build_network(
+    part: NetworkPart,
+    config: Any,
+    state: Mapping[str, torch.Tensor],
+    file: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Any:
+    """One network with the tensors of a file, on the device; CheckpointError: they do not fit."""
     with torch.device("meta"):
-        lm, flow, vocoder = SpeechLM(config.lm), Flow(config.flow), HiFT(config.vocoder)
-    load(lm, read_tensors(paths["llm"]), LM_NAMES, "llm", dtype)
-    load(flow, flow_state, FLOW_NAMES, "flow", dtype)
-    load(vocoder, fold_weight_norm(read_tensors(paths["hift"])), VOCODER_NAMES, "hift", torch.float32)
-    return Models(config, lm, flow, vocoder, device, dtype)
+        network = part.build(config)
+    load_into(network, state, part.names, file, dtype)
+    return network.to(device).eval().requires_grad_(False)
 
 
 def build_language_model(
     folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
 ) -> LanguageModel:
-    """Load the language model of a CosyVoice2 folder; arguments and errors as in `build_models`."""
-    config = read_config(folder, ()).lm
+    """Load the language model of a folder; arguments and errors as in `build_models`."""
+    config = read_config(folder, ())
     check_variant(folder, variant)
     prepare_device(device)
-    path = find_part(folder, "llm", variant)
-    with torch.device("meta"):
-        lm = SpeechLM(config)
-    load_into(lm, read_tensors(path), LM_NAMES, path.name, dtype)
-    lm.to(device).eval().requires_grad_(False)
-    return LanguageModel(LanguageConfig(config), lm, device, dtype)
+    part = NETWORKS[config.generation]["lm"]
+    path = find_part(folder, part.part, variant)
+    lm = build_network(part, config, part.state(read_tensors(path)), path.name, device, dtype)
+    return LanguageModel(LanguageConfig(config.lm, config.generation), lm, device, dtype)
 
 
 def prepare_device(device: torch.device) -> None:

@@ -48,16 +48,12 @@ def _hash(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _MIX_1
-    x = (x ^ _shift(x, 27)) * _MIX_2
-    return x ^ _shift(x, 31)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own keeps the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        # A logical right shift: torch's own keeps the sign.
+        x = (x ^ ((x >> bits) & ((1 << (64 - bits)) - 1))) * factor
+    return x
 
 
 def _unit(bits: Tensor, shift: int) -> Tensor:
     """24 of the bits as a float32 in (0, 1): never 0, so that its logarithm is finite."""
-    return ((_shift(bits, shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24
+    return (((bits >> shift) & 0xFFFFFF).float() + 0.5) * 2.0**-24

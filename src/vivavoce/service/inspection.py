@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.checkpoint.fingerprint import fingerprint
 from vivavoce.checkpoint.folder import (
     BACKBONE,
     CARD,
@@ -24,38 +22,23 @@ from vivavoce.checkpoint.folder import (
     YAML_OF,
     ModelCard,
     detect_generation,
+    fingerprint,
     read_card,
-    read_config,
 )
-from vivavoce.checkpoint.hub.locate import models_home
-from vivavoce.checkpoint.hub.record import read_record, size_of
-from vivavoce.checkpoint.hub.selection import is_needed
-from vivavoce.checkpoint.names import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable
-from vivavoce.checkpoint.weights import find_part, fold_weight_norm, load_into, read_tensors
-from vivavoce.errors import CheckpointError, VivavoceError
-from vivavoce.models.flow.model import Flow
-from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.checkpoint.known_models import is_needed, models_home, read_record, size_of
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
+from vivavoce.errors import VivavoceError
+from vivavoce.models.generations import NETWORKS
 from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.built_in import built_in_voices
+from vivavoce.service.voices.voice import built_in_voices
 
 _ONNX_FILES = (SPEECH_TOKENIZER, SPEAKER_ENCODER)
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
-_NETWORKS: Mapping[str, tuple[Callable[[ModelConfig], nn.Module], NameTable]] = MappingProxyType(
-    {
-        "llm": (lambda config: SpeechLM(config.lm), LM_NAMES),
-        "flow": (lambda config: Flow(config.flow), FLOW_NAMES),
-        "hift": (lambda config: HiFT(config.vocoder), VOCODER_NAMES),
-    }
-)
+_NETWORKS = {part.part: part for parts in NETWORKS.values() for part in parts.values()}
+"""Networks of all generations that run, by their weights' file without the suffix."""
 _LFS_POINTER = b"version https://git-lfs"
-
-_VARINT, _BYTES = 0, 2
-"""The wire types that the fields of an ONNX model have."""
-_GRAPH = 7
-"""The field of ModelProto that holds the network (onnx.proto3)."""
-_MAX_VARINT_BYTES = 10
 
 Found = TypeVar("Found")
 
@@ -78,25 +61,39 @@ class PartReport:
     dtypes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelReport:
-    """A model folder as it was found; None or empty where something cannot be read, which `problems` explains."""
+    """A model folder as it was found; None or empty where something cannot be read, which `problems` explains.
+
+    generation: v1, v2 or v3, by the yaml file that is there; source: hub, repository and revision of a download;
+    tokenizer_size: text tokens, special ones included; problems: everything that keeps the model from working.
+    """
 
     folder: Path
     card: ModelCard
-    generation: str | None
-    """v1, v2 or v3, by the yaml file that is there."""
-    source: str | None
-    """Hub, repository and revision of a download."""
-    config: ModelConfig | None
-    parts: tuple[PartReport, ...]
-    files: tuple[ModelFile, ...]
-    tokenizer_size: int | None
-    """Text tokens, special ones included."""
-    voices: tuple[str, ...]
-    fingerprint: str | None
-    problems: tuple[str, ...]
-    """Everything that keeps the model from working; empty for a sound folder."""
+    generation: str | None = None
+    source: str | None = None
+    config: ModelConfig | None = None
+    parts: list[PartReport] = field(default_factory=list)
+    files: list[ModelFile] = field(default_factory=list)
+    tokenizer_size: int | None = None
+    voices: tuple[str, ...] = ()
+    fingerprint: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, problem: str) -> None:
+        """Note a problem once."""
+        plain = problem.removeprefix("model: ")
+        if plain not in self.problems:
+            self.problems.append(plain)
+
+    def attempt(self, read: Callable[..., Found], *arguments: Any) -> Found | None:
+        """What it reads; None: it failed, which is noted."""
+        try:
+            return read(*arguments)
+        except VivavoceError as error:
+            self.add(str(error))
+            return None
 
 
 def inspect_model(folder: Path) -> ModelReport:
@@ -106,148 +103,92 @@ def inspect_model(folder: Path) -> ModelReport:
     the networks that the yaml describes, the ONNX files' outer structure. Weights stay on the disk; the ONNX files
     are read for the fingerprint (0.5 GB of a release).
     """
-    return _Inspection(folder).report()
-
-
-class _Inspection:
-    """One folder's examination: problems are collected while the rest is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._problems: list[str] = []
-        self._files = tuple(_model_files(folder))
-        self._usable = {file.path for file in self._files}
-
-    def report(self) -> ModelReport:
-        """Look at everything once."""
-        folder = self._folder
-        generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
-        supported = self._attempt(lambda: detect_generation(folder)) is not None
-        self._drop_unusable()
-        if supported or (generation is None and self._files):
-            self._find_missing()
-        self._check_onnx()
-        states = self._states()
-        config = self._config(states) if supported else None
-        if config is not None:
-            for state in states:
-                self._check_fit(state, config)
-        return ModelReport(
-            folder=folder,
-            card=self._attempt(lambda: read_card(folder)) or ModelCard(folder.name),
-            generation=generation,
-            source=self._source(),
-            config=config,
-            parts=tuple(state.report() for state in states),
-            files=self._files,
-            tokenizer_size=self._tokenizer_size(),
-            voices=tuple(self._attempt(lambda: built_in_voices(folder)) or ()) if self._has(SPEAKERS) else (),
-            fingerprint=self._attempt(lambda: fingerprint(folder)) if generation and self._has(*_ONNX_FILES) else None,
-            problems=tuple(self._problems),
-        )
-
-    def _attempt(self, read: Callable[[], Found]) -> Found | None:
-        """What `read` returns, or None and its error among the problems."""
-        try:
-            return read()
-        except VivavoceError as error:
-            self._add(str(error))
-        return None
-
-    def _add(self, problem: str) -> None:
-        plain = problem.removeprefix("model: ")
-        if plain not in self._problems:
-            self._problems.append(plain)
-
-    def _has(self, *paths: str) -> bool:
-        return self._usable.issuperset(paths)
-
-    def _drop_unusable(self) -> None:
-        starts = {file.path: _first_bytes(self._folder / file.path, len(_LFS_POINTER)) for file in self._files}
-        pointers = [path for path, start in starts.items() if start == _LFS_POINTER]
-        locked = [path for path, start in starts.items() if start is None]
-        self._usable.difference_update(pointers, locked)
-        if pointers:
-            self._add(f"git-lfs pointers stand in for {', '.join(pointers)}; type `git lfs pull`")
-        if locked:
-            self._add(f"{', '.join(locked)} cannot be read; check the permissions")
-
-    def _find_missing(self) -> None:
-        tokenizer = () if (self._folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
-        missing = [f"{part}.pt" for part in _NETWORKS if _part_path(self._folder, part) is None]
+    report = ModelReport(folder, ModelCard(folder.name))
+    usable = _readable_files(report)
+    report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
+    supported = report.attempt(detect_generation, folder) is not None
+    paths = {part: path for part in _NETWORKS if (path := _part_path(folder, part)) is not None}
+    if supported or (report.generation is None and report.files):
+        tokenizer = () if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
         required = (*_ONNX_FILES, f"{BACKBONE}/config.json", *tokenizer)
-        missing += [path for path in required if not (self._folder / path).is_file()]
+        missing = [f"{part}.pt" for part in _NETWORKS if part not in paths]
+        missing += [path for path in required if not (folder / path).is_file()]
         if missing:
-            self._add(f"missing {', '.join(missing)}; download the whole folder")
-
-    def _check_onnx(self) -> None:
-        for path in _ONNX_FILES:
-            if self._has(path) and not is_whole_onnx(self._folder / path):
-                self._add(f"{path} is cut off, or no ONNX model; download it again")
-
-    def _states(self) -> list[_PartState]:
-        """The weights of each part whose file can be read."""
-        found = [self._state(part) for part in _NETWORKS]
-        return [state for state in found if state is not None]
-
-    def _state(self, part: str) -> _PartState | None:
-        path = _part_path(self._folder, part)
-        if path is None or not self._has(path.name):
-            return None
-        return self._attempt(lambda: _PartState(part, path, read_tensors(path)))
-
-    def _config(self, states: Sequence[_PartState]) -> ModelConfig | None:
-        if not self._has(f"{BACKBONE}/config.json"):
-            return None
-        flow_keys = next((state.tensors for state in states if state.part == "flow"), {})
-        return self._attempt(lambda: read_config(self._folder, flow_keys))
-
-    def _check_fit(self, state: _PartState, config: ModelConfig) -> None:
-        self._attempt(lambda: state.check_fit(config))
-
-    def _tokenizer_size(self) -> int | None:
-        if not self._has(_WHOLE_TOKENIZER) and not self._has(*_TOKENIZER_PARTS):
-            return None
-        return self._attempt(lambda: len(TextTokenizer.from_folder(self._folder / BACKBONE)))
-
-    def _source(self) -> str | None:
-        record = read_record(self._folder)
-        if record is None:
-            return None
-        changed = [path for path, file in record.files.items() if size_of(self._folder / path) != file.size]
-        if changed:
-            self._add(f"{', '.join(changed)}: not as downloaded; type `vivavoce download {record.model}`")
-        return f"{record.source} {record.repository} at {record.revision}"
+            report.add(f"missing {', '.join(missing)}; download the whole folder")
+    for name in _ONNX_FILES:
+        if name in usable and not is_whole_onnx(folder / name):
+            report.add(f"{name} is cut off, or no ONNX model; download it again")
+    weights: dict[str, Mapping[str, Tensor]] = {}
+    for part, path in paths.items():
+        if path.name in usable and (state := report.attempt(read_tensors, path)) is not None:
+            weights[part] = state
+    if supported and f"{BACKBONE}/config.json" in usable:
+        report.config = report.attempt(read_config, folder, weights.get("flow", {}))
+    for part, tensors in weights.items():
+        report.parts.append(_part_report(part, paths[part], tensors))
+        if report.config is not None:
+            report.attempt(_check_fit, part, paths[part], tensors, report.config)
+    if _WHOLE_TOKENIZER in usable or usable.issuperset(_TOKENIZER_PARTS):
+        report.tokenizer_size = report.attempt(lambda: len(TextTokenizer.from_folder(folder / BACKBONE)))
+    if SPEAKERS in usable:
+        report.voices = tuple(report.attempt(built_in_voices, folder) or ())
+    if report.generation and usable.issuperset(_ONNX_FILES):
+        report.fingerprint = report.attempt(fingerprint, folder)
+    report.card = report.attempt(read_card, folder) or report.card
+    report.source = _source(report)
+    return report
 
 
-@dataclass(frozen=True, eq=False)
-class _PartState:
-    """The tensors of one weight file, mapped and not loaded."""
+def _readable_files(report: ModelReport) -> set[str]:
+    """Names of the files that inference reads and that can be read; all of them are noted."""
+    folder, pointers, locked = report.folder, [], []
+    for path in sorted(path for path in (*folder.iterdir(), *folder.glob(f"{BACKBONE}/*")) if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if not is_needed(name) and name != CARD:
+            continue
+        report.files.append(ModelFile(name, path.stat().st_size))
+        try:
+            with path.open("rb") as file:
+                if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    pointers.append(name)
+        except OSError:
+            locked.append(name)
+    if pointers:
+        report.add(f"git-lfs pointers stand in for {', '.join(pointers)}; type `git lfs pull`")
+    if locked:
+        report.add(f"{', '.join(locked)} cannot be read; check the permissions")
+    return {file.path for file in report.files} - {*pointers, *locked}
 
-    part: str
-    path: Path
-    tensors: Mapping[str, Tensor]
 
-    def check_fit(self, config: ModelConfig) -> None:
-        """Compare names and shapes with the network of that configuration; neither takes any memory here."""
-        build, names = _NETWORKS[self.part]
-        with torch.device("meta"):
-            network = build(config)
-        shapes = {key: tensor.to("meta") for key, tensor in self.tensors.items()}
-        if self.part == "hift":
-            shapes = fold_weight_norm(shapes)
-        load_into(network, shapes, names, self.path.name, torch.float32)
+def _part_path(folder: Path, part: str) -> Path | None:
+    with suppress(VivavoceError):
+        return find_part(folder, part)
+    return None
 
-    def report(self) -> PartReport:
-        """What the file holds."""
-        unused = _NETWORKS[self.part][1].unused
-        tensors = [tensor for key, tensor in self.tensors.items() if key not in unused]
-        return PartReport(
-            name=self.part,
-            file=self.path.name,
-            num_parameters=sum(tensor.numel() for tensor in tensors),
-            dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})),
-        )
+
+def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
+    """Compare names and shapes with the network of that configuration; neither takes any memory here."""
+    network_part = _NETWORKS[part]
+    with torch.device("meta"):
+        network = network_part.build(config)
+    shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
+    load_into(network, network_part.state(shapes), network_part.names, path.name, torch.float32)
+
+
+def _part_report(part: str, path: Path, tensors: Mapping[str, Tensor]) -> PartReport:
+    used = [tensor for key, tensor in tensors.items() if key not in _NETWORKS[part].names.unused]
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in used})
+    return PartReport(part, path.name, sum(tensor.numel() for tensor in used), tuple(dtypes))
+
+
+def _source(report: ModelReport) -> str | None:
+    record = read_record(report.folder)
+    if record is None:
+        return None
+    changed = [path for path, file in record.files.items() if size_of(report.folder / path) != file.size]
+    if changed:
+        report.add(f"{', '.join(changed)}: not as downloaded; type `vivavoce download {record.model}`")
+    return f"{record.source} {record.repository} at {record.revision}"
 
 
 class ModelNames:
@@ -281,18 +222,18 @@ def is_whole_onnx(path: Path) -> bool:
     with path.open("rb") as file:
         while file.tell() < size:
             tag, number = _read_varint(file), _read_varint(file)
-            if tag is None or number is None or tag & 7 not in (_VARINT, _BYTES):
+            if tag is None or number is None or tag & 7 not in (0, 2):  # a number or bytes: ONNX has nothing else
                 return False
-            if tag & 7 == _BYTES:
+            if tag & 7 == 2:
                 file.seek(min(number, size + 1), os.SEEK_CUR)
             fields.add(tag >> 3)
-        return file.tell() == size and _GRAPH in fields
+        return file.tell() == size and 7 in fields  # the network of ModelProto (onnx.proto3)
 
 
 def _read_varint(file: BinaryIO) -> int | None:
     """A number in groups of seven bits, the lowest first; None where the file ends within it."""
     number = 0
-    for place in range(_MAX_VARINT_BYTES):
+    for place in range(10):
         byte = file.read(1)
         if not byte:
             return None
@@ -300,26 +241,3 @@ def _read_varint(file: BinaryIO) -> int | None:
         if byte[0] < 0x80:
             return number
     return None
-
-
-def _model_files(folder: Path) -> Iterator[ModelFile]:
-    for path in sorted(path for path in (*folder.iterdir(), *folder.glob(f"{BACKBONE}/*")) if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if is_needed(name) or name == CARD:
-            yield ModelFile(name, path.stat().st_size)
-
-
-def _part_path(folder: Path, part: str) -> Path | None:
-    try:
-        return find_part(folder, part)
-    except CheckpointError:
-        return None
-
-
-def _first_bytes(path: Path, count: int) -> bytes | None:
-    """None where the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError:
-        return None

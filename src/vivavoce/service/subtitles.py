@@ -1,8 +1,8 @@
 """Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
 
-A segment of the text begins and ends exactly where its audio does. Inside a segment nobody has measured where a word
-is: if its text is too long for one subtitle, it is shared out to several, and its time by their characters, white space
-left out.
+A segment of the text begins and ends exactly where its audio does. Inside a segment the place of a word is
+not known: a text that is too long for one subtitle is divided into several, and its time in proportion to their
+characters, without white space.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import regex
+
+from vivavoce.service.speech import Mark
 
 MAX_COLUMNS = 42
 """Width of a line at most; Chinese and Japanese characters, and others of full width, count as two."""
@@ -30,22 +31,6 @@ _ENDS = (
 )
 
 
-class Timed(Protocol):
-    """A text that is heard from `start_s` to `end_s`, such as a `Mark`."""
-
-    @property
-    def start_s(self) -> float:
-        """Seconds."""
-
-    @property
-    def end_s(self) -> float:
-        """Seconds."""
-
-    @property
-    def text(self) -> str:
-        """What is said."""
-
-
 @dataclass(frozen=True)
 class Cue:
     """One subtitle: its lines are seen from `start_s` to `end_s`."""
@@ -55,7 +40,7 @@ class Cue:
     text: str
 
 
-def to_srt(cues: Iterable[Timed]) -> str:
+def to_srt(cues: Iterable[Cue | Mark]) -> str:
     """The content of a SubRip file; cues that are too long are split, silent and empty ones left out."""
     blocks = (
         f"{number}\n{_time(cue.start_s, ',')} --> {_time(cue.end_s, ',')}\n{cue.text}\n"
@@ -64,7 +49,7 @@ def to_srt(cues: Iterable[Timed]) -> str:
     return "\n".join(blocks)
 
 
-def to_vtt(cues: Iterable[Timed]) -> str:
+def to_vtt(cues: Iterable[Cue | Mark]) -> str:
     """The content of a WebVTT file; see `to_srt`."""
     blocks = (
         f"{_time(cue.start_s, '.')} --> {_time(cue.end_s, '.')}\n{_escaped(cue.text)}\n" for cue in split_cues(cues)
@@ -72,12 +57,12 @@ def to_vtt(cues: Iterable[Timed]) -> str:
     return "\n".join(("WEBVTT\n", *blocks))
 
 
-def split_cues(cues: Iterable[Timed]) -> list[Cue]:
+def split_cues(cues: Iterable[Cue | Mark]) -> list[Cue]:
     """Subtitles of at most `MAX_LINES` lines of `MAX_COLUMNS`; a longer cue's time is shared out by characters."""
     return [part for cue in cues if cue.end_s > cue.start_s for part in _split(cue)]
 
 
-def _split(cue: Timed) -> Iterator[Cue]:
+def _split(cue: Cue | Mark) -> Iterator[Cue]:
     parts = list(_parts(_atoms(" ".join(cue.text.split()))))
     ends = list(accumulate((_size(part) for part in parts), initial=0))
     seconds_each = (cue.end_s - cue.start_s) / max(1, ends[-1])
@@ -135,7 +120,7 @@ def _good_end(atoms: Sequence[str], most: int) -> int:
 
 
 def _wrapped(atoms: Sequence[str]) -> str:
-    """In one line, or else in two of about the same width."""
+    """One line, or two of about the same width."""
     whole = "".join(atoms).rstrip()
     if _columns(whole) <= MAX_COLUMNS:
         return whole

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
-from vivavoce.engine.flow_stage import Attention, FlowChunk, PromptWork
+from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.request import Conditioning
-from vivavoce.models.flow.matching import fixed_noise, time_steps
+from vivavoce.models.flow.model import fixed_noise, time_steps
 
 
 def voice(prompt, seed=0):
@@ -66,10 +68,45 @@ def run(stage, work):
     return job.result()
 
 
-def say(stage, stream, tokens, hop, attention):
+def say(stage, stream, tokens, hop, attention=AttentionMode.BLOCKS):
     """One chunk by itself."""
     (mel,) = run(stage, [FlowChunk(stream, tokens, hop, attention)])
     return mel
+
+
+def speak(stage, stream, tokens, hops):
+    """All chunks of a stream, one after the other, each with the usual lookahead."""
+    return torch.cat([say(stage, stream, tokens[: stream.spoken + hop + 3], hop) for hop in hops])
+
+
+def check(mel, expected):
+    torch.testing.assert_close(mel, expected, atol=1e-4, rtol=0)
+
+
+def stage_of(models, pages, **options):
+    """A stage with so many pages, and the one that nothing is read from."""
+    size = sum(buffer.page_bytes for buffer in FlowStage(models, state_bytes=0, **options).pool.buffers)
+    stage = FlowStage(models, state_bytes=(pages + 1) * size, **options)
+    assert stage.pool.total == pages
+    return stage
+
+
+def forget(stage):
+    """Drop the prompts that no stream uses, or if all are in use the streams' state; it is computed again."""
+    unused = stage.prompts.unused()
+    for one in unused:
+        stage.prompts.drop(one)
+    for stream in () if unused else stage._streams:
+        stage._drop(stream)
+
+
+def check_pages(stage):
+    """Every page is free, or held by exactly those who say so."""
+    rows = [row.after for batch in stage._batches for row in batch.rows]
+    states = [*(stream.state for stream in stage._streams), *stage.prompts.states.values(), *rows]
+    held, pool = Counter(page for state in states if state for page in state.pages), stage.pool
+    assert held == pool._holders
+    assert sorted((*held, *pool._free)) == list(range(1, pool.total + 1))
 
 
 def page_bytes(models):
@@ -90,10 +127,10 @@ def _velocity(estimator, t, mask, point, mu, speaker, condition):
     return estimator.velocity(features, estimator.time_biases(torch.tensor([t])), mask)
 
 
-def perform(stage, opened, tokens, schedule, evict, compute=run, ahead=3):
+def perform(stage, opened, tokens, schedule, compute=run, ahead=3):
     """Mels of all streams, whose hops and whose batches, each with what happens before it, the schedule tells.
 
-    evict: takes state away; compute: turns a batch's work into mels; ahead: tokens known beyond each hop.
+    compute: turns a batch's work into mels; ahead: tokens known beyond each hop.
     """
     streams, batches = schedule
     mels = [[] for _ in streams]
@@ -101,17 +138,17 @@ def perform(stage, opened, tokens, schedule, evict, compute=run, ahead=3):
         work = []
         for place in batch:
             hop, stream = streams[place][1][len(mels[place])], opened[place]
-            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + ahead], hop, Attention.BLOCKS))
+            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + ahead], hop, AttentionMode.BLOCKS))
         if event == "prompts":
-            lacking = [PromptWork(stream) for stream in opened if stage.lacks_prompt(stream)]
-            run(stage, lacking or [PromptWork(opened[0])])
+            lacking = [PromptPrefill(stream) for stream in opened if stage.lacks_prompt(stream)]
+            run(stage, lacking or [PromptPrefill(opened[0])])
         elif event == "evict":
-            evict(stage)
+            forget(stage)
         elif event == "abandon":
             job = stage.start(work)
             job.step()
             job.abandon()
         for place, mel in zip(batch, compute(stage, work), strict=True):
             mels[place].append(mel)
-        assert stage.balanced()
+        check_pages(stage)
     return [torch.cat(made) for made in mels]

@@ -56,8 +56,7 @@ def spoken(stage: LMStage, text: TextIn, pieces: Iterable[Sequence[int]], seed: 
             piece = next(arriving, None)
             text.close() if piece is None else text.push(piece)
             continue
-        stage.feed(slot, run)
-        stage.prefill([slot])
+        stage.prefill({slot: run})
         while stage.decoding or stage.in_flight:
             stage.decode()
             for one in stage.collect(wait=True):
@@ -98,25 +97,22 @@ def one_by_one(models: Models, stream: TextInterleaver, pieces: Sequence[Sequenc
 
 
 @pytest.mark.parametrize("seed", range(8))
-@torch.inference_mode()
 def test_tokens_are_those_of_the_simple_stream(models, seed):
     rng = random.Random(seed)
     pieces = [[rng.randrange(250) for _ in range(rng.randrange(1, 8))] for _ in range(rng.randrange(1, 6))]
     prompted, ratio = rng.choice([0, 7, 15, 33]), rng.choice([2.0, 4.5, 9.0])
     wanted = one_by_one(models, interleaver(models, prompted, ratio, seed), pieces, seed)
-    text = TextIn(interleaver(models, prompted, ratio, seed), models.config.lm.vocabulary, None, 600)
+    text = TextIn(interleaver(models, prompted, ratio, seed), models.config.lm.vocabulary, capacity=600)
     assert spoken(LMStage(models, slots=1, capacity=600), text, pieces, seed) == wanted
 
 
-@torch.inference_mode()
 def test_fill_and_end_may_come_from_the_model(models):
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, None, 600)
+    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=600)
     stage = LMStage(models, slots=1, capacity=600, chooser=Fills())
     tokens = spoken(stage, text, [range(3, 8), range(3, 14)], 0)
     assert tokens == [one for one in range(23) if one % 6 != 5]
 
 
-@torch.inference_mode()
 def test_a_stream_past_its_room_says_so_after_its_tokens(models):
     vocabulary = models.config.lm.vocabulary
     for room in (1, 15, 16, 50):
@@ -125,23 +121,21 @@ def test_a_stream_past_its_room_says_so_after_its_tokens(models):
             spoken(stage, TextIn(interleaver(models), vocabulary, room), [(65,) * 40], 0)
 
 
-@torch.inference_mode()
 def test_a_stream_that_ends_where_its_room_does_is_whole(models):
     stage = LMStage(models, slots=1, capacity=600, chooser=NeverEnds())
     text = TextIn(interleaver(models, ratio=4.0), models.config.lm.vocabulary, 12)
     assert len(spoken(stage, text, [(65, 66, 67)], 0)) == 12
 
 
-@torch.inference_mode()
 def test_a_stream_past_its_slot_says_so_after_its_tokens(models):
     stage = LMStage(models, slots=1, capacity=120, chooser=NeverEnds())
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, None, 120)
+    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=120)
     with pytest.raises(InvalidRequest, match=r"\d\d tokens, then text: a stream holds 120 positions"):
         spoken(stage, text, [(65,) * 40], 0)
 
 
 def test_no_run_while_one_is_in_progress_or_text_is_awaited(models):
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, None, 600)
+    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=600)
     text.push((3, 4, 5, 6))
     assert text.next_run() is None
     text.push((7,))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from vivavoce.models.vocoder.layout import convolve, convolve_transposed, laid_out
+from vivavoce.models.vocoder.hift import convolve, convolve_transposed, laid_out
 
 
 @torch.inference_mode()

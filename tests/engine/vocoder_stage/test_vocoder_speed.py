@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivavoce.engine.vocoder_stage.speed import SpeedStream, SpeedTail, resize, resized_frames
+from vivavoce.engine.vocoder_stage.stream import SpeedTail, resize, resized_frames
 
 
 def ramp(frames):
@@ -11,12 +11,12 @@ def ramp(frames):
 
 
 def in_pieces(mel, sizes, speed):
-    stream, tail, parts = SpeedStream(speed), SpeedTail(), []
+    tail, parts = SpeedTail(speed), []
     pieces = mel.split(sizes)
     for place, piece in enumerate(pieces):
         final = place == len(pieces) - 1
-        foretold = stream.count(tail, len(piece), final)
-        part, tail = stream.push(tail, piece, final)
+        foretold = tail.count(len(piece), final)
+        part, tail = tail.push(piece, final)
         assert len(part) == foretold
         parts.append(part)
     return torch.cat(parts)
@@ -42,17 +42,16 @@ def test_stream_follows_the_whole(speed):
 
 
 def test_a_piece_leaves_the_tail_before_it_as_it_was():
-    stream = SpeedStream(1.3)
-    _, tail = stream.push(SpeedTail(), ramp(20), final=False)
-    first, _ = stream.push(tail, ramp(7), final=False)
-    again, _ = stream.push(tail, ramp(7), final=False)
+    _, tail = SpeedTail(1.3).push(ramp(20), final=False)
+    first, _ = tail.push(ramp(7), final=False)
+    again, _ = tail.push(ramp(7), final=False)
     assert torch.equal(first, again)
 
 
 def test_speed_one_changes_nothing():
     mel = ramp(5)
     assert resize(mel, 1.0) is mel
-    assert SpeedStream(1.0).push(SpeedTail(), mel, final=False)[0] is mel
+    assert SpeedTail().push(mel, final=False)[0] is mel
 
 
 @pytest.mark.parametrize(

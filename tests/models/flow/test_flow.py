@@ -1,45 +1,29 @@
+"""The flow alone and in company, and its weights as inference lays them."""
+
+import copy
+
 import pytest
 import torch
+from torch.nn import functional
 
-from vivavoce.models.flow.matching import MAX_FRAMES, fixed_noise, time_steps
-from vivavoce.models.flow.model import FlowItem
-from vivavoce.models.layers.masks import visible_keys
+from vivavoce.models.flow.layout import convolve, joined, mish
+from vivavoce.models.flow.model import MAX_FRAMES, FlowInput, fixed_noise, time_steps
+from vivavoce.models.layers import RelativeSpan, lay_together, visible_keys
 
 
-def item(num_tokens, num_prompt, seed, final=True):
+def item(num_tokens, num_prompt, seed):
     generator = torch.Generator().manual_seed(seed)
-    return FlowItem(
+    return FlowInput(
         torch.randint(0, 6561, (num_prompt + num_tokens,), generator=generator),
         torch.randn(2 * num_prompt, 80, generator=generator),
         torch.randn(192, generator=generator),
-        final,
     )
-
-
-ITEMS = [item(40, 12, 1), item(7, 0, 2), item(90, 31, 3), item(33, 25, 4, final=False)]
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@torch.inference_mode()
-def test_batched_equals_single(models, chunked):
-    together = models.flow(ITEMS, chunked)
-    for mel, one in zip(together, ITEMS, strict=True):
-        torch.testing.assert_close(mel, models.flow([one], chunked)[0], atol=1e-4, rtol=0)
-
-
-@torch.inference_mode()
-def test_frames_of_a_chunk_do_not_change_when_more_arrives(models):
-    long = item(120, 25, 5)
-    whole = models.flow([long], True)[0]
-    for spoken in (25, 50, 75):
-        head = FlowItem(long.tokens[: 25 + spoken + 3], long.prompt_mel, long.embedding, final=False)
-        torch.testing.assert_close(models.flow([head], True)[0], whole[: 2 * spoken], atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
 def test_the_prompt_matters(models):
     one = item(20, 10, 6)
-    other = FlowItem(one.tokens, torch.zeros_like(one.prompt_mel), one.embedding)
+    other = FlowInput(one.tokens, torch.zeros_like(one.prompt_mel), one.embedding)
     assert not torch.allclose(models.flow([one], False)[0], models.flow([other], False)[0], atol=1e-2)
 
 
@@ -67,13 +51,79 @@ def test_chunk_mask():
     assert mask[1][4] == [1, 1, 1, 0, 0]
 
 
-def test_it_can_be_trained(babble):
-    from vivavoce.models.build import build_models
+ITEM = FlowInput(torch.arange(40), torch.zeros(10, 80), torch.ones(192))
 
-    flow = build_models(babble, torch.device("cpu")).flow.requires_grad_(True)
-    x = torch.randn(1, 20, 80)
-    lengths = torch.tensor([20])
-    mu, _ = flow.encode(torch.arange(10)[None], torch.tensor([10]), torch.tensor([True]), True)
-    speaker = flow.speaker(torch.randn(1, 192))
-    flow.estimator(x, mu, speaker, torch.zeros_like(x), torch.rand(1), lengths, True).square().mean().backward()
-    assert all(parameter.grad is not None for parameter in flow.parameters())
+
+@torch.no_grad()
+def test_weights_placed_for_inference_stay_what_they_are(models):
+    flow = copy.deepcopy(models.flow)
+    before = {name: value.clone() for name, value in models.flow.state_dict().items()}
+    mel = models.flow([ITEM], True)[0]
+    flow.lay_out()
+    after = flow.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    torch.testing.assert_close(flow([ITEM], True)[0], mel, atol=1e-4, rtol=0)
+
+
+def test_weights_placed_for_inference_can_be_trained(models):
+    flow = copy.deepcopy(models.flow)
+    with torch.inference_mode():
+        flow.lay_out()
+    plain, placed = copy.deepcopy(models.flow).requires_grad_(True), flow.requires_grad_(True)
+    gradients = []
+    for one in (plain, placed):
+        x = torch.randn(1, 20, 80, generator=torch.Generator().manual_seed(0))
+        mu, frames = one.encode(torch.arange(10)[None], torch.tensor([10]), torch.tensor([True]), True)
+        one.estimator(x, mu, one.speaker(torch.ones(1, 192)), x, torch.tensor([0.3]), frames, True).sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in one.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_joined_weights_follow_their_parameters():
+    weights = [torch.nn.Parameter(torch.randn(4, 3)) for _ in range(3)]
+    expected = torch.cat(weights)
+    assert torch.equal(joined(weights), expected)
+    lay_together(weights)
+    whole = joined(weights)
+    assert torch.equal(whole, expected)
+    weights[1].mul_(2)
+    assert torch.equal(whole, torch.cat(weights))
+    assert whole.data_ptr() == weights[0].data_ptr()
+    weights[1].data = weights[1].clone()
+    assert torch.equal(joined(weights), torch.cat(weights))
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_convolution_as_a_product(kernel):
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 9, 4, generator=generator), torch.randn(6, 4, kernel, generator=generator)
+    expected = functional.conv1d(x.transpose(1, 2), weight, torch.ones(6)).transpose(1, 2)
+    torch.testing.assert_close(convolve(x, weight, torch.ones(6)), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(convolve(x, weight, torch.ones(6)), expected)
+        torch.testing.assert_close(convolve(x[:, 1:], weight, torch.ones(6)), expected[:, 1:])
+
+
+@torch.no_grad()
+def test_mish():
+    x = torch.tensor([-1e4, -90.0, -20.0, -3.0, -0.5, 0.0, 1e-6, 0.5, 3.0, 20.0, 50.0, 90.0, 1e4])
+    torch.testing.assert_close(mish(x), functional.mish(x.double()).float(), atol=1e-5, rtol=1e-6)
+
+
+@torch.inference_mode()
+def test_sight_over_pasts_of_their_own():
+    generator = torch.Generator().manual_seed(0)
+    x, keys, heads = torch.zeros(2, 3, 8), 7, 2
+    shared, own = RelativeSpan.of(x, keys, None), RelativeSpan.of(x, keys, None, torch.tensor([4, 2]))
+    scores = torch.randn(2, heads, 3, keys + 3 - 1, generator=generator)
+    for past, row in ((4, 0), (2, 1)):
+        for query in range(3):
+            for key in range(past + query + 1):
+                # Column 0 stands for the distance keys − 1.
+                expected = scores[row, :, query, keys - 1 - (past + query - key)]
+                assert torch.equal(own.by_key(scores)[row, :, query, key], expected)
+                if past == keys - 3:
+                    assert torch.equal(shared.by_key(scores)[row, :, query, key], expected)

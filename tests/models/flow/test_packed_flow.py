@@ -1,25 +1,28 @@
-"""The packed estimator computes, row by row, what the network computes."""
+"""The packed estimator and the packed token encoder compute, row by row, what the networks compute."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear, pad
 
 pytest.importorskip("triton")
 
 from tests.fast_flow import quick_interpreter
 from vivavoce.checkpoint.config import UNetConfig
-from vivavoce.engine.flow_stage.blocks import Block, grid_ends, of_blocks, whole_ends
-from vivavoce.models.flow import packed as packed_module
-from vivavoce.models.flow.matching import Schedule
-from vivavoce.models.flow.packed import PackedUNet
-from vivavoce.models.flow.packed_batch import PackedBatch, PackedTables
-from vivavoce.models.flow.packed_cuts import cuts_of
+from vivavoce.engine.flow_stage.packed_tables import EncoderLayout
+from vivavoce.engine.flow_stage.planning import AttentionSpan, Block, FlowRow, block_ends, grid_ends
+from vivavoce.engine.graphs import Bucket
+from vivavoce.models.flow import packed_encoder, packed_unet
+from vivavoce.models.flow.layout import convolve
+from vivavoce.models.flow.model import EulerSchedule, Flow
+from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
+from vivavoce.models.flow.packed_unet import PackedBatch, PackedTables, PackedUNet, cuts_of
 from vivavoce.models.flow.unet import UNet
-from vivavoce.models.kernels import flow_norm, flow_pages
-from vivavoce.models.kernels.flow_conv import Tails
-from vivavoce.models.layers.masks import keys_before
+from vivavoce.models.kernels import flow_attention
+from vivavoce.models.kernels.flow_products import ConvTails
+from vivavoce.models.layers import keys_before
 
 STEPS, PAGE = 3, 64
 NAN = float("nan")
@@ -36,8 +39,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a 
 def quick():
     with quick_interpreter(), pytest.MonkeyPatch.context() as patch:
         # Fewer programs of what has tests of its own; still several.
-        patch.setattr(flow_norm, "_ROWS", 64)
-        patch.setattr(flow_pages, "_FRAMES", 32)
+        patch.setattr(packed_unet, "NORM_ROWS", 64)
+        patch.setattr(flow_attention, "_FRAMES", 32)
         yield
 
 
@@ -89,7 +92,7 @@ def network(config, seed=0):
         if "norm" in name and "weight" in name:
             parameter.add_(1)
     unet.lay_out()
-    return unet, Schedule.of(unet, STEPS)
+    return unet, EulerSchedule.of(unet, STEPS)
 
 
 def plain(unet, schedule, step, row, memory):
@@ -105,7 +108,7 @@ def row_of(unet, schedule, step, past, ends, generator):
     memory = Past.empty(shape)
     if past:
         before = torch.randn(2, past, size, generator=generator)
-        plain(unet, schedule, step, Row(before, torch.tensor(whole_ends(0, past)), memory), memory)
+        plain(unet, schedule, step, Row(before, torch.tensor(np.full(past, past)), memory), memory)
     return Row(torch.randn(2, len(ends), size, generator=generator), torch.as_tensor(ends), memory)
 
 
@@ -153,7 +156,7 @@ def pack(unet, rows, step, frames, tile, *, paged):
         torch.tensor([step], **int32),
         tables,
         keys if paged else None,
-        Tails(before, torch.full_like(before, NAN)) if paged else None,
+        ConvTails(before, torch.full_like(before, NAN)) if paged else None,
     )
 
 
@@ -167,7 +170,7 @@ def rows_of(unet, schedule, step, seed=0):
             schedule,
             step,
             past,
-            of_blocks([Block(past + b, 0) for b in bounds], past, past + bounds[-1])[0],
+            block_ends([Block(past + b, 0) for b in bounds], past, past + bounds[-1])[0],
             generator,
         )
         for past, bounds in shapes
@@ -199,7 +202,7 @@ def path(request, monkeypatch):
     def cuts(frames, *, invariant):
         return cuts_of(sizes[request.param], invariant=request.param == "invariant")
 
-    monkeypatch.setattr(packed_module, "cuts_of", cuts)
+    monkeypatch.setattr(packed_unet, "cuts_of", cuts)
     return request.param
 
 
@@ -220,9 +223,108 @@ def test_whole_rows_without_pages(path):
     unet, schedule = network(SIZES["powers_of_two"])
     packed = PackedUNet(unet, schedule, 0.7)
     generator = torch.Generator().manual_seed(2)
-    ends = [whole_ends(0, 66), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), whole_ends(0, 2)]
+    ends = [np.full(66, 66), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), np.full(2, 2)]
     rows = [row_of(unet, schedule, 0, 0, one, generator) for one in ends]
     batch = pack(unet, rows, 0, 128, packed.cuts(128).attention.queries, paged=False)
     velocity = packed.velocity(batch)
     for number, row in enumerate(rows):
         check_row(unet, schedule, 0, batch, velocity, row, number)
+
+
+def encoder_network(models, seed=0, **sizes):
+    """A flow whose encoder has two blocks and one, and biases as large as what they are added to."""
+    torch.manual_seed(seed)
+    given = models.config.flow
+    sizes = {"hidden_size": 32, "num_heads": 2, "feed_forward_size": 48, "num_blocks": 2, "num_up_blocks": 1, **sizes}
+    flow = Flow(replace(given, num_tokens=50, encoder=replace(given.encoder, **sizes))).eval().requires_grad_(False)
+    for name, parameter in flow.encoder.named_parameters():
+        scale = 0.5 if "bias" in name else parameter[0].numel() ** -0.5
+        parameter.copy_(torch.randn_like(parameter) * scale + ("norm" in name and "weight" in name))
+    flow.lay_out()
+    return flow
+
+
+def tokens_row(flow, ends, ahead, seed=0):
+    """A row without a past, `ahead` tokens of lookahead, its frames seeing what its tokens do."""
+    count = len(ends)
+    tokens = torch.randint(0, 50, (count + ahead,), generator=torch.Generator().manual_seed(seed)).numpy()
+    up = flow.encoder.config.upsampling
+    frames = np.repeat(np.asarray(ends) * up, up)
+    return FlowRow(
+        None, tokens, 0, count, (), AttentionSpan(np.asarray(ends), frames, frames, np.full(count, len(tokens)))
+    )
+
+
+def expected_of(flow, row):
+    """mu [frames, bins]."""
+    tokens, masks = torch.as_tensor(row.tokens), (torch.as_tensor(row.span.tokens), torch.as_tensor(row.span.frames))
+    masks_of = tuple(keys_before(ends[None], len(ends)) for ends in masks)
+    return flow.encoder.encode(flow.token_embedding(tokens)[None], torch.tensor([len(tokens)]), row.new, masks_of)[0]
+
+
+def encoded(flow, rows, tokens=128, **options):
+    """mu of all rows, end to end."""
+    packed, config = PackedEncoder(flow, **options), flow.encoder.config
+    queries = packed.cuts(tokens).attention.queries
+    layout = EncoderLayout(Bucket(tokens, 8, False), queries, config.lookahead, config.upsampling)
+    tables = layout.tables(torch.from_numpy(layout.numbers(rows)))
+    batch = EncoderBatch(tables, torch.full((layout.frames, flow.config.num_mel_bins), float("nan")), None)
+    packed.encode(batch)
+    assert batch.mu.isfinite().all()
+    return batch.mu[: sum(row.new for row in rows) * config.upsampling]
+
+
+@pytest.fixture(params=["few", "many", "invariant"])
+def cut(request, monkeypatch):
+    """Every way to cut the work, at sizes of tests."""
+    sizes = {"few": 64, "many": 10_000, "invariant": 64}
+
+    def cuts(tokens, *, invariant):
+        chosen = encoder_cuts(sizes[request.param], invariant=request.param == "invariant")
+        return replace(chosen, rows=32)
+
+    monkeypatch.setattr(packed_encoder, "encoder_cuts", cuts)
+    return request.param
+
+
+@torch.inference_mode()
+def test_whole_rows_of_tokens(models, cut):
+    flow = encoder_network(models)
+    ends = [np.full(40, 40), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), np.full(1, 1)]
+    rows = [
+        tokens_row(flow, one, ahead, seed) for seed, (one, ahead) in enumerate(zip(ends, (0, 3, 2, 1), strict=True))
+    ]
+    expected = torch.cat([expected_of(flow, row) for row in rows])
+    made = encoded(flow, rows)
+    torch.testing.assert_close(made, expected, atol=2e-5 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"hidden_size": 48, "num_heads": 3}, {"hidden_size": 48, "num_heads": 6}, {"lookahead": 1}], ids=str
+)
+@torch.inference_mode()
+def test_other_sizes(models, sizes):
+    flow = encoder_network(models, **sizes)
+    row = tokens_row(flow, np.full(20, 20), 1)
+    expected = expected_of(flow, row)
+    torch.testing.assert_close(encoded(flow, [row], 32), expected, atol=2e-5 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "feed_forward_size"])
+def test_sizes_that_kernels_do_not_take(models, size):
+    with pytest.raises(ValueError, match="multiple of 16; run without kernels"):
+        PackedEncoder(encoder_network(models, **{size: 24}))
+
+
+@pytest.mark.parametrize("upsampling", [1, 2, 3, 4, 5])
+@torch.inference_mode()
+def test_upsampling_from_windows_of_tokens(models, upsampling):
+    """Repeat, convolve, multiply: one product over windows of as many tokens as matter."""
+    flow = encoder_network(models, upsampling=upsampling)
+    encoder, taps = flow.encoder, up_taps(upsampling)
+    x = torch.randn(1, 7, 32)
+    frames = pad(x.repeat_interleave(upsampling, 1), (0, 0, 4, 0))
+    expected = encoder.up_embed.linear(convolve(frames, encoder.up_conv.weight, encoder.up_conv.bias))[0]
+    windows = pad(x, (0, 0, taps - 1, 0)).unfold(1, taps, 1).transpose(2, 3)[0].flatten(1)
+    weight, bias = PackedEncoderWeights.of(flow).upsample
+    torch.testing.assert_close(linear(windows, weight, bias).view(-1, 32), expected, atol=1e-5, rtol=0)

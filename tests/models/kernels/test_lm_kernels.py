@@ -1,8 +1,10 @@
-"""The language model's kernels against torch; what lies past a slot's length is NaN, so that reading it shows."""
+"""The language model's kernels against torch and the plain sampler; what lies past a slot's length is NaN."""
 
 from __future__ import annotations
 
 import math
+import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,11 +13,15 @@ from torch.nn.functional import linear, rms_norm, silu
 
 pytest.importorskip("triton")
 
-from vivavoce.models.kernels.lm_decode_attention import Dealing, Rotations, decode_attention
-from vivavoce.models.kernels.lm_norm import add_norm, embed_norm
-from vivavoce.models.kernels.lm_prefill_attention import ROW_TILE, prefill_attention
+import triton
+
+from vivavoce.engine.lm_stage.slots import SlotRows, repetition_aware
+from vivavoce.models.kernels.common import compiled_ahead, launched
+from vivavoce.models.kernels.layouts import IDLE, Field
+from vivavoce.models.kernels.lm_attention import ROW_TILE, Dealing, Rotations, decode_attention, prefill_attention
 from vivavoce.models.kernels.lm_products import Shape, Tile, multiply, product
-from vivavoce.models.kernels.lm_swiglu import swiglu
+from vivavoce.models.kernels.lm_rows import add_norm, embed_norm, swiglu
+from vivavoce.models.kernels.lm_sampler import advance_slots
 
 EPS = 1e-6
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -202,3 +208,169 @@ def test_a_sequence_of_a_prefill_does_not_depend_on_its_company():
     together = prefilled([21, 16, 3], [2, 0, 1], [0, 30, 64], torch.float16)
     alone = prefilled([16], [0], [30], torch.float16)
     assert torch.equal(together[0][32:48], alone[0][:16])
+
+
+CONTROLS, WINDOW, ROWS = 3, 20, 8
+NUMBERS = {
+    Field.RUNNING: (0, 1, 1, 1, 1),
+    Field.POSITION: range(300),
+    Field.COUNT: (0, 1, 3, 19, 20, 21, 400),
+    Field.RUN_COUNT: range(10),
+    Field.LAST: range(50),
+    Field.FORCED_AT: (0, 5, 9, 100, 100, 100),
+    Field.MIN_TOKENS: range(12),
+    Field.SEED: range(-(2**40), 2**40),
+    Field.TOP_K: (1, 2, 5, 25, 32),
+    Field.WINDOW: (1, 5, 10, 20),
+    Field.MAX_REPEATS: (0, 1, 1, 2, 4),
+}
+
+
+def states(rng: random.Random, ids: int) -> SlotRows:
+    """Slots in the middle of anything; most of their past is of few ids, so that they repeat."""
+    numbers = torch.zeros(ROWS, len(Field), dtype=torch.int64)
+    for slot in range(ROWS):
+        for field, values in NUMBERS.items():
+            numbers[slot, field] = rng.choice(values)
+        numbers[slot, Field.FORCED] = ids - rng.randrange(1, CONTROLS + 1)
+
+    def flags() -> torch.Tensor:
+        return torch.tensor([[rng.random() < 0.4 for _ in range(CONTROLS)] for _ in range(ROWS)])
+
+    return SlotRows(
+        numbers,
+        torch.tensor([rng.choice([0.0, 0.3, 0.8, 0.95, 1.0]) for _ in range(ROWS)]),
+        flags(),
+        flags(),
+        torch.tensor([[rng.randrange(min(ids, 12)) for _ in range(WINDOW)] for _ in range(ROWS)]),
+    )
+
+
+def copied(rows: SlotRows) -> SlotRows:
+    return SlotRows(*(part.clone() for part in rows))
+
+
+def plainly(scores: torch.Tensor, places: torch.Tensor, rows: SlotRows) -> torch.Tensor:
+    """The plain path over the picked slots, whose state is put back."""
+    picked = SlotRows(*(part[places] for part in rows))
+    most = int(rows.numbers[:, Field.TOP_K].max())
+    ids = picked.advance(scores.float().log_softmax(-1), repetition_aware, most)
+    for part, new in zip(rows, picked, strict=True):
+        part[places] = new
+    return ids
+
+
+def by_kernels(scores: torch.Tensor, places: torch.Tensor, rows: SlotRows) -> torch.Tensor:
+    result = torch.full((len(places),), 10**6)
+    advance_slots(scores, places, *rows, result, dependent=False)
+    return result
+
+
+def assert_same(scores: torch.Tensor, places: torch.Tensor, rows: SlotRows) -> None:
+    plain, ours = copied(rows), copied(rows)
+    assert plainly(scores.clone(), places, plain).tolist() == by_kernels(scores, places, ours).tolist()
+    for name, one, other in zip(SlotRows._fields, plain, ours, strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("seed", range(24))
+@torch.inference_mode()
+def test_ids_and_state_are_the_plain_paths(seed):
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ids = rng.choice([40, 300, 1000])
+    scores = torch.randn(ROWS - 2, ids, generator=generator) * rng.choice([0.1, 1.0, 4.0])
+    scores[:, :12] += rng.choice([0.0, 3.0])
+    places = torch.randperm(ROWS, generator=generator)[: ROWS - 2]
+    assert_same(scores, places, states(rng, ids))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@torch.inference_mode()
+def test_equal_scores_stand_in_the_order_of_ids(seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Half of the scores: few values, each many times, as in 16 bit.
+    scores = torch.randint(-3, 4, (ROWS, 300), generator=generator).float() / 2
+    assert_same(scores, torch.arange(ROWS), states(random.Random(seed), 300))
+
+
+@torch.inference_mode()
+def test_a_sum_that_meets_top_p_ends_the_nucleus():
+    """0.5 + 0.3 is 0.8 when added one by one in float32: the third candidate is out, whatever is drawn."""
+    rng = random.Random(0)
+    rows = states(rng, 40)
+    for field, value in ((Field.RUNNING, 1), (Field.FORCED_AT, 99), (Field.TOP_K, 25), (Field.MAX_REPEATS, 99)):
+        rows.numbers[:, field].fill_(value)
+    rows.top_p.fill_(0.8)
+    scores = torch.full((ROWS, 40), float("-inf"))
+    scores[:, :5] = torch.tensor([0.5, 0.3, 0.1, 0.06, 0.04]).log()
+    drawn = set()
+    for _ in range(8):
+        drawn |= set(by_kernels(scores, torch.arange(ROWS), rows).tolist())
+    assert drawn == {0, 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.inference_mode()
+def test_scores_of_16_bits_are_read_as_they_are(dtype):
+    rows = states(random.Random(3), 300)
+    scores = torch.randn(ROWS, 300, generator=torch.Generator().manual_seed(3)).to(dtype)
+    assert_same(scores, torch.arange(ROWS), rows)
+
+
+@torch.inference_mode()
+def test_the_fallback_takes_what_is_not_forbidden():
+    """One id but the candidate has weight: where the candidate stands too often, it comes."""
+    rows = states(random.Random(1), 40)
+    for field, value in ((Field.RUNNING, 1), (Field.FORCED_AT, 99), (Field.MAX_REPEATS, 0), (Field.TOP_K, 1)):
+        rows.numbers[:, field].fill_(value)
+    rows.forbidden.fill_(True)
+    scores = torch.full((ROWS, 40), -200.0)
+    scores[:, 7], scores[:, 22], scores[:, 39] = 9.0, -60.0, 50.0
+    assert by_kernels(scores, torch.arange(ROWS), rows).tolist() == [22] * ROWS
+
+
+@torch.inference_mode()
+def test_an_idle_slot_stays_as_it_is_whatever_its_scores_are():
+    rows = states(random.Random(2), 40)
+    rows.numbers[:, Field.RUNNING].zero_()
+    before = copied(rows)
+    scores = torch.full((ROWS, 40), float("nan"))
+    assert by_kernels(scores, torch.arange(ROWS), rows).tolist() == [IDLE] * ROWS
+    assert all(map(torch.equal, before, rows))
+
+
+class Kernel:
+    """Says what is asked of it."""
+
+    def warmup(self, *args, grid):
+        return "compiled", args, grid
+
+    def __getitem__(self, grid):
+        return lambda *args: ("launched", args, grid)
+
+
+def test_the_interpreter_launches(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with compiled_ahead() as compiling:
+        assert not compiling
+        assert launched(Kernel(), (3,))(1) == ("launched", (1,), (3,))
+
+
+def test_launches_inside_only_compile(monkeypatch):
+    entered = []
+
+    @contextmanager
+    def mode(workers):
+        entered.append(workers.submit(int).result())
+        yield
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton, "AsyncCompileMode", mode, raising=False)
+    with compiled_ahead() as compiling:
+        assert compiling
+        assert launched(Kernel(), (3,))(1) == ("compiled", (1,), (3,))
+    assert entered == [0]
+    assert launched(Kernel(), (3,))(1) == ("launched", (1,), (3,))
+    with pytest.raises(RuntimeError), compiled_ahead():
+        raise RuntimeError
+    assert launched(Kernel(), (3,))(1) == ("launched", (1,), (3,))

@@ -10,12 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from vivavoce.models.kernels.lm_decode_attention import Dealing
-from vivavoce.models.kernels.lm_products import Shape, Tile, Tiles
-from vivavoce.models.kernels.lm_vector_products import Strip
+from vivavoce.models.kernels.lm_attention import Dealing
+from vivavoce.models.kernels.lm_products import Shape, Strip, Tile, Tiles
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
-from vivavoce.models.lm.slot_cache import SlotCache
-from vivavoce.models.lm.slot_lm import PackedRows, SlotLM
+from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM
 
 CAPACITY, SLOTS, SINK = 160, 4, 3
 TILES: Tiles = {
@@ -59,8 +57,8 @@ def plain_scores(
     unpadded = torch.zeros(len(rows.ids), dtype=torch.int64)
     for number, (first, last) in enumerate(zip(firsts, rows.last.tolist(), strict=True)):
         unpadded[first : last + 1] = torch.arange(last + 1 - first) + number * longest
-    packed = PackedRows(rows.kinds, rows.ids, rows.slots, rows.positions, torch.tensor(slots), torch.tensor(starts),
-                        padded, unpadded, rows.last)  # fmt: skip
+    packed = PackedRows(rows.kinds, rows.ids, rows.slots, rows.positions, unpadded, torch.tensor(slots),
+                        torch.tensor(starts), padded, rows.last)  # fmt: skip
     return lm.prefill(packed, cache, 128)
 
 

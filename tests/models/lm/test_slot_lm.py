@@ -1,4 +1,4 @@
-"""The serving form of the language model is the model, and a sequence's bits do not depend on its company."""
+"""The language model; its serving form is the model, and a sequence's bits do not depend on its company."""
 
 from __future__ import annotations
 
@@ -9,12 +9,61 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vivavoce.models.lm import products
-from vivavoce.models.lm.products import fewest_rows, joined
-from vivavoce.models.lm.slot_cache import SlotCache
-from vivavoce.models.lm.slot_lm import PackedRows, SlotLM
+from vivavoce.models.lm import slot_lm
+from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
+from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM, fewest_rows, joined
 
 CPU = torch.device("cpu")
+
+
+def some_rows(lm, count, seed=0):
+    return torch.randn(count, lm.config.hidden_size, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def test_steps_behind_a_past_equal_one_pass(models):
+    lm, rows = models.lm, some_rows(models.lm, 23)[None]
+    past = []
+    parts = [lm(piece, past) for piece in rows.split([9, 1, 1, 5, 7], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), lm(rows), atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_causality(models):
+    rows = some_rows(models.lm, 12)[None]
+    changed = rows.clone()
+    changed[:, 7:] += 1
+    before, after = models.lm(rows), models.lm(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+@torch.inference_mode()
+def test_prompt_order(models):
+    lm = models.lm
+    rows = prompt_rows(lm, LMPrompt(text=(5, 6), prompt_text=(4,), prompt_speech=(100, 200)))
+    wanted = torch.cat(
+        (
+            lm.control_embedding.weight[:1],
+            lm.text_embedding.weight[4:7],
+            lm.control_embedding.weight[1:2],
+            lm.speech_embedding.weight[[100, 200]],
+        )
+    )
+    assert torch.equal(rows, wanted)
+
+
+def test_it_can_be_trained(babble):
+    from vivavoce.models.build import build_models
+
+    lm = build_models(babble, CPU).lm.requires_grad_(True)
+    hidden = lm(some_rows(lm, 10)[None])
+    lm.log_probabilities(hidden)[0, :, 3].sum().neg().backward()
+    untouched = {"text_embedding.weight", "speech_embedding.weight", "control_embedding.weight"}
+    without = {name for name, parameter in lm.named_parameters() if parameter.grad is None}
+    assert without == untouched
+
+
 CAPACITY = 640
 
 
@@ -33,7 +82,7 @@ def packed(slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[i
         [first + min(place, len(own) - 1) for place in range(longest)] for first, own in zip(firsts, ids, strict=True)
     ]
     last = [first + len(own) - 1 for first, own in zip(firsts, ids, strict=True)]
-    arrays = (kinds, numbers, places, positions, slots, starts, padded, unpadded, last)
+    arrays = (kinds, numbers, places, positions, unpadded, slots, starts, padded, last)
     return PackedRows(*(torch.as_tensor(one) for one in arrays))
 
 
@@ -66,15 +115,6 @@ def test_packed_prefills_and_steps_are_one_pass(models):
         torch.testing.assert_close(got, whole(ids), atol=2e-5, rtol=0)
 
 
-@torch.inference_mode()
-def test_rows_come_from_their_tables(models):
-    lm = SlotLM(models.lm, CAPACITY)
-    rows = lm._embed(torch.tensor([0, 1, 2, 0]), torch.tensor([1, 200, 6000, 0]))
-    tables = (models.lm.control_embedding, models.lm.text_embedding, models.lm.speech_embedding)
-    wanted = [tables[kind].weight[place] for kind, place in ((0, 1), (1, 200), (2, 6000), (0, 0))]
-    assert torch.equal(rows, torch.stack(wanted))
-
-
 @pytest.mark.parametrize("company", [1, 2, 4, 7, 12, 31])
 @torch.inference_mode()
 def test_the_bits_of_a_sequence_do_not_depend_on_its_company(models, company):
@@ -96,7 +136,7 @@ def test_the_bits_of_a_sequence_do_not_depend_on_its_company(models, company):
 @pytest.mark.parametrize("packs", [False, True])
 @torch.inference_mode()
 def test_joined_layers_compute_what_they_did(monkeypatch, packs):
-    monkeypatch.setattr(products, "_packing_works", lambda: packs and torch.backends.mkldnn.is_available())
+    monkeypatch.setattr(slot_lm, "_packing_works", lambda: packs and torch.backends.mkldnn.is_available())
     layers = [nn.Linear(48, out).requires_grad_(False) for out in (32, 16, 8)]
     before = copy.deepcopy([layer.state_dict() for layer in layers])
     x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
@@ -109,7 +149,7 @@ def test_joined_layers_compute_what_they_did(monkeypatch, packs):
 
 
 def test_joined_weights_are_not_held_twice(monkeypatch):
-    monkeypatch.setattr(products, "_packing_works", lambda: False)
+    monkeypatch.setattr(slot_lm, "_packing_works", lambda: False)
     layers = [nn.Linear(8, 4, bias=False) for _ in range(2)]
     product = joined(layers)
     layers[1].weight.data.zero_()

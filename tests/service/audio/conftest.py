@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import soundfile
 
-Tone = Callable[..., np.ndarray]
-Encode = Callable[..., bytes]
-
 
 @pytest.fixture
-def audio_data() -> Path:
+def audio_data():
     return Path(__file__).parents[2] / "data" / "audio"
 
 
 @pytest.fixture
-def tone() -> Tone:
-    def make(frequency_hz: float, sample_rate: int, seconds: float = 1.0) -> np.ndarray:
+def tone():
+    def make(frequency_hz, sample_rate, seconds=1.0):
         time = np.arange(round(seconds * sample_rate)) / sample_rate
         return (0.5 * np.sin(2 * np.pi * frequency_hz * time)).astype(np.float32)
 
@@ -29,10 +26,10 @@ def tone() -> Tone:
 
 
 @pytest.fixture
-def encode() -> Encode:
+def encode():
     """Samples [n] or [n, channels] → the bytes of a file that libsndfile writes."""
 
-    def write(samples: np.ndarray, sample_rate: int, container: str = "WAV", subtype: str | None = None) -> bytes:
+    def write(samples, sample_rate, container="WAV", subtype=None):
         buffer = io.BytesIO()
         soundfile.write(buffer, samples, sample_rate, format=container, subtype=subtype)
         return buffer.getvalue()
@@ -41,12 +38,10 @@ def encode() -> Encode:
 
 
 @pytest.fixture
-def encode_av() -> Encode:
+def encode_av():
     """Mono samples [n] → the bytes of a file that FFmpeg writes."""
 
-    def write(samples: np.ndarray, sample_rate: int, container: str, codec: str) -> bytes:
-        import av
-
+    def write(samples, sample_rate, container, codec):
         buffer = io.BytesIO()
         with av.open(buffer, "w", format=container) as output:
             stream = output.add_stream(codec, rate=sample_rate, layout="mono")
@@ -60,10 +55,10 @@ def encode_av() -> Encode:
 
 
 @pytest.fixture
-def loudest_hz() -> Callable[[np.ndarray, int], float]:
+def loudest_hz():
     """Frequency of the largest peak of the spectrum."""
 
-    def find(samples: np.ndarray, sample_rate: int) -> float:
+    def find(samples, sample_rate):
         spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
         return float(spectrum.argmax() * sample_rate / len(samples))
 

@@ -1,26 +1,50 @@
+"""Any text becomes segments, each with the characters that it speaks, or is refused in one line."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from tests.service.text.ranges import letters, spans
+from vivavoce.errors import CheckpointError, InvalidText
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
 from vivavoce.service.text.frontend import MAX_SEGMENT_TOKENS, MAX_SEGMENT_TOKENS_SMALL, TextFrontEnd
-from vivavoce.service.text.rules import is_only_punctuation, is_speakable
+from vivavoce.service.text.reading import is_only_punctuation, is_speakable
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
-PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=60)
+PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=200)
 QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
+ENGLISH = [
+    "On 3/4/2024 I paid $5.50. ",
+    "It was 11:42. ",
+    '"Really?" he asked. ',
+    "Dr. Smith (aged 42) said: no! ",
+    "The train leaves at 6.\n",
+    "In 1984. ",
+    "1985 was a better year, I am told. ",
+    "Well... so it goes. ",
+    "“Are you sure?” she said; he was. ",
+    "There are 1,234,567 people, and 50% of them are happy. ",
+]
+CHINESE = [
+    "我在2024年3月4日买了3.5公斤苹果。",
+    "“真的吗？”他问。",
+    "今天温度是-5℃——很冷！",
+    "电话是13800138000。",
+    "我们使用Python 3.12来处理数据。",
+    "他说：“好。”",
+    "花了¥25.80，还剩（大概）10元。",
+    "好的好的好的。",
+]
 
-def letters(text: str) -> str:
-    return "".join(character for character in text if is_speakable(character))
 
-
-@pytest.mark.parametrize("text", ["", "   ", "\n\t\u3000", "!!!", "😀😀", "❤️", "。。。", "\u0301\u0301", "<||>"])
-def test_text_with_nothing_to_speak_is_refused(text: str, front_end: TextFrontEnd, plain: TextFrontEnd) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "   ", "\n\t\u3000", "...", "?", "！", "😀👍", "❤️", "。。。！！！", "\u0301\u0301", "<||>"]
+)
+def test_text_with_nothing_to_speak_is_refused(text, front_end, plain):
     for end in (front_end, plain):
         with pytest.raises(
             InvalidText, match=r"^text: nothing in .* can be spoken; write at least one word$"
@@ -29,89 +53,71 @@ def test_text_with_nothing_to_speak_is_refused(text: str, front_end: TextFrontEn
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["a " * 500_000, "a" * (MAX_TEXT_CHARS + 1)])
-def test_text_that_is_too_long_is_refused_with_both_numbers(text: str, front_end: TextFrontEnd) -> None:
-    message = rf"^text: {len(text)} characters are more than the limit of 20000; split it into several requests$"
-    for prepare in (front_end.segments, front_end.normalize):
-        with pytest.raises(InvalidText, match=message):
-            prepare(text)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "a " * 500_000,
+            r"^text: 1000000 characters are more than the limit of 20000; split it into several requests$",
+        ),
+        ("a" * (MAX_TEXT_CHARS + 1), r"^text: 20001 characters are more than the limit of 20000"),
         ("a\x00b", r"control character U\+0000 at position 1"),
         ("hello\x1b[31m", r"control character U\+001B at position 5"),
         ("\x9f", r"control character U\+009F at position 0"),
         ("a\ud800", r"U\+D800 at position 1 is half of a surrogate pair"),
     ],
 )
-def test_characters_that_are_no_text_are_refused(text: str, message: str, front_end: TextFrontEnd) -> None:
+def test_text_that_is_too_long_or_no_text_is_refused(text, message, front_end):
     for prepare in (front_end.segments, front_end.normalize):
         with pytest.raises(InvalidText, match=message):
             prepare(text)
 
 
-def test_every_kind_of_white_space_is_text(front_end: TextFrontEnd) -> None:
-    assert front_end.segments("one\ttwo\r\nthree\x0bfour\x85five\u2028six")
-
-
-@pytest.mark.parametrize("text", ["", "  ", "\n"])
-def test_the_transcript_of_nothing_is_empty(text: str, front_end: TextFrontEnd, plain: TextFrontEnd) -> None:
-    assert front_end.normalize(text) == ""
-    assert plain.normalize(text) == ""
-
-
 @pytest.mark.parametrize(
     ("text", "transcript"),
-    [("word " * 3, "word word word"), ("你好 ", "你好"), (" 3 cats", "three cats"), ("!!!", "!!!")],
+    [
+        ("word " * 3, "word word word"),
+        ("你好 ", "你好"),
+        (" 3 cats", "three cats"),
+        ("!!!", "!!!"),
+        ("", ""),
+        (" \n", ""),
+    ],
 )
-def test_transcripts(text: str, transcript: str, front_end: TextFrontEnd) -> None:
+def test_transcripts(text, transcript, front_end):
     assert front_end.normalize(text) == transcript
 
 
-def test_markup_switches_normalisation_and_splitting_off(front_end: TextFrontEnd) -> None:
+def test_markup_switches_normalisation_and_splitting_off(front_end):
     text = " You are kind.<|endofprompt|>I have 3. And more! " + "So it goes. " * 8
-
     assert front_end.segments(text) == [text]
     assert front_end.normalize(text) == text
 
 
-@pytest.mark.parametrize("unit", ["x", "长", "ab ", "dog, ", "😀a", "[laughter]", "<|a|>b"])
-def test_no_segment_exceeds_the_bound(unit: str, plain: TextFrontEnd) -> None:
+@pytest.mark.parametrize("unit", ["x", "长", "ab ", "dog, ", "😀a", "7 ", "12. ", "[laughter]", "<|a|>b"])
+def test_no_segment_exceeds_the_bound(unit, plain):
     text = unit * (MAX_TEXT_CHARS // len(unit))
     segments = plain.segments(text)
-
     assert "".join(segments) == text
     assert max(len(plain.encode(segment)) for segment in segments) <= MAX_SEGMENT_TOKENS_SMALL
     assert min(len(plain.encode(segment)) for segment in segments) > MAX_SEGMENT_TOKENS_SMALL // 8
-
-
-def test_normalised_text_without_marks_is_bounded_too(front_end: TextFrontEnd) -> None:
-    segments = front_end.segments("then " * 300 + "we went on " * 100)
-
-    assert len(segments) > 1
-    assert max(len(front_end.encode(segment)) for segment in segments) <= MAX_SEGMENT_TOKENS_SMALL
+    assert [letters(spoken) for spoken in spans(text, segments)] == [letters(segment) for segment in segments]
 
 
 class LargeVocabulary(TextTokenizer):
-    def __len__(self) -> int:
+    def __len__(self):
         return 151_665
 
 
-def test_a_vocabulary_of_release_size_has_the_tighter_bound(tokenizer: TextTokenizer) -> None:
+def test_a_vocabulary_of_release_size_has_the_tighter_bound(tokenizer):
     end = TextFrontEnd(LargeVocabulary(tokenizer._tokenizer), normalize=False)
-
     lengths = [len(end.encode(segment)) for segment in end.segments("word " * 200)]
-
     assert MAX_SEGMENT_TOKENS // 2 < max(lengths) <= MAX_SEGMENT_TOKENS
 
 
-@given(text=ANY_TEXT)
+@given(text=ANY_TEXT | PUZZLING)
 @QUICK
-def test_any_text_gives_segments_or_a_refusal(
-    text: str, front_end: TextFrontEnd, latin: TextFrontEnd, plain: TextFrontEnd
-) -> None:
+def test_any_text_gives_segments_that_cover_it_or_a_refusal(text, front_end, latin, plain):
     for end in (front_end, latin, plain):
         try:
             segments = end.segments(text)
@@ -120,11 +126,12 @@ def test_any_text_gives_segments_or_a_refusal(
         assert segments
         assert not any(is_only_punctuation(segment) for segment in segments)
         assert all(end.encode(segment) for segment in segments)
+        spans(text, segments)
 
 
 @given(text=PUZZLING)
 @QUICK
-def test_text_that_puzzles_the_normaliser_is_spoken(text: str, front_end: TextFrontEnd, latin: TextFrontEnd) -> None:
+def test_text_that_puzzles_the_normaliser_is_spoken(text, front_end, latin):
     if not is_speakable(text):
         return
     assert front_end.segments(text)
@@ -135,9 +142,45 @@ def test_text_that_puzzles_the_normaliser_is_spoken(text: str, front_end: TextFr
 
 @given(text=st.text(alphabet="ab1 ,.!？。你好\n😀", max_size=2000))
 @QUICK
-def test_without_normalisation_every_letter_is_kept(text: str, plain: TextFrontEnd) -> None:
+def test_without_normalisation_every_letter_is_in_its_segments_range(text, plain):
     if is_speakable(text):
-        assert letters("".join(plain.segments(text))) == letters(text)
+        segments = plain.segments(text)
+        assert letters("".join(segments)) == letters(text)
+        assert [letters(spoken) for spoken in spans(text, segments)] == [letters(segment) for segment in segments]
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken"),
+    [
+        ("Hello there.", ["Hello there."]),
+        (" One. ", [" One. "]),
+        (
+            "It was 5:30 when she came in with 21 guests for dinner, all of them hungry. “Now!” she said, "
+            "3 times over, and everybody sat down at the long table. 22 chairs were there (one too many).",
+            [
+                "It was 5:30 when she came in with 21 guests for dinner, all of them hungry. “Now!” ",
+                "she said, 3 times over, and everybody sat down at the long table. "
+                "22 chairs were there (one too many).",
+            ],
+        ),
+    ],
+)
+def test_each_segment_is_found(text, spoken, front_end):
+    assert spans(text, front_end.segments(text)) == spoken
+    assert [text[one.start : one.end] for one in front_end.located(text)] == spoken
+
+
+@pytest.mark.parametrize("sentences", [ENGLISH, CHINESE, CHINESE + ENGLISH[1:3]])
+@given(data=st.data())
+@settings(QUICK, max_examples=25)
+def test_what_a_range_holds_is_what_its_segment_says(sentences, data, front_end):
+    """Normalised by itself, each range's text is its segment."""
+    # A text with Chinese in it is read in Chinese throughout.
+    language = "好" if sentences is not ENGLISH else ""
+    text = language + "".join(data.draw(st.lists(st.sampled_from(sentences), min_size=1, max_size=20)))
+    segments = front_end.segments(text)
+    for spoken, segment in zip(spans(text, segments), segments, strict=True):
+        assert letters(front_end.normalize(language + spoken)) == language + letters(segment)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +199,7 @@ def test_without_normalisation_every_letter_is_kept(text: str, plain: TextFrontE
         ("[laughter] ok", "[laughter] ok."),
     ],
 )
-def test_a_latin_model_is_spared_symbols(text: str, segment: str, latin: TextFrontEnd) -> None:
+def test_a_latin_model_is_spared_symbols(text, segment, latin):
     assert latin.segments(text) == [segment]
 
 
@@ -170,21 +213,15 @@ def test_a_latin_model_is_spared_symbols(text: str, segment: str, latin: TextFro
         ("a <|tag|> λ", "'λ' (it knows"),
     ],
 )
-def test_a_latin_model_names_letters_it_does_not_know(text: str, named: str, latin: TextFrontEnd) -> None:
+def test_a_latin_model_names_letters_it_does_not_know(text, named, latin):
     for prepare in (latin.segments, latin.normalize):
         with pytest.raises(InvalidText, match=r"choose another model$") as caught:
             prepare(text)
         assert named in str(caught.value)
 
 
-def test_emoji_alone_are_nothing_to_speak_for_a_latin_model(latin: TextFrontEnd) -> None:
-    with pytest.raises(InvalidText, match="can be spoken"):
-        latin.segments("😀 👍")
-
-
-def test_a_model_of_several_scripts_takes_letters_of_each(tokenizer: TextTokenizer) -> None:
+def test_a_model_of_several_scripts_takes_letters_of_each(tokenizer):
     end = TextFrontEnd(tokenizer, scripts=frozenset({"Latin", "Han"}))
-
     assert end.segments("12345") == ["幺二三四五."]
     assert end.segments("你好 😀 world") == ["你好 world。"]
     with pytest.raises(InvalidText, match=r"'е' \(it knows the script Han, Latin\)"):
@@ -192,14 +229,9 @@ def test_a_model_of_several_scripts_takes_letters_of_each(tokenizer: TextTokeniz
 
 
 @pytest.mark.parametrize("name", ["Latn1", "", "Latin}"])
-def test_a_script_that_does_not_exist_is_refused(name: str, tokenizer: TextTokenizer) -> None:
+def test_a_script_that_does_not_exist_is_refused(name, tokenizer):
     with pytest.raises(CheckpointError, match=r"^scripts: .* a name that Unicode does not know; use names such as"):
         TextFrontEnd(tokenizer, scripts=frozenset({name}))
-
-
-def test_without_normalisation_text_is_given_as_it_is(plain: TextFrontEnd) -> None:
-    assert plain.segments(" I have 3. Yes! ") == [" I have 3. Yes! "]
-    assert plain.normalize(" I have 3. ") == " I have 3. "
 
 
 @pytest.mark.parametrize(
@@ -207,24 +239,10 @@ def test_without_normalisation_text_is_given_as_it_is(plain: TextFrontEnd) -> No
     [
         ("I have 3 cats", "en", ["I have three cats."]),
         ("I have 3 cats", "zh", ["I have三cats。"]),
-        ("OK 2024", "zh", None),
-        ("我有3只猫", "en", None),
+        ("OK 2024", "zh", ["OK两千零二十四。"]),
+        ("我有3只猫", "en", ["我有 three 只猫."]),
         ("我有3只猫", "zh", ["我有三只猫。"]),
     ],
 )
-def test_who_asks_chooses_the_language(
-    text: str, language: str, segments: list[str] | None, front_end: TextFrontEnd
-) -> None:
-    chosen = front_end.segments(text, language)
-    if segments is None:
-        assert chosen != front_end.segments(text)
-    else:
-        assert chosen == segments
-
-
-def test_a_language_that_is_not_known_is_refused(front_end: TextFrontEnd, latin: TextFrontEnd) -> None:
-    with pytest.raises(InvalidRequest, match=r"^language: 'fr' is none of zh, en; choose one, or leave it out"):
-        front_end.segments("Hello.", "fr")
-    with pytest.raises(InvalidRequest, match=r"^language: the model does not know 'zh' \(it knows the script Latin\)"):
-        latin.segments("Hello.", "zh")
-    assert latin.segments("It is 5.", "en") == latin.segments("It is 5.")
+def test_who_asks_chooses_the_language(text, language, segments, front_end):
+    assert front_end.segments(text, language) == segments

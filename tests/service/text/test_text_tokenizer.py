@@ -3,13 +3,11 @@ from __future__ import annotations
 import json
 import shutil
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from vivavoce.errors import CheckpointError, InvalidText
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
@@ -33,9 +31,8 @@ def test_special_tokens_follow_in_order_and_known_ones_keep_their_ids(tokenizer:
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_a_special_token_in_text_is_one_id(token: str, tokenizer: TextTokenizer) -> None:
+def test_a_special_token_in_text_is_one_id(token, tokenizer):
     ids = tokenizer.encode(f"hi {token}there")
-
     assert ids == (*tokenizer.encode("hi "), tokenizer.token_id(token), *tokenizer.encode("there"))
 
 
@@ -44,56 +41,30 @@ def test_decoding_gives_the_composed_text_back(text: str, tokenizer: TextTokeniz
     assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
 
 
-def test_empty_text_has_no_ids(tokenizer: TextTokenizer) -> None:
-    assert tokenizer.encode("") == ()
-
-
-def test_a_lone_surrogate_is_refused(tokenizer: TextTokenizer) -> None:
+def test_a_lone_surrogate_is_refused(tokenizer):
     with pytest.raises(InvalidText, match=r"^text: U\+D83D at position 1 is half of a surrogate pair"):
         tokenizer.encode("a\ud83db")
 
 
-def test_threads_share_a_tokenizer(tokenizer: TextTokenizer) -> None:
-    texts = [f"text number {number} 你好" for number in range(64)]
-    alone = [tokenizer.encode(text) for text in texts]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(tokenizer.encode, texts)) == alone
-
-
-def test_one_file_does_for_three(tokenizer: TextTokenizer, copy: Path, tmp_path: Path) -> None:
-    tokenizer._tokenizer.save(str(copy / "tokenizer.json"))
-    for name in FILES:
-        (copy / name).unlink()
-
-    again = TextTokenizer.from_folder(tmp_path)
-
-    text = "[laughter]你好, it's 3<|endofprompt|> naïve"
-    assert again.encode(text) == tokenizer.encode(text)
-    assert len(again) == len(tokenizer)
-
-
-def test_padding_and_truncation_in_the_one_file_are_ignored(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    padded = Tokenizer.from_str(tokenizer._tokenizer.to_str())
-    padded.enable_padding(length=32)
-    padded.enable_truncation(2)
-    padded.save(str(tmp_path / "tokenizer.json"))
-
-    assert TextTokenizer.from_folder(tmp_path).encode("one two three") == tokenizer.encode("one two three")
-
-
-def test_carriage_returns_and_version_line_in_merges_do_not_matter(copy: Path, tokenizer: TextTokenizer) -> None:
+def test_other_ways_to_write_the_files_make_the_same_tokenizer(tokenizer, copy):
+    """Merges with carriage returns and without a version line; one file in place of three."""
     merges = copy / "merges.txt"
     lines = merges.read_text(encoding="utf-8").split("\n")
     merges.write_bytes("\r\n".join(line for line in lines if not line.startswith("#")).encode())
-
-    assert TextTokenizer.from_folder(copy).encode("the thing") == tokenizer.encode("the thing")
+    found = [TextTokenizer.from_folder(copy)]
+    for name in FILES:
+        (copy / name).unlink()
+    (copy / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    found.append(TextTokenizer.from_folder(copy))
+    text = "[laughter]你好, it's 3<|endofprompt|> naïve the thing"
+    for again in found:
+        assert again.encode(text) == tokenizer.encode(text)
+        assert len(again) == len(tokenizer)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(name: str, copy: Path) -> None:
+def test_a_missing_file_is_named(name, copy):
     (copy / name).unlink()
-
     with pytest.raises(CheckpointError, match=rf"{name}: the file is missing; copy the model's"):
         TextTokenizer.from_folder(copy)
 
@@ -116,14 +87,11 @@ def test_a_missing_file_is_named(name: str, copy: Path) -> None:
         ("tokenizer.json", b"{}"),
     ],
 )
-def test_a_corrupt_file_is_named_on_one_line(name: str, content: bytes, copy: Path) -> None:
+def test_a_corrupt_file_is_named_on_one_line(name, content, copy):
     (copy / name).write_bytes(content)
-
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"copy the model's CosyVoice-BlankEN folder again, whole$") as caught:
         TextTokenizer.from_folder(copy)
-
     assert str(copy / name) in str(caught.value)
-    assert "copy the model's CosyVoice-BlankEN folder again" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

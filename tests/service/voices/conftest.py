@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.service.voices.redis_process import BINARY, RedisProcess
-from vivavoce.service.voices.store import VoiceStore
-from vivavoce.service.voices.stores.redis_place import RedisPlace
+from tests.service.voices.redis_process import RedisProcess, running_redis
+from vivavoce.service.voices.folder_store import FolderStore
+from vivavoce.service.voices.redis_store import RedisStore
+from vivavoce.service.voices.stores import VoiceStore
 from vivavoce.service.voices.voice import Voice
 
 MODEL = "0123456789abcdef"
@@ -40,11 +43,7 @@ def full_voice() -> Callable[..., Voice]:
 @pytest.fixture
 def plain_voice() -> Callable[..., Voice]:
     """With an embedding only."""
-
-    def make(name: str = "bare", fingerprint: str = MODEL) -> Voice:
-        return Voice(embedding=torch.randn(192), fingerprint=fingerprint, name=name)
-
-    return make
+    return lambda name="bare", fingerprint=MODEL: Voice(torch.randn(192), fingerprint, name)
 
 
 @pytest.fixture
@@ -68,30 +67,37 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(folder: Path) -> VoiceStore:
-    return VoiceStore(folder)
+def store(folder: Path) -> FolderStore:
+    return FolderStore(folder)
 
 
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisProcess]:
-    if not BINARY.exists():
-        pytest.skip(f"{BINARY} is not installed")
-    (tmp_path / "redis").mkdir()
-    process = RedisProcess(tmp_path / "redis")
-    yield process
-    process.close()
+    with running_redis(tmp_path / "redis") as process:
+        yield process
 
 
 @pytest.fixture
-def open_place(redis_server: RedisProcess, tmp_path: Path) -> Iterator[Callable[..., RedisPlace]]:
+def open_place(redis_server: RedisProcess, tmp_path: Path) -> Iterator[Callable[..., RedisStore]]:
     """Opens the redis as a server of its own would: with copies in a folder of the given name, and no rests."""
-    opened = []
+    with ExitStack() as opened:
 
-    def open_(copies: str | None = "copies", rest_s: float = 0.0, **options: object) -> RedisPlace:
-        cache = None if copies is None else tmp_path / copies
-        opened.append(RedisPlace(redis_server.url, cache, rest_s=rest_s, **options))
-        return opened[-1]
+        def open_(copies: str | None = "copies", options: str = "") -> RedisStore:
+            cache = None if copies is None else tmp_path / copies
+            return opened.enter_context(closing(RedisStore(redis_server.url + options, cache, rest_s=0.0)))
 
-    yield open_
-    for place in opened:
-        place.close()
+        yield open_
+
+
+@pytest.fixture(params=["folder", "redis"])
+def another(request: pytest.FixtureRequest, folder: Path) -> Callable[[], VoiceStore]:
+    """Opens one and the same place, a folder or a redis, as one server after the other."""
+    if request.param == "folder":
+        return lambda: FolderStore(folder)
+    open_place, count = request.getfixturevalue("open_place"), itertools.count()
+    return lambda: open_place(f"copies {next(count)}")
+
+
+@pytest.fixture
+def place(another: Callable[[], VoiceStore]) -> VoiceStore:
+    return another()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 BINARY = Path("/usr/bin/redis-server")
 
@@ -15,46 +18,38 @@ class RedisProcess:
     """Keeps every change in an append-only file, as the documentation asks operators to."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self._options = folder, options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self._process: subprocess.Popen[str] | None = None
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        ports = [] if "--tls-port" in options else ["--port", str(self.port)]
+        kept = ["--save", "", "--appendonly", "yes", "--dir", str(folder)]
+        given = [option.replace("PORT", str(self.port)) for option in options]
+        self._command = [str(BINARY), *ports, "--bind", "127.0.0.1", *kept, *given]
         self.start()
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
     def start(self) -> None:
-        ports = [] if "--tls-port" in self._options else ["--port", str(self.port)]
-        self._process = subprocess.Popen(
-            [BINARY, *ports, "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--dir", self.folder]
-            + [option.replace("PORT", str(self.port)) for option in self._options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for line in self._process.stdout:
-            if "Ready to accept connections" in line:
-                return
-        raise AssertionError(f"redis-server ended with {self._process.wait()}")
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert any("Ready to accept connections" in line for line in self._process.stdout)
 
     def kill(self) -> None:
         """SIGKILL: nothing can be tidied up."""
         self._process.kill()
-        self._end()
+        self._process.wait()
+        self._process.stdout.close()
 
     def freeze(self) -> None:
         """It takes connections, and answers nothing."""
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
 
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self.kill()
 
-    def _end(self) -> None:
-        self._process.wait()
-        self._process.stdout.close()
+@contextmanager
+def running_redis(folder: Path, *options: str) -> Iterator[RedisProcess]:
+    if not BINARY.exists():
+        pytest.skip(f"{BINARY} is not installed")
+    folder.mkdir()
+    process = RedisProcess(folder, *options)
+    yield process
+    process.kill()

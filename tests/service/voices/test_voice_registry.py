@@ -1,7 +1,8 @@
+"""What a name means, and to whom; with voices on disk and in a redis."""
+
 from __future__ import annotations
 
-import io
-import os
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,37 +10,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceNotFound, VoiceStoreError
+from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway
+from vivavoce.lru_cache import CacheCounts
 from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.types import Audio
-from vivavoce.service.audio.wav import wav_header
+from vivavoce.service.audio.encode import wav_header
+from vivavoce.service.audio.samples import Audio
+from vivavoce.service.speech import Recording
+from vivavoce.service.voices.names import VoiceSummary
 from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.stores import Quota
 
 MODEL = "0123456789abcdef"
 
+WAV = wav_header(16_000, num_samples=16_000) + (np.sin(np.arange(16_000) * 0.1) * 9000).astype("<i2").tobytes()
+
 
 class CountingExtractor:
-    """Decodes as the real one does, and counts its calls."""
+    """Decodes as the real one does, and notes the transcripts it was given; waits for `go`."""
 
     def __init__(self, make) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self.transcripts: list[str] = []
-        self.go = threading.Event()
+        self._make, self.transcripts, self.go = make, [], threading.Event()
         self.go.set()
 
     def extract(self, source, transcript="", *, align=True, field="reference audio"):
-        with self._lock:
-            self.transcripts.append(transcript)
+        self.transcripts.append(transcript)
         assert self.go.wait(10)
         if not isinstance(source, Audio):
             decode_audio(source, field=field)
-        return self._make("", transcript=transcript)
-
-
-@pytest.fixture
-def wav() -> bytes:
-    samples = (np.sin(np.arange(16_000) * 0.1) * 9000).astype("<i2").tobytes()
-    return wav_header(16_000, num_samples=16_000) + samples
+        return self._make("", transcript=transcript, description="", licence="")
 
 
 @pytest.fixture
@@ -49,65 +47,45 @@ def extractor(full_voice) -> CountingExtractor:
 
 @pytest.fixture
 def built_in(plain_voice):
-    return {"first": plain_voice("first"), "second": plain_voice("second", fingerprint="")}
+    return {"first": plain_voice("first"), "a/b: *": plain_voice("a/b: *", fingerprint="")}
 
 
 @pytest.fixture
-def registry(extractor, store, built_in) -> VoiceRegistry:
-    return VoiceRegistry(extractor, store, built_in, MODEL)
+def open_library(extractor, built_in):
+    return lambda store, **options: VoiceRegistry(extractor, store, built_in, MODEL, **options)
 
 
-def test_a_voice_is_itself(registry, full_voice):
-    voice = full_voice()
-    assert registry.resolve(voice) is voice
+@pytest.fixture
+def registry(open_library, store) -> VoiceRegistry:
+    """With voices in a folder."""
+    return open_library(store)
 
 
-def test_none_is_the_first_built_in_voice(registry, built_in):
+@pytest.fixture
+def library(open_library, place) -> VoiceRegistry:
+    """With voices in a folder, then in a redis."""
+    return open_library(place)
+
+
+def test_none_is_the_first_built_in_voice(registry, built_in, extractor, store):
     assert registry.resolve() is built_in["first"]
-
-
-def test_without_built_in_voices_one_must_be_given(extractor, store):
     with pytest.raises(
-        InvalidRequest, match=r"^voice: none is given and this model brings none along; give a recording"
+        InvalidRequest, match=r"^voice: none is given and this model brings none along; give a recordin"
     ):
         VoiceRegistry(extractor, store, {}, MODEL).resolve(None)
 
 
-def test_names_reach_built_in_and_stored_voices(registry, built_in, store, full_voice, same):
-    anna = full_voice("anna")
-    store.save(anna)
-    same(registry.resolve("anna"), anna)
-    same(registry.named("anna"), anna)
-    assert registry.resolve("second") is built_in["second"]
-    assert registry.named("first") is built_in["first"]
-
-
-def test_a_stored_voice_goes_before_a_built_in_one(registry, store, full_voice, same):
-    own = full_voice("first")
-    store.save(own)
-    same(registry.resolve("first"), own)
-    assert registry.names() == ["first", "second"]
-
-
-def test_names_are_built_in_ones_then_stored_ones(registry, store, plain_voice):
-    for name in ("b", "a"):
-        store.save(plain_voice(name))
-    assert registry.names() == ["first", "second", "a", "b"]
-
-
-def test_built_in_names_need_not_be_file_names(extractor, store, plain_voice):
-    odd = {"a/b: *": plain_voice("a/b: *")}
-    assert VoiceRegistry(extractor, store, odd, MODEL).resolve("a/b: *") is odd["a/b: *"]
-
-
-@pytest.mark.parametrize("name", ["nobody", "", "..", "x\x00y", "n" * 100_000, "a\nb", "\ud800"])
-def test_unknown_names_are_one_line(registry, name):
-    for act in (registry.resolve, registry.named):
-        with pytest.raises(VoiceNotFound) as caught:
+@pytest.mark.parametrize("name", ["nobody", "", "..", "x\x00y", "n" * 100_000, "a\nb", "\ud800", "reference.wav"])
+def test_unknown_names_are_one_line_and_never_reach_a_file(registry, extractor, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reference.wav").write_bytes(WAV)
+    acts = [registry.find, lambda name: registry.requested(name, "acme"), lambda name: registry.remove("acme", name)]
+    for act in acts if name == "reference.wav" else [registry.resolve, *acts]:
+        with pytest.raises(VoiceNotFound, match=r"is not registered .*; add it with `vivavoce voice add`") as caught:
             act(name)
-        message = str(caught.value)
-        assert "is not registered (known: first, second); add it with `vivavoce voice add`" in message
-        assert message.isprintable()
+        assert str(caught.value).isprintable()
+        assert act == acts[-1] or "(known: first, a/b: *)" in str(caught.value)
+    assert extractor.transcripts == []
 
 
 @pytest.mark.parametrize("path", ["missing.wav", "./x", "/no/where", "SONG.MP3"])
@@ -117,107 +95,12 @@ def test_a_string_like_a_path_that_is_no_file(registry, path):
     assert str(caught.value) == f"voice: the file {path!r} does not exist; check the path"
 
 
-def test_a_folder_is_no_recording(registry, tmp_path):
-    with pytest.raises(VoiceNotFound, match=r"is a folder; check the path"):
-        registry.resolve(str(tmp_path))
-
-
-def test_a_stored_name_goes_before_a_file_of_that_name(registry, store, full_voice, same, wav, tmp_path, monkeypatch):
+def test_a_stored_name_goes_before_a_file_of_that_name(registry, store, full_voice, same, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("anna").write_bytes(wav)
+    Path("anna").write_bytes(WAV)
     anna = full_voice("anna")
     store.save(anna)
     same(registry.resolve("anna"), anna)
-
-
-def test_named_reads_no_recording(registry, extractor, wav, tmp_path):
-    path = tmp_path / "reference.wav"
-    path.write_bytes(wav)
-    with pytest.raises(VoiceNotFound, match=r"is not registered"):
-        registry.named(str(path))
-    assert extractor.transcripts == []
-
-
-def test_every_kind_of_recording_is_extracted_once(registry, extractor, wav, tmp_path):
-    path = tmp_path / "reference.wav"
-    path.write_bytes(wav)
-    with path.open("rb") as file:
-        voices = [registry.resolve(source, "Hello") for source in (str(path), path, wav, io.BytesIO(wav), file)]
-    assert all(voice is voices[0] for voice in voices)
-    assert extractor.transcripts == ["Hello"]
-    assert voices[0].transcript == "Hello"
-
-
-def test_samples_are_known_by_content_and_rate(registry, extractor):
-    samples = np.sin(np.arange(32_000, dtype=np.float32))
-    first = registry.resolve(Audio(samples, 16_000))
-    assert registry.resolve(Audio(samples.copy(), 16_000)) is first
-    assert registry.resolve(Audio(samples[::2], 8_000)) is not first
-    assert registry.resolve(Audio(np.ascontiguousarray(samples[::2]), 16_000)) is not first
-    assert registry.resolve(Audio(samples, 24_000)) is not first
-    assert len(extractor.transcripts) == 4
-
-
-def test_another_transcript_or_content_is_another_voice(registry, extractor, wav):
-    first = registry.resolve(wav, "one")
-    assert registry.resolve(wav, "two") is not first
-    assert registry.resolve(wav[:-2] + b"\x01\x02", "one") is not first
-    assert registry.resolve(wav, "one") is first
-    assert extractor.transcripts == ["one", "two", "one"]
-
-
-def test_a_changed_file_is_extracted_anew(registry, extractor, wav, tmp_path):
-    path = tmp_path / "reference.wav"
-    path.write_bytes(wav)
-    before = path.stat()
-    first = registry.resolve(path)
-    path.write_bytes(wav[:-2] + b"\x01\x02")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert registry.resolve(path) is not first
-
-
-def test_the_number_of_kept_voices_is_bounded(extractor, store, wav):
-    registry = VoiceRegistry(extractor, store, {}, MODEL, capacity=2)
-    for transcript in ("a", "b", "c", "a"):
-        registry.resolve(wav, transcript)
-    assert extractor.transcripts == ["a", "b", "c", "a"]
-
-
-def test_ten_threads_with_one_new_recording_extract_once(registry, extractor, wav):
-    extractor.go.clear()
-    barrier = threading.Barrier(11)
-
-    def ask(_: int):
-        barrier.wait()
-        return registry.resolve(io.BytesIO(wav), "Hello")
-
-    with ThreadPoolExecutor(10) as pool:
-        answers = [pool.submit(ask, i) for i in range(10)]
-        barrier.wait()
-        extractor.go.set()
-        assert len({id(answer.result()) for answer in answers}) == 1
-    assert extractor.transcripts == ["Hello"]
-
-
-def test_a_failed_extraction_is_not_remembered(registry, extractor):
-    for _ in range(2):
-        with pytest.raises(InvalidAudio, match=r"^reference audio: the given data is not an audio file"):
-            registry.resolve(b"no audio at all")
-    assert len(extractor.transcripts) == 2
-
-
-def test_messages_keep_the_name_of_the_file(registry, tmp_path):
-    path = tmp_path / "notes.txt"
-    path.write_text("no audio at all")
-    with path.open("rb") as file:
-        for source in (path, str(path), file):
-            with pytest.raises(InvalidAudio, match=r"^reference audio: 'notes.txt' is not an audio file"):
-                registry.resolve(source)
-
-
-def test_a_path_that_is_no_file_is_bad_audio(registry, tmp_path):
-    with pytest.raises(InvalidAudio, match=r"'missing.wav' does not exist"):
-        registry.resolve(tmp_path / "missing.wav")
 
 
 @pytest.mark.parametrize("voice", [3, np.zeros(3), ["anna"]])
@@ -236,7 +119,7 @@ def test_a_transcript_belongs_to_a_recording(registry, store, full_voice):
 def test_voices_of_another_model_are_refused(extractor, store, full_voice):
     store.save(full_voice("anna"))
     registry = VoiceRegistry(extractor, store, {"theirs": full_voice("theirs")}, "f" * 16)
-    for act in (registry.resolve, registry.named):
+    for act in (registry.resolve, registry.find):
         for name in ("anna", "theirs"):
             with pytest.raises(InvalidRequest) as caught:
                 act(name)
@@ -248,15 +131,7 @@ def test_voices_of_another_model_are_refused(extractor, store, full_voice):
         registry.resolve(full_voice(""))
 
 
-def test_voices_of_unknown_models_pass(registry, store, plain_voice, built_in, same):
-    unknown = plain_voice("anna", fingerprint="")
-    store.save(unknown)
-    same(registry.resolve("anna"), unknown)
-    assert registry.resolve("second") is built_in["second"]
-    assert registry.resolve(unknown) is unknown
-
-
-def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full_voice, plain_voice, wav):
+def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full_voice, plain_voice):
     calls = []
 
     def fingerprint() -> str:
@@ -265,15 +140,175 @@ def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full
 
     registry = VoiceRegistry(extractor, store, {"free": plain_voice("free", fingerprint="")}, fingerprint)
     registry.resolve("free")
-    registry.resolve(wav)
+    registry.resolve(WAV)
     assert calls == []
     registry.resolve(full_voice())
     registry.resolve(full_voice())
     assert calls == [1]
 
 
-def test_a_damaged_stored_voice_is_reported(registry, store, folder, full_voice):
-    store.save(full_voice("anna"))
-    (folder / "anna.safetensors").write_bytes(b"")
-    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' in anna.safetensors is damaged"):
-        registry.resolve("anna")
+def names(library, owner: str) -> list[tuple[str, str, bool]]:
+    return [(told.name, told.kind, told.public) for told in library.summaries(owner)]
+
+
+def test_own_before_public_before_built_in(library, built_in, open_library, full_voice, same):
+    assert library.find("first", "acme") is library.requested(None, "acme") is built_in["first"]
+    public, own = full_voice("first"), full_voice("first")
+    library.add("", public)
+    same(library.find("first", "acme"), public)
+    library.add("acme", own)
+    same(library.requested("first", "acme"), own)
+    for other in ("", "zeta"):
+        same(library.requested("first", other), public)
+    assert library.requested(None, "acme") is built_in["first"]
+    library.remove("acme", "first")
+    same(library.find("first", "acme"), public)
+    library.remove("", "first")
+    assert library.find("first", "acme") is built_in["first"]
+
+
+def test_nobody_sees_the_voices_of_another_owner(library, full_voice):
+    library.add("acme", full_voice("secret"))
+    for other in ("", "zeta", "ACME"):
+        for act in (lambda: library.find("secret", other), lambda: library.remove(other, "secret")):  # noqa: B023
+            with pytest.raises(VoiceNotFound, match=r"'secret' is not registered") as caught:
+                act()
+            assert "known: secret" not in str(caught.value)
+        assert ("secret", "stored", False) not in names(library, other)
+
+
+def test_lists_hold_what_is_found(library, full_voice, plain_voice):
+    assert library.add("acme", full_voice("mine")) == VoiceSummary(
+        "mine", "stored", False, "a calm voice", "Hello, 你好\n— said she.", True
+    )
+    library.add("", plain_voice("ours"))
+    library.add("", plain_voice("mine"))
+    library.add("acme", plain_voice("first"))
+    assert names(library, "acme") == [
+        ("a/b: *", "built_in", True),
+        ("ours", "stored", True),
+        ("first", "stored", False),
+        ("mine", "stored", False),
+    ]
+    assert names(library, "") == [
+        ("first", "built_in", True),
+        ("a/b: *", "built_in", True),
+        ("mine", "stored", True),
+        ("ours", "stored", True),
+    ]
+
+
+def test_a_voice_is_the_same_object_until_it_changes(library, full_voice, same):
+    first, second = full_voice("anna"), full_voice("anna")
+    library.add("", first)
+    found = library.find("anna", "acme")
+    assert library.find("anna", "acme") is library.find("anna", "zeta") is library.find("anna", "") is found
+    library.add("", second, replace=True)
+    same(library.find("anna", "acme"), second)
+    library.remove("", "anna")
+    with pytest.raises(VoiceNotFound):
+        library.find("anna", "acme")
+
+
+def test_built_in_and_public_voices_stay(library, plain_voice):
+    for owner in ("", "acme"):
+        with pytest.raises(InvalidRequest, match=r"^voice: 'first' is built into the model and cannot be removed$"):
+            library.remove(owner, "first")
+    library.add("", plain_voice("ours"))
+    with pytest.raises(VoiceNotFound, match=r"^voice: 'ours' is a public voice, none of your own"):
+        library.remove("acme", "ours")
+    assert ("ours", "stored", True) in names(library, "acme")
+
+
+def test_what_is_wrong_with_the_place_is_logged_once(folder, registry, caplog):
+    caplog.set_level(logging.INFO)
+    assert registry.state() == "ok"
+    folder.write_text("no folder")
+    states = [registry.state() for _ in range(3)]
+    assert "cannot be read (Not a directory)" in states[0]
+    folder.unlink()
+    assert registry.state() == "ok"
+    assert [record.message for record in caplog.records] == [states[0], "voice store: is in order again"]
+
+
+def test_quotas_are_the_owners_and_the_publics(store, open_library, plain_voice):
+    library = open_library(store, owner_quota=Quota(voices=1), public_quota=Quota(voices=2))
+    for owner, count in (("acme", 1), ("zeta", 1), ("", 2)):
+        for at in range(count):
+            library.add(owner, plain_voice(f"v{at}"))
+        with pytest.raises(InvalidRequest, match=rf"^voice: there are {count} voices already, the limit; "):
+            library.add(owner, plain_voice("more"))
+    assert Quota().voices == 1000
+
+
+def test_a_recording_is_extracted_once_by_ten_threads_and_kept_without_another_time(library, extractor):
+    extractor.go.clear()
+    barrier = threading.Barrier(11)
+
+    def ask(at: int):
+        barrier.wait()
+        if at == 0:
+            library.add_recording("acme", "me", Recording(WAV, "Hello"), description="mine")
+            return None
+        return library.requested(Recording(bytes(WAV), "Hello"), "zeta")
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = [pool.submit(ask, at) for at in range(10)]
+        barrier.wait()
+        extractor.go.set()
+        assert len({id(answer.result()) for answer in answers} - {id(None)}) == 1
+    assert extractor.transcripts == ["Hello"]
+    assert library.recordings == CacheCounts(made=1, remembered=9)
+    found = library.find("me", "acme")
+    assert (found.name, found.transcript, found.description) == ("me", "Hello", "mine")
+    library.add_recording("", "me", Recording(WAV, "Hello"))
+    assert library.recordings == CacheCounts(made=1, remembered=10)
+
+
+def test_impossible_and_taken_names_are_refused_before_the_work(library, extractor, plain_voice):
+    with pytest.raises(InvalidRequest, match=r"^voice name: "):
+        library.add_recording("acme", "../x", Recording(WAV))
+    library.add("acme", plain_voice("me"))
+    with pytest.raises(VoiceExists, match=r"'me' is stored already"):
+        library.add_recording("acme", "me", Recording(WAV))
+    assert extractor.transcripts == []
+    assert library.add_recording("acme", "me", Recording(WAV, "Hi"), replace=True).transcript == "Hi"
+
+
+def test_while_redis_is_away_what_is_here_is_served(open_place, redis_server, built_in, open_library, full_voice, same):
+    writer, library = (open_library(open_place(copies)) for copies in ("other copies", "copies"))
+    public, own = full_voice("ours"), full_voice("mine")
+    writer.add("", public)
+    writer.add("acme", own)
+    for prepare in (lambda: None, redis_server.kill):  # from redis, then from the copies
+        prepare()
+        same(library.find("ours", "acme"), public)
+        same(library.find("mine", "acme"), own)
+    assert library.find("first", "acme") is library.find("first", "never seen") is built_in["first"]
+    for owner in ("acme", "never seen"):
+        with pytest.raises(VoiceStoreAway):
+            library.find("unknown", owner)
+    with pytest.raises(VoiceStoreAway):
+        library.add_recording("acme", "me", Recording(WAV))
+    assert [name for name, _, _ in names(library, "acme")] == ["first", "a/b: *", "ours", "mine"]
+    assert "is away since" in library.state()
+    redis_server.start()
+    writer.add("acme", full_voice("unseen"))
+    library.find("unseen", "acme")
+    assert library.state() == "ok"
+
+
+def test_no_other_voice_speaks_for_one_that_cannot_be_read_now(
+    open_place, redis_server, built_in, open_library, full_voice
+):
+    writer, library = (open_library(open_place(copies)) for copies in ("other copies", "copies"))
+    writer.add("acme", full_voice("first"))
+    library.summaries("acme")
+    library.find("a/b: *", "acme")
+    assert library.find("first", "zeta") is built_in["first"]
+    with pytest.raises(VoiceNotFound):
+        library.find("unknown", "acme")  # tells what names there are
+    redis_server.kill()
+    with pytest.raises(VoiceStoreAway):
+        library.find("first", "acme")
+    assert library.find("first", "zeta") is built_in["first"]

@@ -2,16 +2,64 @@
 
 from __future__ import annotations
 
-from itertools import count
+import logging
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from tests.training.data.corpus_fakes import make_fragile_tone, make_tone
+from tests.training.data.corpus_fakes import FakeFlite, make_fragile_tone, make_nothing, make_tone, make_worker
+from training import commands as command
 from training.data.build import Progress, build
 from training.data.speakers import train_speakers
 from training.data.store import TOKEN_SAMPLES, Corpus
+from training.data.texts.sentence import is_reserved
+from training.data.texts.wordnet import PARTS
+from training.data.workers import ordered_map
+
+ITEMS = [f"item {index}" for index in range(40)]
+
+
+def test_results_come_in_order() -> None:
+    assert list(ordered_map(make_worker, ITEMS, jobs=2)) == [item.upper() for item in ITEMS]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_crash_loses_the_item_alone(jobs: int) -> None:
+    items = [*ITEMS[:5], "crash", *ITEMS[5:20], "crash", "crash", *ITEMS[20:]]
+    expected = [None if item == "crash" else item.upper() for item in items]
+    assert list(ordered_map(make_worker, items, jobs=jobs)) == expected
+
+
+def test_a_hang_loses_the_item_alone() -> None:
+    items = [*ITEMS[:3], "hang", *ITEMS[3:]]
+    expected = [None if item == "hang" else item.upper() for item in items]
+    assert list(ordered_map(make_worker, items, jobs=2, patience_s=1.0)) == expected
+
+
+def test_a_bug_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a bug"):
+        list(ordered_map(make_worker, ["a", "raise", "b"], jobs=1))
+
+
+def test_a_worker_that_cannot_start_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="no library"):
+        list(ordered_map(make_nothing, ITEMS, jobs=1))
+
+
+def test_items_may_be_without_end() -> None:
+    results = ordered_map(make_worker, (str(number) for number in count()), jobs=2)
+    assert list(islice(results, 300)) == [str(number) for number in range(300)]
+    results.close()
+
+
+def test_no_items_no_results() -> None:
+    assert list(ordered_map(make_worker, [], jobs=2)) == []
+
 
 HOURS = 0.02
 SPEAKERS = train_speakers(6, 1)
@@ -87,3 +135,65 @@ def test_a_broken_synthesiser_is_noticed(tmp_path: Path) -> None:
 def test_texts_must_suffice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"they end after 0\.00\d of 1\.0 hours"):
         build(tmp_path, 1.0, SPEAKERS, ["One sentence.", "Two sentences."], 1, 1, make_tone)
+
+
+app = typer.Typer()
+app.command()(command.corpus)
+app.command()(command.sentences)
+
+
+def synsets(part: str) -> Iterator[str]:
+    for number in range(200):
+        word = part + number * "x"
+        yield f'00001740 03 n 02 word 0 River 0 000 | a word of the kind {word}; "the River has a word {word}"\n'
+
+
+@pytest.fixture
+def wordnet(tmp_path: Path) -> Path:
+    folder = tmp_path / "wordnet"
+    folder.mkdir()
+    for part in PARTS:
+        (folder / f"data.{part}").write_text("".join(synsets(part)), encoding="utf-8")
+    return folder
+
+
+def run(*arguments: object) -> None:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+
+
+def test_corpus(
+    wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(command, "Flite", FakeFlite)
+    with caplog.at_level(logging.INFO, logger="training"):
+        run("corpus", tmp_path / "out", "--hours", 0.01, "--speakers", 8, "--jobs", 1, "--wordnet", wordnet)
+    corpus = Corpus.open(tmp_path / "out")
+    assert corpus.hours >= 0.01
+    assert len(corpus.speakers) == 8
+    assert f"corpus: {len(corpus)} utterances, 0.01 hours, 8 speakers" in caplog.text
+
+
+def test_sentences_only(wordnet: Path, tmp_path: Path) -> None:
+    run("corpus", tmp_path / "out", "--sentences-only", 50, "--wordnet", wordnet)
+    lines = (tmp_path / "out" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 50
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sentences.txt"]
+
+
+def test_test_sentences(wordnet: Path, tmp_path: Path) -> None:
+    run("sentences", tmp_path / "tests.txt", "--count", 4, "--wordnet", wordnet)
+    lines = (tmp_path / "tests.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 4
+    assert all(is_reserved(line) for line in lines)
+
+
+def test_test_sentences_of_known_words(wordnet: Path, tmp_path: Path) -> None:
+    dictionary = Path(__file__).parent / "known_words.txt"
+    known = tmp_path / "dictionary.txt"
+    known.write_text("".join(f"{word} PH OH N\n" for word in dictionary.read_text().split()), encoding="utf-8")
+    result = CliRunner().invoke(
+        app, ["sentences", str(tmp_path / "x"), "--known-words", str(known), "--wordnet", str(wordnet)]
+    )
+    assert isinstance(result.exception, ValueError)  # the made-up examples hold unknown words
+    assert "examples, there are 0" in str(result.exception)

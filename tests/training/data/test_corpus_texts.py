@@ -1,20 +1,179 @@
-"""WordNet's texts and the mix: deterministic, wide, and never a test sentence."""
+"""The texts of the corpus: sentences, the grammar, WordNet and the mix; deterministic, wide, never a test sentence."""
 
 from __future__ import annotations
 
+import hashlib
 import random
+import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from training.data.texts import grammar
-from training.data.texts.coverage import FRAMES, Coverage
-from training.data.texts.mix import held_out, training_texts
-from training.data.texts.sentence import MAX_WORDS, is_reserved, words
+from training.data.texts.grammar import (
+    TEMPLATES,
+    article,
+    cardinal,
+    fill,
+    ordinal,
+    plural,
+    random_time,
+    sentence,
+    year,
+)
+from training.data.texts.lexicon import FIXED
+from training.data.texts.mix import FRAMES, Coverage, held_out, training_texts
+from training.data.texts.sentence import MAX_WORDS, MIN_WORDS, clean, is_reserved, is_suitable, words
 from training.data.texts.wordnet import WordNet
 from vivavoce.errors import MissingDependency
+
+HELD_OUT = Path(__file__).parents[3] / "benchmarks" / "sentences" / "held_out.txt"
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ("the old man smiled", "The old man smiled."),
+        ("  he left --  quickly ; ", "He left, quickly."),
+        ("what is it?", "What is it?"),
+        ("the cats' tails are long", "The cats' tails are long."),
+        ("it`s a well-known fact", "It's a well-known fact."),
+    ],
+)
+def test_cleaned(raw: str, sentence: str) -> None:
+    assert clean(raw) == sentence
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "too short",
+        " ".join(["long"] * (MAX_WORDS + 1)),
+        "it costs 5 dollars",
+        "a caf\u00e9 in town",
+        "the U.S. economy grew",
+        "made by NASA long ago",
+        "he met Dr. Brown there",
+        "they call it 'light cream' here",
+        "tools, nails, etc. were there",
+        "a value of x and y",
+        "what the hell is this",
+        "",
+        "...",
+    ],
+)
+def test_refused(raw: str) -> None:
+    assert clean(raw) is None
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=0x2100), max_size=80))
+def test_what_is_cleaned_is_clean(raw: str) -> None:
+    sentence = clean(raw)
+    if sentence is not None:
+        assert re.fullmatch(r"[A-Z'][A-Za-z' ,.?!;:-]*[.?!]", sentence)
+        assert MIN_WORDS <= len(words(sentence)) <= MAX_WORDS
+        assert is_suitable(sentence)
+        assert clean(sentence) == sentence
+
+
+def test_one_in_a_hundred_is_reserved_whatever_its_case() -> None:
+    sentences = [f"This is sentence {number}." for number in range(5000)]
+    reserved = [sentence for sentence in sentences if is_reserved(sentence)]
+    assert 25 < len(reserved) < 75
+    assert all(is_reserved(sentence.upper()) for sentence in reserved)
+    one = "the body lay in a pool of blood."
+    assert int(hashlib.md5(one.encode()).hexdigest(), 16) % 100 == 7
+    assert is_reserved(one.capitalize())
+
+
+def test_the_published_test_sentences_are_reserved() -> None:
+    sentences = HELD_OUT.read_text(encoding="utf-8").splitlines()
+    assert len(set(sentences)) == len(sentences) == 200
+    assert all(is_reserved(sentence) for sentence in sentences)
+    assert all(5 <= len(words(sentence)) <= 12 for sentence in sentences)
+    assert not any(character.isdigit() for sentence in sentences for character in sentence)
+
+
+KNOWN = frozenset((Path(__file__).parent / "known_words.txt").read_text(encoding="utf-8").split())
+"""Words of the grammar that stand in the CMU pronouncing dictionary."""
+WELL_FORMED = re.compile(r"[A-Z][A-Za-z' ,.?!:-]*[.?!]")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_template_speaks(template: str) -> None:
+    r = random.Random(template)
+    for _ in range(20):
+        filled = fill(template, r)
+        assert WELL_FORMED.fullmatch(filled), filled
+        assert "  " not in filled
+        assert is_suitable(filled)
+
+
+def test_all_words_are_known() -> None:
+    r = random.Random(1)
+    spoken = {word for text in (*FIXED, *(sentence(r) for _ in range(20_000))) for word in words(text)}
+    assert {word for word in spoken if word.removesuffix("'s") not in KNOWN and word not in KNOWN} == set()
+
+
+def test_fixed_utterances_are_well_formed() -> None:
+    assert len(set(FIXED)) == len(FIXED)
+    assert all(WELL_FORMED.fullmatch(text) for text in FIXED)
+    assert {len(words(text)) for text in FIXED} >= {1, 2, 3, 4, 5, 9}
+
+
+def test_sentences_are_deterministic_and_varied() -> None:
+    first = [sentence(random.Random(5)) for _ in range(3)]
+    assert first[0] == first[1] == first[2]
+    r = random.Random(5)
+    assert len({sentence(r) for _ in range(2000)}) > 1800
+
+
+@pytest.mark.parametrize(
+    ("number", "spoken"),
+    [
+        (0, "zero"),
+        (13, "thirteen"),
+        (42, "forty two"),
+        (100, "one hundred"),
+        (514, "five hundred and fourteen"),
+        (2_000, "two thousand"),
+        (8_228, "eight thousand two hundred and twenty eight"),
+        (1_000_001, "one million one"),
+    ],
+)
+def test_cardinal(number: int, spoken: str) -> None:
+    assert cardinal(number) == spoken
+
+
+def test_other_numbers() -> None:
+    assert cardinal(328, conjunction=False, hyphen=True) == "three hundred twenty-eight"
+    assert [ordinal(number) for number in (1, 8, 12, 14, 20, 22, 31)] == (
+        ["first", "eighth", "twelfth", "fourteenth", "twentieth", "twenty second", "thirty first"]
+    )
+    assert [year(number) for number in (1984, 1900, 1907, 2000, 2005, 2024)] == [
+        "nineteen eighty four",
+        "nineteen hundred",
+        "nineteen oh seven",
+        "two thousand",
+        "two thousand five",
+        "twenty twenty four",
+    ]
+    r = random.Random(0)
+    assert all(re.fullmatch(r"[a-zA-Z' ]+", random_time(r)) for _ in range(500))
+
+
+def test_articles_and_plurals() -> None:
+    assert [article(word) for word in ("apple", "university", "hour", "useful tool", "old car", "umbrella")] == (
+        ["an apple", "a university", "an hour", "a useful tool", "an old car", "an umbrella"]
+    )
+    assert [plural(word) for word in ("box", "key", "story", "leaf", "knife", "watch", "potato", "woman", "roof")] == (
+        ["boxes", "keys", "stories", "leaves", "knives", "watches", "potatoes", "women", "roofs"]
+    )
+
 
 LICENCE = "  1 This software and database is being provided to you, the LICENSEE, by  \n"
 

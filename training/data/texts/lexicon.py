@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def _each(text: str) -> tuple[str, ...]:
     """The words."""
@@ -183,144 +185,30 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Category → its words. Lower case unless they always have a capital."""
 
-FIXED = tuple(
-    line.strip()
-    for line in """
-    Yes.
-    No!
-    Hello.
-    Hello!
-    Hello?
-    Hi!
-    Hey.
-    Thanks.
-    Please.
-    Sorry.
-    Okay.
-    Goodbye.
-    Stop.
-    Go.
-    Wait!
-    Really?
-    Why?
-    Maybe.
-    Never.
-    Always.
-    Right.
-    Wrong.
-    Great!
-    Perfect.
-    Welcome.
-    Ready?
-    Ready.
-    Done.
-    Sure.
-    Nothing.
-    Now.
-    Today.
-    Tomorrow.
-    Help!
-    Look!
-    Listen.
-    Hello world.
-    Hello world!
-    Hello there.
-    Thank you.
-    Good morning.
-    Good evening.
-    Good night.
-    Good afternoon.
-    Good luck!
-    Excuse me.
-    Not yet.
-    Come in.
-    Sit down.
-    See you.
-    No problem.
-    Well done.
-    Of course.
-    I see.
-    Not bad.
-    Too late.
-    Who knows?
-    What now?
-    Guess what.
-    Bless you.
-    Be careful.
-    Thank you very much.
-    How are you?
-    How are you today?
-    Hello there, how are you today?
-    Nice to meet you.
-    What is your name?
-    Where are you from?
-    What time is it?
-    I do not know.
-    I don't know.
-    See you tomorrow.
-    See you later.
-    You are welcome.
-    You're welcome.
-    Have a nice day.
-    Let's go.
-    It doesn't matter.
-    I beg your pardon.
-    Happy birthday to you!
-    Merry Christmas!
-    Happy New Year!
-    Once upon a time.
-    The end.
-    Ladies and gentlemen.
-    Good morning, everyone.
-    Hello and welcome.
-    Long time no see.
-    This is a test.
-    This is only a test.
-    Testing, one, two, three.
-    Can you hear me?
-    Is anybody there?
-    The quick brown fox jumps over the lazy dog.
-    Pack my box with five dozen liquor jugs.
-    How quickly daft jumping zebras vex.
-    Sphinx of black quartz, judge my vow.
-    The five boxing wizards jump quickly.
-    Quick zephyrs blow and vex daft Jim.
-    She sells sea shells by the sea shore.
-    How much wood would a woodchuck chuck?
-    Peter Piper picked a peck of pickled peppers.
-    Red lorry, yellow lorry.
-    The rain in Spain stays mainly in the plain.
-    To be, or not to be, that is the question.
-    I am a small voice that was made by a computer.
-    I am only a demo, but I do my best.
-    This voice was made by a machine.
-    Every word that you hear was computed a moment ago.
-    I cannot answer that question.
-    I did not understand that.
-    Please say that again.
-    Could you repeat that more slowly, please?
-    One moment, please.
-    Please hold the line.
-    Your call is important to us.
-    Please leave a message after the tone.
-    Mind the gap.
-    The doors are closing.
-    Please stand clear of the doors.
-    Please fasten your seat belt.
-    The weather is lovely today.
-    It looks like rain.
-    Dinner is ready.
-    I am on my way.
-    Practice makes perfect.
-    Better late than never.
-    Time flies.
-    Actions speak louder than words.
-    An apple a day keeps the doctor away.
-    All that glitters is not gold.
-    Where there is smoke, there is fire.
-    The early bird catches the worm.
-    Rome was not built in a day.
-    Two heads are better than one.
-    """.strip().splitlines()
-)
+_SPOKEN = """
+        Yes. No! Hello. Hello! Hello? Hi! Hey. Thanks. Please. Sorry. Okay. Goodbye. Stop. Go. Wait! Really?
+        Why? Maybe. Never. Always. Right. Wrong. Great! Perfect. Welcome. Ready? Ready. Done. Sure. Nothing.
+        Now. Today. Tomorrow. Help! Look! Listen. Hello world. Hello world! Hello there. Thank you. Good
+        morning. Good evening. Good night. Good afternoon. Good luck! Excuse me. Not yet. Come in. Sit down. See
+        you. No problem. Well done. Of course. I see. Not bad. Too late. Who knows? What now? Guess what. Bless
+        you. Be careful. Thank you very much. How are you? How are you today? Hello there, how are you today?
+        Nice to meet you. What is your name? Where are you from? What time is it? I do not know. I don't know.
+        See you tomorrow. See you later. You are welcome. You're welcome. Have a nice day. Let's go. It doesn't
+        matter. I beg your pardon. Happy birthday to you! Merry Christmas! Happy New Year! Once upon a time. The
+        end. Ladies and gentlemen. Good morning, everyone. Hello and welcome. Long time no see. This is a test.
+        This is only a test. Testing, one, two, three. Can you hear me? Is anybody there? The quick brown fox
+        jumps over the lazy dog. Pack my box with five dozen liquor jugs. How quickly daft jumping zebras vex.
+        Sphinx of black quartz, judge my vow. The five boxing wizards jump quickly. Quick zephyrs blow and vex
+        daft Jim. She sells sea shells by the sea shore. How much wood would a woodchuck chuck? Peter Piper
+        picked a peck of pickled peppers. Red lorry, yellow lorry. The rain in Spain stays mainly in the plain.
+        To be, or not to be, that is the question. I am a small voice that was made by a computer. I am only a
+        demo, but I do my best. This voice was made by a machine. Every word that you hear was computed a moment
+        ago. I cannot answer that question. I did not understand that. Please say that again. Could you repeat
+        that more slowly, please? One moment, please. Please hold the line. Your call is important to us. Please
+        leave a message after the tone. Mind the gap. The doors are closing. Please stand clear of the doors.
+        Please fasten your seat belt. The weather is lovely today. It looks like rain. Dinner is ready. I am on
+        my way. Practice makes perfect. Better late than never. Time flies. Actions speak louder than words. An
+        apple a day keeps the doctor away. All that glitters is not gold. Where there is smoke, there is fire.
+        The early bird catches the worm. Rome was not built in a day. Two heads are better than one."""
+FIXED = tuple(re.split(r"(?<=[.?!]) ", " ".join(_SPOKEN.split())))
 """Whole utterances, from one word on: what people say all day, pangrams, tongue twisters, proverbs."""

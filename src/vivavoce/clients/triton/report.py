@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vivavoce.clients.triton.figures import PERCENTS, figures
-from vivavoce.clients.triton.outcome import Outcome
-from vivavoce.clients.triton.statistics import Statistics, statistics_text
-from vivavoce.errors import InvalidRequest
+import numpy as np
+from numpy.typing import NDArray
 
-Score = Callable[[Sequence[Outcome]], Mapping[str, Any]]
+from vivavoce.measure import Stream, make_folder, mean, percentiles, stream_figures, write_text
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoadOutcome(Stream):
+    """A request and its answer; times are seconds after the load's start.
+
+    problem: one sentence, "" if it ended well; samples: the audio [n], kept only where it is to be scored.
+    """
+
+    name: str
+    text: str
+    problem: str = ""
+    file: Path | None = None
+    samples: NDArray[np.float32] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended well."""
+        return not self.problem
+
+
+Score = Callable[[Sequence[LoadOutcome]], Mapping[str, Any]]
 """(requests that ended well, with their samples) → figures of their audio."""
-
+PERCENTS = (50, 90, 95, 99)
 _NOTHING = "–"
 _ROWS = (
     ("first chunk (ms)", "first_chunk_ms", 2),
@@ -24,18 +45,129 @@ _ROWS = (
     ("whole answer (ms)", "total_ms", 2),
     ("RTF of a request", "request_rtf", 4),
 )
+_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+"""What is counted of each model; all but the first of each batch size, too."""
+_COUNTED = ("inference", "execution")
+_MS, _NS_PER_MS = 1000.0, 1e6
+
+
+Statistics = Mapping[tuple[str, str], Counter[str]]
+"""By model and version: `inferences`, `executions`, and `SIZE PART count` and `SIZE PART ns`.
+
+PART is Triton's name, such as success, fail, queue and compute_infer, SIZE a batch size, or `all` sizes.
+"""
+
+
+def parse_statistics(answer: Mapping[str, Any]) -> Statistics:
+    """From Triton's answer as JSON; numbers may be strings, and what is 0 may be missing."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for one in answer.get("model_stats", ()):
+        counts = found[one["name"], one.get("version", "")] = Counter()
+        counts["inferences"], counts["executions"] = (int(one.get(f"{what}_count", 0)) for what in _COUNTED)
+        sizes = {batch["batch_size"]: batch for batch in one.get("batch_stats", ())}
+        for size, stats in {"all": one.get("inference_stats", {}), **sizes}.items():
+            for part in ("success", "fail", *_PARTS):
+                for unit, value in stats.get(part, {}).items():
+                    counts[f"{size} {part} {unit}"] = int(value)
+    return found
+
+
+def difference(after: Statistics, before: Statistics) -> Statistics:
+    """What was added in between, for the models that did anything."""
+    added = {key: one - before.get(key, Counter()) for key, one in sorted(after.items())}
+    worked = ("executions", "all success count", "all fail count")
+    return {key: one for key, one in added.items() if any(one[what] for what in worked)}
+
+
+def _means(counts: Counter[str], size: object, parts: Sequence[str]) -> dict[str, float | None]:
+    """Milliseconds of each part on average; None: it was never done."""
+    done = {part: counts[f"{size} {part} count"] for part in parts}
+    return {part: counts[f"{size} {part} ns"] / count / _NS_PER_MS if count else None for part, count in done.items()}
+
+
+def _batches(counts: Counter[str]) -> dict[int, int]:
+    """Executions by batch size."""
+    done = {key.split()[0]: count for key, count in counts.items() if key.endswith(" compute_infer count")}
+    return {int(size): done[size] for size in sorted(done.keys() - {"all"}, key=int) if done[size]}
+
+
+def _statistics_json(counts: Counter[str]) -> dict[str, Any]:
+    return {
+        "inferences": counts["inferences"],
+        "executions": counts["executions"],
+        "success": counts["all success count"],
+        "fail": counts["all fail count"],
+        **{f"{part}_ms_avg": value for part, value in _means(counts, "all", _PARTS).items()},
+        "batches": {
+            str(size): {
+                "executions": executions,
+                **{f"{part}_ms_avg": value for part, value in _means(counts, size, _PARTS[1:]).items()},
+            }
+            for size, executions in _batches(counts).items()
+        },
+    }
+
+
+def statistics_text(statistics: Statistics) -> str:
+    """Some lines per model."""
+    lines: list[str] = []
+    for (name, version), one in statistics.items():
+        done = f"{one['inferences']} inferences in {one['executions']} executions, {one['all fail count']} failed"
+        lines += [f"{name} (version {version}): {done}", f"  each, on average: {_times(_means(one, 'all', _PARTS))}"]
+        for size, executions in _batches(one).items():
+            times = _times(_means(one, size, _PARTS[1:]))
+            lines.append(f"  batch size {size}: {executions} executions, each {times}")
+    return "\n".join(lines) if lines else "the server counted nothing"
+
+
+def _times(means: Mapping[str, float | None]) -> str:
+    cells = {part.replace("_", " "): _NOTHING if mean is None else f"{mean:.3f} ms" for part, mean in means.items()}
+    return ", ".join(f"{part} {cell}" for part, cell in cells.items())
+
+
+def figures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
+    """All that the outcomes show, under the flat keys of docs/triton-clients.md; None where nothing was measured.
+
+    Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
+    """
+    ok = [outcome for outcome in outcomes if outcome.ok]
+    shared = stream_figures(outcomes, ok)
+    audio_s, wall_s = shared["audio_s"], shared["wall_s"]
+    return {
+        "requests": len(outcomes),
+        "ok": len(ok),
+        "failed": len(outcomes) - len(ok),
+        **_spread("first_chunk_ms", _in_ms(outcome.chunk_s(0) for outcome in ok)),
+        **_spread("second_chunk_ms", _in_ms(outcome.chunk_s(1) for outcome in ok)),
+        **_spread("total_ms", _in_ms(outcome.total_s for outcome in ok)),
+        **_spread("gap_ms", _in_ms(gap for outcome in ok for gap in outcome.gaps_s)),
+        **_spread("request_rtf", [outcome.rtf for outcome in ok]),
+        **shared,
+        "rtf": wall_s / audio_s if audio_s else None,
+        "throughput_requests_per_s": len(ok) / wall_s if wall_s > 0 else None,
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    return {f"{name}_avg": mean(values), **percentiles(name, values, PERCENTS), f"{name}_n": len(values)}
+
+
+def _in_ms(seconds: Iterable[float | None]) -> list[float]:
+    return [value * _MS for value in seconds if value is not None]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a load was, and what came of it."""
+    """What a load was, and what came of it.
+
+    statistics: what the measured requests added to the server's counts; quality: what a scoring function found, None:
+    there was none.
+    """
 
     settings: Mapping[str, Any]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[LoadOutcome]
     statistics: Statistics
-    """What the measured requests added to the server's counts."""
     quality: Mapping[str, Any] | None = None
-    """What a scoring function found; None: there was none."""
 
     @property
     def failed(self) -> int:
@@ -50,12 +182,10 @@ class Report:
 
     def problems(self) -> list[str]:
         """What went wrong, the most frequent first, each as one sentence with the number of requests."""
-        counts: dict[str, int] = {}
-        for outcome in self.outcomes:
-            if not outcome.ok:
-                counts[outcome.problem] = counts.get(outcome.problem, 0) + 1
-        ranked = sorted(counts.items(), key=lambda item: -item[1])
-        return [f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in ranked]
+        counts = Counter(outcome.problem for outcome in self.outcomes if not outcome.ok)
+        return [
+            f"{count} of {len(self.outcomes)} requests failed: {problem}" for problem, count in counts.most_common()
+        ]
 
     def keys(self) -> dict[str, Any]:
         """The flat keys of docs/triton-clients.md, quality included."""
@@ -64,13 +194,20 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Everything but the single requests."""
         models = [
-            {"name": name, "version": version, **one.to_json()} for (name, version), one in self.statistics.items()
+            {"name": name, "version": version, **_statistics_json(one)}
+            for (name, version), one in self.statistics.items()
         ]
         return {"settings": dict(self.settings), "figures": self.keys(), "models": models, "problems": self.problems()}
 
     def text(self) -> str:
         """The figures in lines and a table; the real-time factor comes first, as the original deployment reports it."""
         keys = self.keys()
+        underruns = f"{_NOTHING} (no answer came in several chunks)"
+        if keys["margin_ms_min"] is not None:
+            underruns = (
+                f"{keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "
+                f"smallest margin {keys['margin_ms_min']:.1f} ms"
+            )
         lines = [
             f"RTF: {_number(keys['rtf'], 4)}",
             f"total_duration: {keys['audio_s']:.3f} seconds",
@@ -78,7 +215,7 @@ class Report:
             f"requests: {keys['ok']} of {keys['requests']} answered",
             f"throughput: {_number(keys['throughput_audio_s_per_s'], 3)} seconds of audio per second, "
             f"{_number(keys['throughput_requests_per_s'], 3)} requests per second",
-            _underruns(keys),
+            f"underruns: {underruns}",
             *(f"{name}: {value}" for name, value in (self.quality or {}).items()),
             "",
             *_table(keys),
@@ -86,42 +223,41 @@ class Report:
         return "\n".join(lines)
 
     def write(self, folder: Path, label: str) -> list[Path]:
-        """Write `rtf-….txt`, `stats_summary-….txt`, `report-….json` and `requests-….jsonl`; their paths.
-
-        Raises:
-            InvalidRequest: the folder cannot be written.
-        """
+        """Write `rtf-….txt`, `stats_summary-….txt`, `report-….json` and `requests-….jsonl`; their paths."""
         settings = "\n".join(f"{name}: {value}" for name, value in self.settings.items() if value is not None)
-        requests = "".join(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in self.outcomes)
+        requests = "".join(json.dumps(_request(one), ensure_ascii=False) + "\n" for one in self.outcomes)
         contents = {
             f"rtf-{label}.txt": f"{self.text()}\n\n{settings}\n",
             f"stats_summary-{label}.txt": statistics_text(self.statistics) + "\n",
             f"report-{label}.json": json.dumps(self.to_json(), ensure_ascii=False, indent=2) + "\n",
             f"requests-{label}.jsonl": requests,
         }
-        make_folder(folder)
+        make_folder(folder, field="log_dir")
         for name, content in contents.items():
-            _write(folder / name, content)
+            write_text(folder / name, content, field="log_dir")
         return [folder / name for name in contents]
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for audio and reports, and see that it is one; `InvalidRequest` if it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequest(
-            f"log_dir: {str(folder)!r} cannot be made ({error.strerror}); choose another place"
-        ) from None
+def _request(outcome: LoadOutcome) -> dict[str, Any]:
+    """One line of the requests' log."""
+    return {
+        "name": outcome.name,
+        "text": outcome.text,
+        "start_s": round(outcome.start_s, 6),
+        "first_chunk_ms": _milliseconds(outcome.chunk_s(0)),
+        "second_chunk_ms": _milliseconds(outcome.chunk_s(1)),
+        "total_ms": _milliseconds(outcome.total_s),
+        "audio_s": round(outcome.audio_s, 6),
+        "rtf": round(outcome.rtf, 6) if outcome.ok and outcome.audio_s else None,
+        "chunks": [[_milliseconds(one.at_s - outcome.start_s), one.num_samples] for one in outcome.arrivals],
+        "min_margin_ms": _milliseconds(min(outcome.margins_s, default=None)),
+        "file": outcome.file.name if outcome.file is not None else None,
+        "problem": outcome.problem or None,
+    }
 
 
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(
-            f"log_dir: {str(path)!r} cannot be written ({error.strerror}); choose another place"
-        ) from None
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * _MS, 3)
 
 
 def _table(keys: Mapping[str, Any]) -> list[str]:
@@ -134,15 +270,6 @@ def _table(keys: Mapping[str, Any]) -> list[str]:
         "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
         for row in rows
     ]
-
-
-def _underruns(keys: Mapping[str, Any]) -> str:
-    if keys["margin_ms_min"] is None:
-        return "underruns: – (no answer came in several chunks)"
-    return (
-        f"underruns: {keys['underruns']} in {keys['underrun_requests']} requests, {keys['stall_s']:.3f} s silent, "
-        f"smallest margin {keys['margin_ms_min']:.1f} ms"
-    )
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,38 +1,52 @@
-"""What is to be said, in whose voice and how."""
+"""What a client asks for: texts, voices and inputs, lists of them in files and data sets, and a whole load."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.measure import read_records
 
+MAX_TIMEOUT_S = 86_400.0
+"""A day. The libraries that wait do not take any number of seconds, however large."""
+MAX_TASKS = 4096
+MAX_OVERLAP_S = 1.0
+NAME_FIELDS = ("name", "id", "utt")
+TEXT_FIELDS = ("target_text", "text")
+REFERENCE_TEXT_FIELDS = ("reference_text", "prompt_text")
+REFERENCE_FIELDS = ("reference_audio", "prompt_audio", "audio_filepath")
 _INT64 = 1 << 63
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """One text and the recording that tells whose voice says it."""
+    """One text, and a recording of the voice.
+
+    name: of its files, unique in a load; reference: a recording's file, or the content of one, None: the server's own
+    voice; reference_text: what the recording says.
+    """
 
     name: str
-    """Names its files; unique in a load."""
     text: str
     reference: Path | bytes | None = None
-    """A recording, or the content of its file; None: the server's own voice."""
     reference_text: str = ""
-    """What the recording says."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """Inputs beyond those that the original deployment knows; None: not sent."""
+    """Inputs beyond those of the original deployment, named as their tensors; None: not sent."""
 
     voice: str | None = None
-    """A voice that the server keeps by name."""
     instruct_text: str | None = None
     seed: int | None = None
-    """The same for all requests."""
     speed: float | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +57,168 @@ class Manner:
 
 
 def check_reference_text(reference: Path | None, text: str) -> None:
-    """Refuse the text of a recording that is not there: it would not be sent; `InvalidRequest`."""
+    """Raise `InvalidRequest` for the text of a recording that is not given: it would not be sent."""
     if text and reference is None:
         raise InvalidRequest("reference_text: belongs to a recording; name it with --reference-audio, or leave it out")
+
+
+def check_utterances(utterances: Sequence[Utterance]) -> None:
+    """Raise `InvalidRequest` for an empty list, and for names that cannot each be a file's."""
+    if not utterances:
+        raise InvalidRequest("utterances: there are none; give at least one text")
+    seen: set[str] = set()
+    for utterance in utterances:
+        name = utterance.name
+        if not name or name in (".", "..") or any(separator in name for separator in "/\\\0"):
+            raise InvalidRequest(f"name: {name!r} cannot be a file's name; leave slashes out")
+        if name in seen:
+            raise InvalidRequest(f"name: {name!r} is there more than once; give each utterance its own")
+        seen.add(name)
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise `InvalidRequest` unless a client can wait this many seconds."""
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidRequest(f"timeout: {timeout_s:g} s is not above 0 and at most {MAX_TIMEOUT_S:g} s; choose another")
+
+
+def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The first field of these names that is there and not empty; else None."""
+    return next((fields[name] for name in names if fields.get(name) not in (None, "")), None)
+
+
+def read_manifest(path: Path, field: str = "manifest_path") -> list[Utterance]:
+    """The utterances of a UTF-8 file; empty lines are skipped, and recordings are looked for from the file's folder.
+
+    A line that starts with `{` is JSON with a text (`target_text` or `text`) and maybe a name (`name`, `id` or `utt`),
+    a recording (`reference_audio`, `prompt_audio` or `audio_filepath`) and its text (`reference_text` or
+    `prompt_text`). Any other is `name|reference text|reference recording|text`, and maybe a fifth field, not used here.
+    `field` is what the `InvalidRequest` of a bad file or line calls the file.
+    """
+    return read_records(path, field, lambda line, number: _utterance(line, number, path.parent))
+
+
+def _utterance(line: str, number: int, folder: Path) -> Utterance:
+    """From a line in JSON or in the form of seed-tts-eval; `ValueError` says what is wrong with it."""
+    if line.lstrip().startswith("{"):
+        try:
+            fields = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"is no JSON ({error}); write one object a line") from None
+    else:
+        parts = [field.strip() for field in line.split("|")]
+        if len(parts) not in (4, 5):
+            raise ValueError(f"has {len(parts)} fields; write name|reference text|reference recording|text, or JSON")
+        fields = dict(zip(("name", "reference_text", "reference_audio", "text"), parts, strict=False))
+    text, recording = first_of(fields, TEXT_FIELDS), first_of(fields, REFERENCE_FIELDS)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"has no text; name it {' or '.join(TEXT_FIELDS)}, and fill it in")
+    reference = None if recording is None else folder / str(recording)
+    if reference is not None and not reference.is_file():
+        raise ValueError(f"names {str(recording)!r}, which is no file in {str(folder)!r}; check the path")
+    return Utterance(_name(fields, number), text, reference, _reference_text(fields))
+
+
+def _name(fields: Mapping[str, Any], number: int) -> str:
+    """The name among these fields, which may be the number 0; else the line's number (from 1)."""
+    name = first_of(fields, NAME_FIELDS)
+    return f"{number:05d}" if name is None else str(name)
+
+
+def _reference_text(fields: Mapping[str, Any]) -> str:
+    return str(first_of(fields, REFERENCE_TEXT_FIELDS) or "")
+
+
+def read_dataset(name: str, split: str | None, most: int | None = None) -> list[Utterance]:
+    """The utterances of one split of a Hugging Face data set, or a folder in that form; recordings stay encoded.
+
+    split: None: the only one there is; most: rows, None: all. `InvalidRequest`: it cannot be loaded, has no such split
+    or several, or no column that holds texts.
+    """
+    try:
+        datasets = import_module("datasets")
+    except ImportError:
+        raise MissingDependency(
+            "huggingface_dataset: the package datasets is not installed; pip install datasets, or give --manifest-path"
+        ) from None
+    try:
+        rows: Any = datasets.load_dataset(name, split=split)
+    except Exception as error:  # the package has no base of its errors, and those of its back ends come through
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InvalidRequest(f"huggingface_dataset: {name!r} cannot be loaded ({why}); check its name") from error
+    if split is None:
+        if len(rows) != 1:
+            raise InvalidRequest(f"split_name: {name!r} has {', '.join(rows)}; name one of them")
+        rows = next(iter(rows.values()))
+    columns = list(rows.column_names)
+    if not set(columns) & set(TEXT_FIELDS):
+        raise InvalidRequest(
+            f"huggingface_dataset: {name!r} has {', '.join(columns)}, and no {' or '.join(TEXT_FIELDS)}; name another"
+        )
+    for column in set(columns) & set(REFERENCE_FIELDS):
+        # Decoded by the package, every row would need one more library, and its memory all at once.
+        rows = rows.cast_column(column, datasets.Audio(decode=False))
+    found = []
+    for number, row in enumerate(islice(rows, most), start=1):
+        recording = first_of(row, REFERENCE_FIELDS) or {}
+        content, path = recording.get("bytes"), recording.get("path")
+        text = str(first_of(row, TEXT_FIELDS) or "")
+        reference = content if content else (Path(path) if path else None)
+        found.append(Utterance(_name(row, number).replace("/", "_"), text, reference, _reference_text(row)))
+    return found
+
+
+class Mode(str, Enum):
+    """How answers come."""
+
+    STREAMING = "streaming"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The server (host:port of its gRPC interface), what it is asked, and by how many users at a time.
+
+    utterances: asked for in their order, and again from the first on; num_tasks: users at a time, each of whom asks
+    anew when the last answer is whole; requests: None: each utterance once, and at least one per task; warmup: requests
+    before those that are measured; use_spk2info_cache: leave the recordings out, the server has the voice;
+    chunk_overlap_s: what each chunk repeats of the one before it; timeout_s: for each whole answer; folder: where the
+    audio is kept, None: nowhere.
+    """
+
+    server: str
+    utterances: Sequence[Utterance]
+    model: str = "cosyvoice2"
+    mode: Mode = Mode.STREAMING
+    manner: Manner = field(default_factory=Manner)
+    num_tasks: int = 1
+    requests: int | None = None
+    warmup: int = 0
+    use_spk2info_cache: bool = False
+    chunk_overlap_s: float = 0.0
+    timeout_s: float = 120.0
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("num_tasks", self.num_tasks, 1, MAX_TASKS),
+            ("requests", 1 if self.requests is None else self.requests, 1, math.inf),
+            ("warmup", self.warmup, 0, math.inf),
+            ("chunk_overlap_duration", self.chunk_overlap_s, 0, MAX_OVERLAP_S),
+        ):
+            if not least <= value <= most:
+                raise InvalidRequest(f"{name}: {value} is outside of {least:g} … {most:g}; choose one inside")
+        check_timeout(self.timeout_s)
+        check_utterances(self.utterances)
+
+    @property
+    def total(self) -> int:
+        """The number of requests that are measured."""
+        return max(len(self.utterances), self.num_tasks) if self.requests is None else self.requests
+
+    def utterance(self, place: int) -> Utterance:
+        """What the request at that place (from 0) asks for, under a name that no other has."""
+        found = self.utterances[place % len(self.utterances)]
+        if self.total <= len(self.utterances):
+            return found
+        return replace(found, name=f"{found.name}-{place // len(self.utterances):03d}")

@@ -1,109 +1,167 @@
-"""The numbers of a packed batch: worked out on the host, copied to the device as one.
+"""Packed batches: the sizes that they come in, and the numbers of their tables, which are copied to the device as one.
 
-Batches are padded to the sizes of a few buckets, so that one recording of an Euler step serves many.
+A position is what a batch is packed from: a token of the encoder, a frame of the estimator. Batches are padded to the
+sizes of a few buckets, so that one recording serves many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from itertools import chain
+from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.flow_stage.buckets import (
-    FRAME_BUCKETS,
-    MAX_PACKED,
-    MOST_PAGES,
-    Numbers,
-    common_rows,
-    cut_tiles,
-    most_tiles,
-    with_room,
-)
-from vivavoce.engine.flow_stage.planning import Row
-from vivavoce.models.flow.packed_batch import PackedTables
+from vivavoce.engine.flow_stage.planning import FlowRow
+from vivavoce.engine.flow_stage.state_pool import SINK
+from vivavoce.engine.graphs import Bucket, rounded
+from vivavoce.models.flow.model import MAX_FRAMES
+from vivavoce.models.flow.packed_encoder import EncoderTables
+from vivavoce.models.flow.packed_unet import PackedTables
+from vivavoce.models.kernels.layouts import KEY_TILE
 
-_FRAMES_PER_ROW = 16
+Numbers = NDArray[np.int32]
+
+MOST_PAGES = -(-MAX_FRAMES // KEY_TILE)
+"""Pages of the longest row."""
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """A size of batch: packed frames, rows, and whether rows have pages."""
+class TableLayout:
+    """Tables of int32 numbers of these shapes, one after another in one tensor of `size` numbers.
 
-    frames: int
-    rows: int
-    paged: bool
+    queries: positions of an attention program.
+    """
 
-    @classmethod
-    def common(cls, frames: int, paged: bool) -> Bucket:
-        """The one of `FRAME_BUCKETS` with room for so many frames."""
-        return cls(frames, common_rows(frames, _FRAMES_PER_ROW), paged)
+    def __init__(self, bucket: Bucket, queries: int, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.bucket, self._queries = bucket, queries
+        self._shapes = (*shapes, (bucket.rows, MOST_PAGES if bucket.paged else 0))
+        self._sizes = [prod(shape) for shape in self._shapes]
+        self.size = sum(self._sizes)
 
-    @classmethod
-    def of(cls, frames: int, rows: int, paged: bool) -> Bucket:
-        """The smallest common one with room for so many frames and rows; past the largest, one of its own.
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [part.view(shape) for part, shape in zip(torch.split(flat, self._sizes), self._shapes, strict=True)]
 
-        Raises:
-            ValueError: more than `MAX_PACKED` frames.
-        """
-        if frames > MAX_PACKED:
-            raise ValueError(f"a batch of {frames} frames, at most {MAX_PACKED} go together; split it")
-        return cls(*with_room(frames, rows, FRAME_BUCKETS, _FRAMES_PER_ROW), paged)
-
-    @property
-    def is_common(self) -> bool:
-        """Whether others will need it, too."""
-        return self.frames in FRAME_BUCKETS and self == Bucket.common(self.frames, self.paged)
+    def _zeros(self) -> tuple[Numbers, list[Numbers]]:
+        """All tables as one, and each as a view."""
+        flat = torch.zeros(self.size, dtype=torch.int32)
+        return flat.numpy(), [one.numpy() for one in self._views(flat)]
 
 
-@dataclass(frozen=True)
-class TableShape:
-    """How the tables of a bucket lie in one tensor; queries: frames of an attention program."""
+class EstimatorLayout(TableLayout):
+    """Of the estimator's `PackedTables`."""
 
-    bucket: Bucket
-    queries: int
+    def __init__(self, bucket: Bucket, queries: int) -> None:
+        frames, rows = (bucket.positions,), (bucket.rows,)
+        tiles = _tile_shape(bucket.positions, bucket.rows, queries)
+        super().__init__(bucket, queries, (frames, frames, frames, frames, rows, rows, tiles))
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the tables, in `PackedTables`' order."""
-        frames, rows = self.bucket.frames, self.bucket.rows
-        tiles = most_tiles(frames, rows, self.queries)
-        pages = MOST_PAGES if self.bucket.paged else 0
-        return ((frames,), (frames,), (frames,), (frames,), (rows,), (rows,), (tiles, 3), (rows, pages))
+    def tables(self, flat: Tensor) -> PackedTables:
+        """flat: [size] int32 on the device."""
+        return PackedTables(*self._views(flat))
 
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers of each table."""
-        return [int(np.prod(shape)) for shape in self.shapes]
-
-    def views(self, flat: Tensor) -> PackedTables:
-        """flat: [numbers] int32 on the device."""
-        parts = torch.split(flat, self.sizes)
-        return PackedTables(*(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)))
-
-    def numbers(self, rows: Sequence[Row], upsampling: int) -> Numbers:
+    def numbers(self, rows: Sequence[FlowRow], upsampling: int) -> Numbers:
         """What the tables hold for `rows`, which fit; none: a batch of padding."""
-        flat = np.zeros(sum(self.sizes), dtype=np.int32)
-        starts = [0, *accumulate(self.sizes)]
-        tables = [
-            flat[start : start + size].reshape(shape)
-            for start, size, shape in zip(starts, self.sizes, self.shapes, strict=False)
-        ]
-        row, local, position, ends, first, length, tiles, pages = tables
+        flat, (row, local, position, ends, first, length, tiles, pages) = self._zeros()
         new = np.array([one.new * upsampling for one in rows], dtype=np.int64)
-        used, count = int(new.sum()), len(rows)
-        first[:count], length[:count] = np.cumsum(new) - new, new
-        row[:used] = np.repeat(np.arange(count), new)
-        local[:used] = np.arange(used) - np.repeat(first[:count], new)
-        local[used:] = -1
+        used = _lay_rows(new, rows, row, local, first, length, pages)
         position[:used] = local[:used] + np.repeat([one.past * upsampling for one in rows], new)
         # Frames of padding end nowhere: attention makes zeros of them.
-        ends[:used] = np.concatenate([one.sight.frames for one in rows]) if rows else 0
-        cut_tiles(tiles, new, self.bucket.frames, self.queries)
-        for place, one in enumerate(rows if self.bucket.paged else ()):
-            assert one.after is not None
-            pages[place, : len(one.after.pages)] = one.after.pages
+        ends[:used] = np.concatenate([one.span.frames for one in rows]) if rows else 0
+        cut_tiles(tiles, new, self.bucket.positions, self._queries)
         return flat
+
+
+class EncoderLayout(TableLayout):
+    """Of the encoder's `EncoderTables`; lookahead, upsampling: the encoder's."""
+
+    def __init__(self, bucket: Bucket, queries: int, lookahead: int, upsampling: int) -> None:
+        self.lookahead, self.upsampling, self.frames = lookahead, upsampling, bucket.positions * upsampling
+        tokens, rows = (bucket.positions,), (bucket.rows,)
+        tiles = (_tile_shape(size, bucket.rows, queries) for size in (bucket.positions, self.frames))
+        ids = (bucket.positions, 1 + lookahead)
+        super().__init__(bucket, queries, (ids, tokens, tokens, tokens, (self.frames,), rows, rows, rows, rows, *tiles))
+
+    def tables(self, flat: Tensor) -> EncoderTables:
+        """flat: [size] int32 on the device."""
+        return EncoderTables(*self._views(flat))
+
+    def numbers(self, rows: Sequence[FlowRow]) -> Numbers:
+        """What the tables hold for `rows`, which fit; none: a batch of padding."""
+        flat, tables = self._zeros()
+        ids, row, local, ends, frame_ends, first, length, past, slots, tiles, frame_tiles, pages = tables
+        new, count = np.array([one.new for one in rows], dtype=np.int64), len(rows)
+        used = _lay_rows(new, rows, row, local, first, length, pages)
+        past[:count] = [one.past for one in rows]
+        slots[:count] = [one.before.slot if one.before else SINK for one in rows]
+        ids[:] = -1
+        if rows:
+            heard = np.concatenate([one.span.lookahead_ends for one in rows]) - np.repeat(past[:count], new)
+            ids[:used] = self._windows(rows, row[:used], local[:used], heard)
+            # Padding ends nowhere: attention makes zeros of it.
+            ends[:used] = np.concatenate([one.span.tokens for one in rows])
+            frame_ends[: used * self.upsampling] = np.concatenate([one.span.up_frames for one in rows])
+        cut_tiles(tiles, new, self.bucket.positions, self._queries)
+        cut_tiles(frame_tiles, new * self.upsampling, self.frames, self._queries)
+        return flat
+
+    def _windows(
+        self, rows: Sequence[FlowRow], row: Numbers, local: Numbers, lookahead_ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Ids that each token hears: [tokens, 1 + lookahead]. Rows lie end to end, each with room for its lookahead;
+        a token hears nothing past its lookahead's end."""
+        nothing = np.full(self.lookahead, -1, dtype=np.int64)
+        parts: list[NDArray[np.int64]] = []
+        for one in rows:
+            parts += (one.tokens, nothing[: one.new + self.lookahead - len(one.tokens)])
+        begin, window = (np.arange(len(row)) + row * self.lookahead)[:, None], np.arange(1 + self.lookahead)
+        heard: NDArray[np.bool_] = local[:, None] + window < lookahead_ends[:, None]
+        return np.where(heard, np.concatenate(parts)[begin + window], -1)
+
+
+def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
+    """Of the tiles that `cut_tiles` needs at most, for `size` positions of this many rows."""
+    # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16 bytes: for
+    # one that does not another kernel would be compiled.
+    return rounded(-(-size // queries) + rows + 1, 4), 3
+
+
+def cut_tiles(tiles: Numbers, new: NDArray[np.int64], size: int, queries: int) -> None:
+    """Cut the rows of a batch, and the padding behind them, into pieces for one program of attention each.
+
+    tiles: [tiles, 3] of zeros, filled from the start: row, first packed position, positions; new: [rows], positions of
+    each row, which lie end to end; size: positions of the batch, padding included; queries: positions of a whole tile.
+    """
+    lengths = np.append(new, size - new.sum())
+    starts = np.cumsum(lengths) - lengths
+    owner, place = _counted(-(-lengths // queries))
+    offset, total = place * queries, len(owner)
+    # The last owner is the padding, which has no row.
+    tiles[:total, 0] = np.where(owner < len(new), owner, 0)
+    tiles[:total, 1] = starts[owner] + offset
+    tiles[:total, 2] = np.minimum(queries, lengths[owner] - offset)
+
+
+def _counted(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """counts: things of each owner  →  for each thing its owner, and its place among the owner's things."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _lay_rows(new: NDArray[np.int64], rows: Sequence[FlowRow], *tables: Numbers) -> int:
+    """Rows of this many new positions, end to end, and their pages; the positions in use.
+
+    tables: row, local, first, length and pages, filled.
+    """
+    row, local, first, length, pages = tables
+    count, used = len(new), int(new.sum())
+    first[:count], length[:count] = np.cumsum(new) - new, new
+    row[:used], local[:used] = _counted(new)
+    local[used:] = -1
+    held = [one.after.pages for one in rows if one.after]
+    if pages.shape[1] and held:
+        owner, place = _counted(np.array([len(one) for one in held], dtype=np.int64))
+        pages[owner, place] = np.fromiter(chain.from_iterable(held), dtype=np.int32, count=len(owner))
+    return used

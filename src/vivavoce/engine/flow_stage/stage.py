@@ -1,65 +1,70 @@
-"""The door of the flow stage."""
+"""The flow stage: streams are opened and closed, chunks are put together into batches, and batches give mel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from vivavoce.engine.flow_stage.blocks import near_equal
-from vivavoce.engine.flow_stage.job import FlowJob, Lane
-from vivavoce.engine.flow_stage.lane import PaddedLane, Workplace
-from vivavoce.engine.flow_stage.planning import Planner, Row
-from vivavoce.engine.flow_stage.pool import PagePool
-from vivavoce.engine.flow_stage.prompts import PromptCache
-from vivavoce.engine.flow_stage.stream import FlowStream
-from vivavoce.engine.flow_stage.work import Attention, FlowChunk, PromptWork
+from torch import Tensor
+
+from vivavoce.engine.flow_stage.padded import PaddedPath, PaddedSolver
+from vivavoce.engine.flow_stage.planning import FlowChunk, FlowRow, FlowStream, Planner, PromptPrefill
+from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.matching import Schedule, fixed_noise
+from vivavoce.models.flow.model import EulerSchedule, fixed_noise
+
+if TYPE_CHECKING:
+    from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
 
 
-@dataclass(frozen=True)
-class FlowStatistics:
-    """How the stage stands, and what it has done since it was made.
+class FlowBatch:
+    """Chunks between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails.
 
-    prompt_hits: rows that began with the state of their voice's prompt; prompt_misses: prompts that were computed;
-    recomputed: chunks whose past was computed again for want of state.
+    end: given the batch and whether it was finished, settles who holds what; called once.
     """
 
-    pages_in_use: int
-    pages_total: int
-    prompts: int
-    prompt_hits: int
-    prompt_misses: int
-    recomputed: int
+    def __init__(
+        self, chunks: Sequence[FlowChunk | PromptPrefill], num_steps: int, end: Callable[[FlowBatch, bool], None]
+    ) -> None:
+        self.chunks, self.steps_left = chunks, num_steps
+        self.rows: list[FlowRow] = []
+        self.solvers: list[PaddedSolver | PackedSolver] = []
+        self.ended = False
+        self._num_steps, self._end = num_steps, end
 
+    def step(self) -> None:
+        """Enqueue one Euler step of the whole batch; a failure abandons the batch."""
+        if self.ended or self.steps_left == 0:
+            raise ValueError("the batch has no step left")
+        try:
+            for solver in self.solvers:
+                solver.step(self._num_steps - self.steps_left)
+        except BaseException:
+            self.abandon()
+            raise
+        self.steps_left -= 1
 
-class _Lanes(Protocol):
-    """How batches are computed."""
+    def result(self) -> list[Tensor | None]:
+        """New frames of each chunk, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
 
-    def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
-        """The rows in the order in which they came, as many together as can be."""
+        The streams have then spoken them.
+        """
+        if self.ended or self.steps_left:
+            raise ValueError(
+                f"the batch has {self.steps_left} steps left" if self.steps_left else "the batch has ended"
+            )
+        mels: dict[FlowChunk | PromptPrefill, Tensor | None] = {}
+        for solver in self.solvers:
+            solver.commit()
+            mels.update(zip((row.chunk for row in solver.rows), solver.mels(), strict=True))
+        self._end(self, True)
+        return [mels.get(one) for one in self.chunks]
 
-    def begin(self, rows: Sequence[Row]) -> Lane: ...
-
-    def prepare(self, frames: int | None) -> None: ...
-
-
-class _PaddedLanes:
-    """By the network as it is."""
-
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
-
-    def parts(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
-        return [rows]
-
-    def begin(self, rows: Sequence[Row]) -> Lane:
-        return PaddedLane(self._place, rows)
-
-    def prepare(self, frames: int | None) -> None:
-        """Nothing is to be done."""
+    def abandon(self) -> None:
+        """Give the batch up: its streams are as they were before it started. Does nothing once the batch has ended."""
+        if not self.ended:
+            self._end(self, False)
 
 
 class FlowStage:
@@ -68,17 +73,16 @@ class FlowStage:
     State is a cache: what a chunk of blocks does not find of its past is computed again, with the same result.
 
     Args:
-        models: networks on one device. The flow's weights are moved in memory to where inference reads them best.
-        state_bytes: what the state of all sequences and voices may take on the device; 0 is enough to work.
+        models: networks on one device; their weights are laid out anew.
+        state_bytes: memory for state.
         kernels: compute the encoder and the estimator without padding by kernels of our own, where
             `models.kernels.usable` says so.
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
-        fp8: with kernels; the products of the estimator's transformer blocks are of e4m3.
         most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
 
     Raises:
-        ValueError: a network of sizes that the kernels do not take; or deterministic or fp8 without kernels.
+        ValueError: a network of sizes that the kernels do not take; or deterministic without kernels.
     """
 
     def __init__(
@@ -88,29 +92,33 @@ class FlowStage:
         state_bytes: int,
         kernels: bool = False,
         deterministic: bool = False,
-        fp8: bool = False,
         most_frames: int | None = None,
     ) -> None:
-        if (deterministic or fp8) and not kernels:
-            asked = "deterministic" if deterministic else "fp8"
-            raise ValueError(f"{asked}: the flow is so with kernels only; set kernels or leave it out")
+        if deterministic and not kernels:
+            raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
         models.flow.lay_out()
         config = models.config.flow
-        self._config, self._pool = config, PagePool(models, state_bytes, kernels=kernels)
-        self._prompts = PromptCache(self._pool)
-        self._planner = Planner(config, self._pool, self._prompts)
-        schedule = Schedule.of(models.flow.estimator, config.num_steps)
-        noise = fixed_noise(config.num_mel_bins).to(models.device)
-        place = Workplace(models, self._pool, schedule, noise)
-        self._lanes: _Lanes = _packed_lanes(place, deterministic, fp8, most_frames) if kernels else _PaddedLanes(place)
+        self._config, self.pool = config, PagePool(models, state_bytes, kernels=kernels)
+        self.prompts = PromptCache(self.pool)
+        self.planner = Planner(config, self.pool, self.prompts)
+        schedule = EulerSchedule.of(models.flow.estimator, config.num_steps)
+        plain = PaddedPath(models, self.pool, schedule, fixed_noise(config.num_mel_bins).to(models.device))
+        self.path: PaddedPath | PackedPath = plain
+        if kernels:
+            # Triton is not installed everywhere.
+            from vivavoce.engine.flow_stage.packed import PackedPath
+
+            self.path = PackedPath(plain, deterministic=deterministic, most_frames=most_frames)
         self._streams: set[FlowStream] = set()
-        self._jobs: set[FlowJob] = set()
+        self._batches: set[FlowBatch] = set()
+
+    def prepare(self, frames: int | None = None) -> None:
+        """Do ahead what the first batches of each size up to this many frames would wait for; None: of all sizes."""
+        self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning) -> FlowStream:
         """A sequence's place; it holds no pages until its first chunk."""
-        encoder = self._config.encoder
-        bounds = near_equal(0, max(0, len(conditioning.flow_tokens) - encoder.lookahead), encoder.chunk)
-        stream = FlowStream(conditioning, self._prompts, encoder.upsampling, bounds)
+        stream = FlowStream(conditioning, self.prompts, self._config)
         self._streams.add(stream)
         return stream
 
@@ -127,87 +135,54 @@ class FlowStage:
         """
         if stream.voice is None or stream.known:
             return False
-        pages = self._pool.pages_for(stream.prompt_end) + 1
-        return self._pool.free + self._prompts.could_free() >= pages
+        pages = self.pool.pages_for(stream.prompt_end) + 1
+        return self.pool.free + self.prompts.could_free() >= pages
 
-    def start(self, work: Sequence[FlowChunk | PromptWork]) -> FlowJob:
+    def start(self, chunks: Sequence[FlowChunk | PromptPrefill]) -> FlowBatch:
         """Begin one batch, all of one attention; chunks of blocks may stand beside prompts.
 
-        Raises:
-            InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun.
+        InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun.
         """
-        self._check(work)
-        rows: list[Row] = []
-        lanes: list[Lane] = []
-        job = FlowJob(work, rows, lanes, self._config.num_steps, self._end)
-        self._jobs.add(job)
-        for one in work:
-            one.stream.busy = True
-        try:
-            rows.extend(self._plan(work))
-            for kept in (True, False):
-                together = [row for row in rows if (row.after is not None) == kept]
-                if together:
-                    lanes.extend(self._lanes.begin(part) for part in self._lanes.parts(together))
-        except BaseException:
-            job.abandon()
-            raise
-        return job
-
-    def prepare(self, frames: int | None = None) -> None:
-        """Do ahead what the first batches of each size up to so many frames would wait for; None: of all sizes."""
-        self._lanes.prepare(frames)
-
-    def statistics(self) -> FlowStatistics:
-        """A snapshot."""
-        pool, planner = self._pool, self._planner
-        return FlowStatistics(
-            pages_in_use=pool.total - pool.free,
-            pages_total=pool.total,
-            prompts=len(self._prompts),
-            prompt_hits=planner.prompt_hits,
-            prompt_misses=planner.prompt_misses,
-            recomputed=planner.recomputed,
-        )
-
-    def balanced(self) -> bool:
-        """Whether every page is free or held by exactly those who say so."""
-        states = [
-            *(stream.state for stream in self._streams),
-            *self._prompts,
-            *(row.after for job in self._jobs for row in job.rows),
-        ]
-        return self._pool.balanced(state.pages for state in states if state)
-
-    def _check(self, work: Sequence[FlowChunk | PromptWork]) -> None:
-        kinds = {one.attention if isinstance(one, FlowChunk) else Attention.BLOCKS for one in work}
-        streams = {one.stream for one in work}
-        if len(kinds) != 1 or len(streams) != len(work):
+        streams = {one.stream for one in chunks}
+        if len({one.attention for one in chunks}) != 1 or len(streams) != len(chunks):
             raise ValueError("a batch is of one kind of attention, and has a stream once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
-        for one in work:
-            self._planner.check(one)
-
-    def _plan(self, work: Sequence[FlowChunk | PromptWork]) -> Iterator[Row]:
-        voices = set()
-        for one in work:
-            if isinstance(one, FlowChunk):
-                yield self._planner.chunk(one)
-            elif one.stream.voice not in voices:
-                voices.add(one.stream.voice)
-                row = self._planner.prompt(one)
+        for one in chunks:
+            self.planner.check(one)
+        batch = FlowBatch(chunks, self._config.num_steps, self._end)
+        self._batches.add(batch)
+        for one in chunks:
+            one.stream.busy = True
+        try:
+            voices = set()
+            for one in chunks:
+                row = None
+                if isinstance(one, FlowChunk):
+                    row = self.planner.chunk(one)
+                elif one.stream.voice not in voices:
+                    voices.add(one.stream.voice)
+                    row = self.planner.prompt(one)
                 if row:
-                    yield row
+                    batch.rows.append(row)
+            for kept in (True, False):
+                together = [row for row in batch.rows if (row.after is not None) == kept]
+                for part in self.path.parts(together) if together else ():
+                    batch.solvers.append(self.path.begin(part))
+        except BaseException:
+            batch.abandon()
+            raise
+        return batch
 
-    def _end(self, job: FlowJob, done: bool) -> None:
-        self._jobs.remove(job)
-        for one in job.work:
+    def _end(self, batch: FlowBatch, done: bool) -> None:
+        batch.ended, batch.solvers = True, []
+        self._batches.remove(batch)
+        for one in batch.chunks:
             one.stream.busy = False
-        for row in job.rows:
-            stream = row.stream
-            if isinstance(row.work, FlowChunk) and done:
-                stream.spoken += row.work.hop
+        for row in batch.rows:
+            stream = row.chunk.stream
+            if isinstance(row.chunk, FlowChunk) and done:
+                stream.spoken += row.chunk.hop
                 if row.blocks:
                     stream.blocks = row.blocks
                     self._drop(stream)
@@ -215,19 +190,12 @@ class FlowStage:
                     stream.state = row.after
                     continue
             elif row.after and done and stream.voice is not None:
-                self._prompts.add(stream.voice, row.after)
+                self.prompts.add(stream.voice, row.after)
                 continue
             if row.after:
-                self._pool.release(row.after.pages)
+                self.pool.release(row.after.pages)
 
     def _drop(self, stream: FlowStream) -> None:
         if stream.state:
-            self._pool.release(stream.state.pages)
+            self.pool.release(stream.state.pages)
             stream.state = None
-
-
-def _packed_lanes(place: Workplace, deterministic: bool, fp8: bool, most_frames: int | None) -> _Lanes:
-    # Triton is not installed everywhere.
-    from vivavoce.engine.flow_stage.packed_lane import PackedLanes
-
-    return PackedLanes(place, deterministic=deterministic, fp8=fp8, most_frames=most_frames)

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-from vivavoce.engine.lm_stage.choosing import Chooser, SamplingState
-from vivavoce.engine.lm_stage.readback import Sampled
-from vivavoce.engine.lm_stage.run import Run, plain_run
-from vivavoce.engine.lm_stage.stage import LMStage
-from vivavoce.engine.lm_stage.text_in import TextIn
+from vivavoce.engine.lm_stage.run import Run, TextIn, plain_run
+from vivavoce.engine.lm_stage.slots import Chooser, SamplingState
+from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
 __all__ = ["Chooser", "LMStage", "Run", "Sampled", "SamplingState", "TextIn", "plain_run"]

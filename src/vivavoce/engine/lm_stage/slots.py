@@ -1,12 +1,50 @@
-"""The host's books on slots: who holds which, where each stands on the device, how far it can have come."""
+"""Slots: what the host knows of each, and the state that the device keeps and changes in place, without waiting."""
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from vivavoce.engine.lm_stage.choosing import Settings
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.lm_stage.run import Run
+from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.kernels.layouts import IDLE, Field
+from vivavoce.models.lm.sampling import SamplingRows, sample
+
+_COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """What the choice in each of n slots may depend on.
+
+    counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, the newest
+    of them last (what is further back than `counts` means nothing); seeds: [n] int64; settings: n rows.
+    """
+
+    counts: Tensor
+    history: Tensor
+    seeds: Tensor
+    settings: SamplingRows
+
+
+Chooser = Callable[[Tensor, SamplingState], Tensor]
+"""Decides one id per slot: [n, ids] float32 log-probabilities, −inf where forbidden  →  [n] int64; a test may put its
+own in this place."""
+
+
+def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
+    """Repetition-aware sampling (a `Chooser`); each slot draws from its own seed, by its own count."""
+    uniforms = torch.stack([uniform(state.seeds, one, state.counts) for one in (Stream.NUCLEUS, Stream.FALLBACK)], -1)
+    # A window that reaches further back than the slot's first id would look at its earlier occupants.
+    window = torch.minimum(state.settings.window, state.counts)
+    return sample(scores, state.history, replace(state.settings, window=window), uniforms)
 
 
 @dataclass(eq=False)
@@ -16,13 +54,14 @@ class Slot:
     number: int
     place: int
     seed: int
-    settings: Settings
+    top_p: float
+    top_k: int
+    window: int
+    max_repeats: int
     positions: int = 0
     """Rows in the cache when the run in progress began, or now if there is none."""
     count: int = 0
     """Ids sampled in the runs that are over."""
-    waiting: Run | None = None
-    """Fed, not yet prefilled."""
     run: Run | None = None
     """In progress, as far as is known."""
     launched: int = 0
@@ -30,99 +69,101 @@ class Slot:
     received: int = 0
     """Ids of the run that have come."""
     closed: bool = False
-    """It was freed: what is still on its way to it is nobody's."""
+    """It was freed: what is still on its way to it is dropped."""
 
     @property
     def decoding(self) -> bool:
         """The run in progress may need another step."""
         return self.run is not None and self.launched <= self.run.forced_at
 
-    @property
-    def reach(self) -> int:
-        """A bound on the positions that the slot's next step uses."""
-        return self.positions + self.launched
+    def start_row(self, run: Run, vocabulary: Vocabulary) -> list[int]:
+        """Its `Field`s at the start of a run, and two flags for each control id: forbidden, forbidden early.
 
-    def begin(self) -> None:
-        """The waiting run is being prefilled: its first id is asked for."""
-        assert self.waiting is not None
-        self.run, self.waiting = self.waiting, None
-        self.positions += len(self.run.rows)
-        self.launched, self.received = 1, 0
-
-    def end(self) -> None:
-        """The run's control id has come. All ids but that one were fed."""
-        self.positions += self.received - 1
-        self.count += self.received
-        self.run, self.launched, self.received = None, 0, 0
+        The position is that of the run's last row.
+        """
+        controls = vocabulary.stop_ids
+        (top_p,) = struct.unpack("<q", struct.pack("<d", self.top_p))
+        return [
+            *(1, self.positions + len(run.rows) - 1, self.count, 0, 0, run.forced_at, run.forced, run.min_tokens),
+            *(self.seed, self.top_k, self.window, self.max_repeats, top_p),
+            *(int(one not in run.allowed) for one in controls),
+            *(int(one in run.early_forbidden) for one in controls),
+        ]
 
 
-class SlotTable:
-    """Open slots; the lowest free number and the lowest free place are taken first."""
+class SlotRows(NamedTuple):
+    """State of some slots: all, views of the first ones for a decode step, or gathered copies for a prefill.
 
-    def __init__(self, slots: int) -> None:
-        self._numbers = list(range(slots))
-        self._places = list(range(slots))
-        self._open: dict[int, Slot] = {}
-        self._used: int | None = 0
-        self._most: int | None = 0
+    numbers: [n, fields] int64; top_p: [n] float32; forbidden, early: [n, control ids] bool; history: [n, window]
+    int64, the slot's ids, newest last.
+    """
 
-    def __len__(self) -> int:
-        return len(self._open)
+    numbers: Tensor
+    top_p: Tensor
+    forbidden: Tensor
+    early: Tensor
+    history: Tensor
 
-    def __getitem__(self, number: int) -> Slot:
-        return self._open[number]
+    @classmethod
+    def allocate(cls, slots: int, num_controls: int, window: int, device: torch.device) -> SlotRows:
+        """Of idle slots; window: ids of each one's past that are kept."""
+        forbidden, early = torch.zeros(2, slots, num_controls, dtype=torch.bool, device=device)
+        numbers = torch.zeros(slots, len(Field), dtype=torch.int64, device=device)
+        history = torch.full((slots, window), IDLE, dtype=torch.int64, device=device)
+        return cls(numbers, torch.zeros(slots, device=device), forbidden, early, history)
 
-    @property
-    def free(self) -> int:
-        """Slots that can be opened."""
-        return len(self._numbers)
+    def first(self, slots: int) -> SlotRows:
+        """The first slots, as views."""
+        return SlotRows(*(part[:slots] for part in self))
 
-    @property
-    def all(self) -> list[Slot]:
-        """The open ones."""
-        return list(self._open.values())
+    def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
+        """What slots begin a run with; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
+        numbers, flags = rows[:, : len(Field)].clone(), rows[:, len(Field) :].bool()
+        forbidden, early = flags.chunk(2, dim=1)
+        top_p = numbers[:, Field.TOP_P].contiguous().view(torch.float64).float()
+        return SlotRows(numbers, top_p, forbidden, early, self.history[places])
 
-    @property
-    def used(self) -> int:
-        """All open slots stand on places below this one."""
-        if self._used is None:
-            self._used = max((slot.place for slot in self._open.values()), default=-1) + 1
-        return self._used
+    def put(self, places: Tensor, rows: SlotRows) -> None:
+        """Write the state of some slots back; places: [n] int64."""
+        for part, new in zip(self, rows, strict=True):
+            part.index_copy_(0, places, new)
 
-    @property
-    def most(self) -> int:
-        """The largest top_k of all open slots."""
-        if self._most is None:
-            self._most = max((slot.settings.top_k for slot in self._open.values()), default=0)
-        return self._most
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """All slots are afterwards as they were, as far as `advance` changes them."""
+        kept = [(part, part.clone()) for part in (self.numbers, self.history)]
+        yield
+        for part, old in kept:
+            part.copy_(old)
 
-    def open(self, seed: int, settings: Settings) -> Slot:
-        """Take a slot."""
-        if not self._numbers:
-            raise RuntimeError("no slot is free; ask free_slots before opening one")
-        number = heapq.heappop(self._numbers)
-        slot = Slot(number, heapq.heappop(self._places), seed, settings)
-        self._open[number] = slot
-        self._used = self._most = None
-        return slot
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy slots onto others; what is left behind runs no more."""
+        self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
+        self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 
-    def close(self, number: int) -> Slot:
-        """Free a slot."""
-        slot = self._open.pop(number)
-        slot.closed = True
-        self._used = self._most = None
-        heapq.heappush(self._numbers, number)
-        heapq.heappush(self._places, slot.place)
-        return slot
+    def advance(self, scores: Tensor, chooser: Chooser, most: int) -> Tensor:
+        """Choose an id for every running slot and take it down.
 
-    def compact(self) -> list[tuple[int, int]]:
-        """Give the slots on the highest places the lowest free ones; (from, to), all on the device to be copied."""
-        moves = []
-        self._used = None
-        for slot in sorted(self._open.values(), key=lambda one: -one.place):
-            if not self._places or self._places[0] > slot.place:
-                break
-            target = heapq.heappushpop(self._places, slot.place)
-            moves.append((slot.place, target))
-            slot.place = target
-        return moves
+        scores: [n, ids] float32 log-probabilities, masked in place; most: no top_k is larger  →  [n] int64, `IDLE`
+        where a slot is not running
+        """
+        columns = self.numbers.unbind(1)
+        running, last = columns[Field.RUNNING], columns[Field.LAST]
+        run_count = columns[Field.RUN_COUNT]
+        num_speech = scores.shape[1] - self.forbidden.shape[1]
+        forbidden = self.forbidden | (self.early & (run_count < columns[Field.MIN_TOKENS])[:, None])
+        scores[:, num_speech:].masked_fill_(forbidden, float("-inf"))
+        settings = SamplingRows(
+            self.top_p, columns[Field.TOP_K], columns[Field.WINDOW], columns[Field.MAX_REPEATS], most
+        )
+        chosen = chooser(scores, SamplingState(columns[Field.COUNT], self.history, columns[Field.SEED], settings))
+        chosen = torch.where(run_count >= columns[Field.FORCED_AT], columns[Field.FORCED], chosen)
+        active = running > 0
+        result = torch.where(active, chosen, IDLE)
+        grown = torch.cat((self.history[:, 1:], chosen[:, None]), dim=1)
+        self.history.copy_(torch.where(active[:, None], grown, self.history))
+        speech = active & (chosen < num_speech)
+        self.numbers[:, _COUNTERS] += running[:, None]
+        last.copy_(torch.where(speech, chosen, last))
+        running.copy_(speech)
+        return result

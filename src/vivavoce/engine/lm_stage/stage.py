@@ -1,50 +1,67 @@
-"""The stage: slots are opened, fed and closed; prefills and decode steps are launched; ids are collected late."""
+"""The language-model stage: slots are opened and closed; prefills and decode steps are launched.
+
+Ids are collected late: they are copied behind the device's work, and the host looks when it likes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.lm_stage.choosing import Chooser, filled, repetition_aware
-from vivavoce.engine.lm_stage.packing import to_device
-from vivavoce.engine.lm_stage.plain_steps import PlainSteps
-from vivavoce.engine.lm_stage.readback import Arrived, Readback, Sampled
+from vivavoce.engine.device import upload
+from vivavoce.engine.lm_stage.plain import PlainSteps
 from vivavoce.engine.lm_stage.run import Run
-from vivavoce.engine.lm_stage.slots import Slot, SlotTable
+from vivavoce.engine.lm_stage.slots import Chooser, Slot, repetition_aware
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
+
+if TYPE_CHECKING:
+    from vivavoce.engine.lm_stage.recorded import RecordedSteps
 
 LARGEST_WINDOW = 200
 """Ids of a slot's past that are kept: no sampling window is wider."""
 
 
-class Steps(Protocol):
-    """How the stage's forwards are made: by the plain network, or by recorded launches of our own kernels."""
+class Sampled(NamedTuple):
+    """What one launch gave for one slot: its ids in order, one for each step until the run's end.
 
-    def bucket(self, slots: int) -> int:
-        """Slots that a step for the first `slots` covers."""
+    ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`.
+    """
 
-    def prefill(self, held: Sequence[Slot], most: int) -> Tensor:
-        """Read the waiting runs of one slot or more; their first ids come first, [≥ n] int64.
+    slot: int
+    ids: tuple[int, ...]
+    ended: bool
 
-        most: no open slot's top_k is larger
-        """
 
-    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
-        """So many more ids for one slot or more, all that run: by place, [bucket] int64 for each step, −1 where none
-        runs. A step is launched when it is asked for, and may overwrite the ids of the one before.
-        """
+class _Launch:
+    """Ids on their way, [steps, slots] int64, in memory of the host that serves a later launch again."""
 
-    def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
-        """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
+    def __init__(self, steps: int, slots: int, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self.rows = torch.empty(steps, slots, dtype=torch.int64, pin_memory=on_cuda)
+        self.ids: NDArray[np.int64] = self.rows.numpy()
+        self.written = torch.cuda.Event() if on_cuda else None
+        self.steps, self.decode = 0, False
+        self.owners: Sequence[Slot] = ()
+        self.places: Sequence[int] = ()
 
-    def prepare(self, slots: int | None) -> None:
-        """Make ahead what so many slots would otherwise wait for when it is first needed; None: all slots."""
+    def full(self, wait: bool) -> bool:
+        """Whether all of it has come; wait: block until it has."""
+        if self.written is None or self.written.query():
+            return True
+        if wait:
+            self.written.synchronize()
+        return wait
 
 
 class LMStage:
@@ -63,10 +80,6 @@ class LMStage:
         deterministic: a request's ids are the same, bit for bit, alone and in company, in 16 bit too: every decode
             step is of all slots, and runs are prefilled one by one. (A neighbour whose top_k is past the sampling
             kernel's has the ids of its steps chosen by torch, whose softmax may round otherwise.)
-        int8: with kernels; the matrices of the layers are read as int8, see `FusedLM`.
-
-    Raises:
-        ValueError: int8 without kernels or with a chooser, or of sizes that it does not take.
     """
 
     def __init__(
@@ -78,146 +91,169 @@ class LMStage:
         chooser: Chooser | None = None,
         kernels: bool = False,
         deterministic: bool = False,
-        int8: bool = False,
     ) -> None:
-        if int8 and (chooser is not None or not kernels):
-            raise ValueError("int8: the language model reads it with kernels and its own sampling only; leave int8 out")
         self.slots, self.capacity = slots, capacity
         config = models.config.lm
-        self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, config.sampling
+        self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, asdict(config.sampling)
         self._deterministic = deterministic
         window = max(LARGEST_WINDOW, config.sampling.win_size)
+        self._steps: PlainSteps | RecordedSteps
         with torch.inference_mode():
             if kernels and chooser is None:
-                self._steps: Steps = _recorded(models, slots, capacity, window, fixed=deterministic, int8=int8)
+                # Triton is not installed everywhere.
+                from vivavoce.engine.lm_stage.recorded import RecordedSteps
+
+                self._steps = RecordedSteps(models, slots, capacity, window, fixed=deterministic)
             else:
                 choose = chooser or repetition_aware
                 self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
-        self._table = SlotTable(slots)
-        self._readback = Readback(slots, models.device)
+        self._open: dict[int, Slot] = {}
+        # Free numbers and free places are heaps: the lowest is taken first.
+        self._numbers, self._places = list(range(slots)), list(range(slots))
+        self._launches: deque[_Launch] = deque()
+        self._spare: list[_Launch] = []
 
     def prepare(self, slots: int | None = None) -> None:
-        """Record the launches that so many slots need, None: all; on CUDA call it on the stage's stream."""
+        """Record the launches that this many slots need, None: all; on CUDA call it on the stage's stream."""
         self._steps.prepare(slots)
 
     @property
     def free_slots(self) -> int:
         """Slots that can be opened."""
-        return self._table.free
+        return len(self._numbers)
 
     @property
     def decoding(self) -> int:
         """Slots with a run in progress, as far as is known."""
-        return sum(slot.decoding for slot in self._table.all)
+        return sum(slot.decoding for slot in self._open.values())
 
     @property
     def in_flight(self) -> int:
         """Launches whose ids were not collected."""
-        return len(self._readback)
+        return len(self._launches)
 
     @property
     def steps_in_flight(self) -> int:
         """Decode steps whose ids were not collected."""
-        return self._readback.steps
+        return sum(launch.steps for launch in self._launches if launch.decode)
 
     def wait(self) -> None:
         """Block until the oldest launch whose ids were not collected is finished."""
-        self._readback.wait()
+        if self._launches:
+            self._launches[0].full(wait=True)
 
-    def check(self, run: Run) -> None:
-        """Refuse a run that fits no slot.
-
-        Raises:
-            InvalidRequest: it may need more positions than a slot has.
-        """
-        self._check(run, 0)
+    def check(self, run: Run, slot: int | None = None) -> None:
+        """Refuse with InvalidRequest a run that may need more positions than the slot has left; None: an empty one."""
+        positions = run.positions + (0 if slot is None else self._open[slot].positions)
+        if positions > self.capacity:
+            raise InvalidRequest(
+                f"text: with its prompt it may need {positions} positions, a slot has {self.capacity}; use a shorter "
+                "text or reference"
+            )
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """Take the lowest free slot; its number."""
-        return self._table.open(seed, filled(params, self._defaults)).number
+        """Take the lowest free slot; its number. What the parameters leave open, the checkpoint decides."""
+        if not self._numbers:
+            raise RuntimeError("no slot is free; ask free_slots before opening one")
+        asked = {name: getattr(params, name) for name in self._defaults}
+        chosen = self._defaults | {name: value for name, value in asked.items() if value is not None}
+        window, number = chosen["win_size"], heapq.heappop(self._numbers)
+        repeats = math.ceil(window * chosen["tau_r"])
+        place = heapq.heappop(self._places)
+        self._open[number] = Slot(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
+        return number
 
-    def feed(self, slot: int, run: Run) -> None:
-        """Queue a run; the one before it is over, and its end was collected.
+    def close(self, slot: int) -> None:
+        """Free a slot at once; ids that are still on their way to it are dropped."""
+        held = self._open.pop(slot)
+        held.closed = True
+        heapq.heappush(self._numbers, slot)
+        heapq.heappush(self._places, held.place)
 
-        Raises:
-            InvalidRequest: it may need more positions than the slot has left.
+    def prefill(self, runs: Mapping[int, Run]) -> None:
+        """Begin a run in each of these slots: read its rows, in one forward, and sample its first id.
+
+        The run before it is over, and its end was collected. InvalidRequest: as `check`.
         """
-        held = self._table[slot]
-        if held.run is not None or held.waiting is not None:
-            raise RuntimeError(f"slot {slot} has a run already; collect its end before feeding another")
-        self._check(run, held.positions)
-        held.waiting = run
-
-    def waiting_rows(self, slot: int) -> int:
-        """Rows that were fed and not prefilled."""
-        waiting = self._table[slot].waiting
-        return 0 if waiting is None else len(waiting.rows)
-
-    def prefill(self, slots: Sequence[int]) -> None:
-        """Read the queued runs of some slots, in one forward, and sample the first id of each."""
-        held = [self._table[number] for number in slots]
-        for batch in [[slot] for slot in held] if self._deterministic else [held] if held else []:
-            ids = self._steps.prefill(batch, self._table.most)
-            for slot in batch:
-                slot.begin()
-            self._readback.send([ids[: len(batch)]], 1, batch, range(len(batch)), decode=False)
+        for number, run in runs.items():
+            if self._open[number].run is not None:
+                raise RuntimeError(f"slot {number} has a run already; collect its end before another one begins")
+            self.check(run, number)
+        begun = [(self._open[number], run) for number, run in runs.items()]
+        most = max((slot.top_k for slot in self._open.values()), default=0)
+        for batch in [[one] for one in begun] if self._deterministic else [begun] if begun else []:
+            ids = self._steps.prefill(batch, most)
+            for slot, run in batch:
+                slot.run, slot.launched, slot.received = run, 1, 0
+                slot.positions += len(run.rows)
+            self._send([ids[: len(batch)]], 1, [slot for slot, _ in batch], range(len(batch)), decode=False)
 
     def decode(self, steps: int = 1) -> None:
-        """So many more ids, or all up to its end, for every slot whose run is in progress; nothing if there is none.
+        """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress.
 
         The host goes on at once, and the ids arrive together.
         """
-        self._compact()
-        held = [slot for slot in self._table.all if slot.decoding]
+        held = [slot for slot in self._open.values() if slot.decoding]
         if not held:
             return
-        places = [slot.place for slot in held]
-        self._readback.send(self._steps.decode(held, self._table.most, steps), steps, held, places, decode=True)
+        # Once the open slots would fit half of the step, they move together.
+        used = max(slot.place for slot in self._open.values()) + 1
+        if 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
+            self._compact()
+        results = self._steps.decode(held, max(slot.top_k for slot in self._open.values()), steps)
+        self._send(results, steps, held, [slot.place for slot in held], decode=True)
         for slot in held:
             slot.launched += steps
 
     def collect(self, wait: bool) -> list[Sampled]:
         """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished."""
-        return [one for arrived in self._readback.receive(wait) for one in self._taken(arrived)]
-
-    def close(self, slot: int) -> None:
-        """Free a slot at once; ids that are still on their way to it are dropped."""
-        self._table.close(slot)
-
-    def _taken(self, arrived: Arrived) -> Iterator[Sampled]:
-        # Slots are many and launches frequent: what can be is worked out for all of them at once.
-        counts: list[int] = np.count_nonzero(arrived.ids >= 0, axis=0).tolist()
-        ends: list[bool] = np.any(arrived.ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
-        for slot, ids, count, ended in zip(arrived.owners, arrived.ids.T.tolist(), counts, ends, strict=True):
-            if slot.closed or not count:
-                continue
-            slot.received += count
-            if ended:
-                slot.end()
-            # After its end a slot is idle to the end of the launch.
-            yield Sampled(slot.number, tuple(ids[:count]), ended)
-
-    def _check(self, run: Run, positions: int) -> None:
-        if positions + run.positions > self.capacity:
-            raise InvalidRequest(
-                f"text: with its prompt it may need {positions + run.positions} positions, a slot has "
-                f"{self.capacity}; use a shorter text or reference"
-            )
+        collected = []
+        while self._launches and self._launches[0].full(wait):
+            wait, launch = False, self._launches.popleft()
+            self._spare.append(launch)
+            ids = launch.ids[: launch.steps, launch.places]
+            # Slots are many and launches frequent: what can be is worked out for all of them at once.
+            counts: list[int] = np.count_nonzero(ids >= 0, axis=0).tolist()
+            ends: list[bool] = np.any(ids >= self._vocabulary.num_speech_tokens, axis=0).tolist()
+            for slot, own, count, ended in zip(launch.owners, ids.T.tolist(), counts, ends, strict=True):
+                if slot.closed or not count:
+                    continue
+                slot.received += count
+                if ended:  # all ids but the control id were fed
+                    slot.positions += slot.received - 1
+                    slot.count += slot.received
+                    slot.run, slot.launched, slot.received = None, 0, 0
+                # After its end a slot is idle to the end of the launch.
+                collected.append(Sampled(slot.number, tuple(own[:count]), ended))
+        return collected
 
     def _compact(self) -> None:
-        """Once the open slots would fit half of the step, they move together."""
-        if 2 * self._steps.bucket(len(self._table)) > self._steps.bucket(self._table.used):
-            return
-        moves = self._table.compact()
+        """Give the slots on the highest places the lowest free ones."""
+        moves, reach = [], max(slot.positions + slot.launched for slot in self._open.values()) + 1
+        for slot in sorted(self._open.values(), key=lambda one: -one.place):
+            if not self._places or self._places[0] > slot.place:
+                break
+            target = heapq.heappushpop(self._places, slot.place)
+            moves.append((slot.place, target))
+            slot.place = target
         if moves:
-            sources, targets = to_device([np.array(part) for part in zip(*moves, strict=True)], self._device)
-            self._steps.move(sources, targets, max(slot.reach + 1 for slot in self._table.all))
+            sources, targets = upload([np.array(part) for part in zip(*moves, strict=True)], self._device)
+            self._steps.move(sources, targets, reach)
 
+    def _send(
+        self, results: Iterable[Tensor], steps: int, owners: Sequence[Slot], places: Sequence[int], *, decode: bool
+    ) -> None:
+        """Start to copy the ids of this many steps, each [≤ slots] int64 and `IDLE` where a slot was idle.
 
-def _recorded(
-    models: Models | LanguageModel, slots: int, capacity: int, window: int, *, fixed: bool, int8: bool
-) -> Steps:
-    # Triton is not everywhere, and whoever asks for kernels has it.
-    from vivavoce.engine.lm_stage.recorded_steps import RecordedSteps
-
-    return RecordedSteps(models, slots, capacity, window, fixed=fixed, int8=int8)
+        A step's ids are copied before the next one is asked for. owners: of the slots when this is launched; places:
+        where the ids of each stand; decode: all slots that run have a part in it, as a prefill's neighbours have not.
+        """
+        launch = self._spare.pop() if self._spare else None
+        if launch is None or len(launch.rows) < steps:
+            launch = _Launch(steps, self.slots, self._device)
+        for row, ids in zip(launch.rows, results, strict=False):
+            row[: len(ids)].copy_(ids, non_blocking=True)
+        if launch.written is not None:
+            launch.written.record()
+        launch.steps, launch.decode, launch.owners, launch.places = steps, decode, owners, list(places)
+        self._launches.append(launch)

@@ -1,31 +1,125 @@
-"""One sequence's place in the vocoder stage, and the pieces of mel that are put to it."""
+"""One sequence's place in the vocoder stage: its pieces of mel, their speed, and how they are joined."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from vivavoce.engine.vocoder_stage.joins import OVERLAP_FRAMES, JoinRule
-from vivavoce.engine.vocoder_stage.speed import SpeedStream, SpeedTail, resized_frames
+from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.device import to_device
+
+OVERLAP_FRAMES = 8
+"""Frames at the end of each piece that wait for the next one to be faded into."""
+CONTEXT_FRAMES = 12
+"""Frames before the overlap that a seamless piece sees again. The generator reaches 13 frames to the left, and the
+farthest weighs less than 1e-4 of the whole; without the second farthest, seams of 4e-3 can be measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinRule:
+    """What is carried from piece to piece.
+
+    mel_frames: seen again, the overlap included; source_frames: how many of them keep the source that was made for
+    them; fade_frames: of the overlap that the fade takes, the rest are the new piece's; window: fade in, then fade
+    out, [2 · fade_frames · hop] float32; continuous: the phase runs on from the last kept frame, else it starts anew.
+    """
+
+    mel_frames: int
+    source_frames: int
+    fade_frames: int
+    window: Tensor
+    continuous: bool
+
+
+@lru_cache(maxsize=8)
+def join_rule(joins: Joins, hop: int, device: torch.device) -> JoinRule:
+    """The rule of a model with `hop` samples per frame. The cache is shared: a rule is a constant."""
+    if joins is Joins.OFFICIAL:
+        window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32)).to(device)
+        return JoinRule(OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
+    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
+    # A raised cosine between sample centres adds up to one everywhere.
+    size = 2 * hop
+    window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
+    return JoinRule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, 1, window, continuous=True)
+
+
+def resized_frames(frames: int, speed: float) -> int:
+    """Frames that `resize` makes of that many."""
+    return frames if speed == 1.0 or frames == 0 else max(1, int(frames / speed))
+
+
+def resize(mel: Tensor, speed: float) -> Tensor:
+    """The whole mel in `resized_frames`; mel: [frames, bins]  →  [frames', bins]."""
+    if speed == 1.0 or not len(mel):
+        return mel
+    return interpolate(mel.T[None], size=resized_frames(len(mel), speed), mode="linear")[0].T
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedTail:
+    """`resize` for a mel that arrives in pieces: each output frame is made once both its neighbours are there.
+
+    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated. kept: [frames, bins], the input that
+    output frames to come still need; first: place of `kept` in the whole input; made: output frames given out.
+    """
+
+    speed: float = 1.0
+    kept: Tensor | None = None
+    first: int = 0
+    made: int = 0
+
+    def count(self, frames: int, final: bool) -> int:
+        """Output frames that `push` makes of that many new input frames."""
+        if self.speed == 1.0:
+            return frames
+        end = self.first + (0 if self.kept is None else len(self.kept)) + frames
+        if final:
+            return max(0, resized_frames(end, self.speed) - self.made)
+        return max(0, int((end - 0.5) / self.speed + 0.5) - self.made)
+
+    def push(self, mel: Tensor, final: bool) -> tuple[Tensor, SpeedTail]:
+        """mel: [frames, bins] new input  →  [n, bins], possibly of no frames, and the tail after it."""
+        if self.speed == 1.0:
+            return mel, self
+        made = self.made + self.count(len(mel), final)
+        kept = mel if self.kept is None else torch.cat((self.kept, mel))
+        end = self.first + len(kept)
+        out = self._between(kept, made) if made > self.made else mel[:0]
+        drop = max(0, min(int((made + 0.5) * self.speed - 0.5), end - 1) - self.first)
+        return out, SpeedTail(self.speed, kept[drop:].clone(), self.first + drop, made)
+
+    def _between(self, kept: Tensor, made: int) -> Tensor:
+        end = self.first + len(kept)
+        # On the CPU: not every device has float64, and float32 would lose the fraction within a minute.
+        index = torch.arange(self.made, made, dtype=torch.float64)
+        position = ((index + 0.5) * self.speed - 0.5).clamp(0, max(end - 1, 0))
+        left = position.floor().clamp(max=max(end - 2, 0))
+        weight = to_device((position - left).to(kept.dtype), kept.device)[:, None]
+        low = to_device(left.long() - self.first, kept.device)
+        high = (low + 1).clamp(max=len(kept) - 1)
+        return kept[low] * (1 - weight) + kept[high] * weight
 
 
 @dataclass(frozen=True)
-class Place:
-    """Tails that lie in the pool of the packed path."""
+class PooledTails:
+    """Tails in a row of the packed path's pool: `context` frames of mel, of which `known` have their source."""
 
     row: int
     context: int
-    """Frames of mel."""
     known: int
-    """How many of them have their source."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """What a stream remembers between pieces. A piece gives a new one; none is ever changed.
+    """What a stream remembers between pieces. A piece gives a new one; it is never changed.
 
-    On the packed path `place` says where mel, source, phase and held are, and they are None here.
+    On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
     """
 
     speed: SpeedTail = field(default_factory=SpeedTail)
@@ -41,54 +135,79 @@ class Tails:
     """[samples] float32: the first samples of the overlap, to be faded into the next piece."""
     frames: int = 0
     """Frames vocoded so far."""
-    place: Place | None = None
+    pooled: PooledTails | None = None
 
     @property
     def context(self) -> int:
         """Frames seen again by the next piece."""
-        if self.place is not None:
-            return self.place.context
+        if self.pooled is not None:
+            return self.pooled.context
         return 0 if self.mel is None else len(self.mel)
 
 
 class VocoderStream:
-    """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces."""
+    """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces.
+
+    seed: of the source's noise, None: no noise; speed: of whole utterances and of seamless streams.
+    """
 
     def __init__(self, seed: int | None, speed: float, rule: JoinRule) -> None:
-        """seed: of the source's noise, None: no noise; speed: of whole utterances and of seamless streams."""
         self.seed, self.speed, self.rule = seed, speed, rule
         # The official code ignores the speed of a stream.
-        self.resampler = SpeedStream(speed if rule.continuous else 1.0)
-        self.tails = Tails()
+        self.tails = Tails(SpeedTail(speed if rule.continuous else 1.0))
         self.closed = False
         """It keeps no tails any more; pieces that were on their way may still come."""
+
+    def frames_of(self, frames: int, final: bool, whole: bool) -> int:
+        """Frames that the vocoder will work on for a piece of this many, context included.
+
+        0: the piece waits for more. It is too short to give out a sample, or to hold the fade at either end.
+        """
+        if whole:
+            return resized_frames(frames, self.speed)
+        tails = self.tails
+        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
+        least = OVERLAP_FRAMES + 1 if tails.frames == 0 else self.rule.fade_frames
+        return 0 if fresh < least and not final else tails.context + fresh
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a stream's mel, or a whole utterance's."""
+    """A part of a stream's mel, or a whole utterance's, which is resampled as one and joined to nothing.
+
+    mel: [frames, bins], new frames only, before speed; final: nothing follows.
+    """
 
     stream: VocoderStream
     mel: Tensor
-    """[frames, bins], new frames only, before speed."""
     final: bool
-    """Nothing follows."""
     whole: bool = False
-    """The mel of a whole utterance: resampled as one, joined to nothing."""
 
     @property
     def frames(self) -> int:
         """Frames that the vocoder will work on, context included; 0 if the piece will wait for more."""
-        if self.whole:
-            return resized_frames(len(self.mel), self.stream.speed)
-        tails = self.stream.tails
-        fresh = self.stream.resampler.count(tails.speed, len(self.mel), self.final)
-        fresh += 0 if tails.waiting is None else len(tails.waiting)
-        return 0 if must_wait(self, fresh) else tails.context + fresh
+        return self.stream.frames_of(len(self.mel), self.final, self.whole)
 
 
-def must_wait(piece: Piece, fresh: int) -> bool:
-    """Whether that many frames are too few to give out a sample, or to hold the fade at either end."""
-    if piece.final:
-        return False
-    return fresh <= OVERLAP_FRAMES if piece.stream.tails.frames == 0 else fresh < piece.stream.rule.fade_frames
+class PieceRow:
+    """A piece at the speed asked for, and what its stream remembered: one row of a batch. Its stream is not changed.
+
+    frames: to vocode, the context included, 0 if the piece waits for more or has none; ends: nothing is kept for a next
+    piece; before: the stream's tails as they are, empty for a whole utterance; speed: the stream's resampling after
+    this piece; fresh: [frames, bins] float32 each, frames that waited, and new ones; new_frames: theirs; seen_again:
+    frames at the end that the next piece sees again; source_kept: how many of these, from the first on, keep their
+    source.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        stream, rule, mel = piece.stream, piece.stream.rule, piece.mel.float()
+        self.piece, self.frames, self.ends = piece, piece.frames, piece.final or piece.whole
+        self.before, self.speed = Tails() if piece.whole else stream.tails, SpeedTail()
+        if piece.whole:
+            mel = resize(mel, stream.speed)
+        else:
+            mel, self.speed = self.before.speed.push(mel, piece.final)
+        self.fresh = (mel,) if self.before.waiting is None else (self.before.waiting, mel)
+        self.new_frames = sum(map(len, self.fresh))
+        self.seen_again = min(rule.mel_frames, self.frames)
+        self.source_kept = min(rule.source_frames, self.seen_again - (OVERLAP_FRAMES if rule.continuous else 0))

@@ -1,32 +1,208 @@
-"""The ranges of activations: recorded before, or measured by running the model on prompts of speech."""
+"""Calibration: prompts of speech, the model run on them layer by layer, and the ranges of its activations."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.spk2info import read_spk2info
+from vivavoce.checkpoint.weights import LM_NAMES, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.named_errors import naming
-from vivavoce.export.trtllm.backbone import Backbone
-from vivavoce.export.trtllm.prompts import Prompt, check_ids, read_prompts
-from vivavoce.export.trtllm.ranges import LINEARS, LayerRanges
-from vivavoce.export.trtllm.safetensors_folder import SafetensorsFiles
-from vivavoce.export.trtllm.sizes import QwenSizes
-from vivavoce.export.trtllm.source import Source, layer_shapes
+from vivavoce.export.files import cast
+from vivavoce.export.hf_folder import Source
+from vivavoce.export.merged_lm import EMBEDDING, FINAL_NORM, QwenSizes, TensorReader
+from vivavoce.export.trtllm.layers import LINEARS
+from vivavoce.models.layers import RMSNorm, rotary_tables
+from vivavoce.models.lm.qwen2 import Layer
 
-_IDS = "calibration_ids"
+Change = Callable[[Tensor], Tensor]
+"""What an engine's whole numbers make of a tensor: the same shape, other values."""
+LayerEffects = tuple[Mapping[str, Change], Change | None]
+"""What an engine rounds in a layer beside the weights: inputs [..., inputs] by a matrix's Hugging Face name within the
+layer; keys and values [..., head_dim]."""
+_TEXT, _SPEECH, _IDS = "text_ids", "speech_ids", "ids"
+_RANDOM_PROMPTS, _RANDOM_LENGTH = 4, 64
+_WITHOUT_ROUNDING = "calibration computes in it, so give recorded ranges, or leave out what calibrates"
+_RECORDED_IDS = "calibration_ids"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids: of the merged model; spoken_from: the first position whose logits choose speech."""
+
+    ids: tuple[int, ...]
+    spoken_from: int = 0
+
+
+def _check_ids(field: str, ids: Sequence[int], limit: int) -> None:
+    """As merged ids, those beyond the limit would stand for something else."""
+    strange = [one for one in (min(ids, default=0), max(ids, default=0)) if not 0 <= one < limit]
+    if strange:
+        raise InvalidRequest(
+            f"calibration: {field} has the id {strange[0]}, the model has 0 … {limit - 1}; record the prompts with "
+            "this model"
+        )
+
+
+def _speech_prompt(vocabulary: MergedVocabulary, text: Sequence[int], speech: Sequence[int], origin: str) -> Prompt:
+    """What the model reads of an utterance: `<|sos|>`, text ids, `<|task_id|>`, speech tokens 0 … V − 1."""
+    _check_ids(f"{_TEXT} of {origin}", text, vocabulary.text_size)
+    _check_ids(f"{_SPEECH} of {origin}", speech, vocabulary.num_speech_tokens)
+    ids = (vocabulary.sos, *text, vocabulary.task, *(vocabulary.speech(token) for token in speech))
+    return Prompt(ids, spoken_from=len(text) + 1)
+
+
+def voices_prompts(path: Path, vocabulary: MergedVocabulary) -> tuple[Prompt, ...]:
+    """A prompt for each speaker of a spk2info.pt who was saved with a recording's text and tokens."""
+    saved = ((name, entry.prompt) for name, entry in read_spk2info(path).items())
+    return tuple(
+        _speech_prompt(
+            vocabulary, prompt.text_ids.tolist(), prompt.llm_speech_tokens.tolist(), f"{name!r} in {path.name}"
+        )
+        for name, prompt in saved
+        if prompt is not None
+    )
+
+
+def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
+    """Recorded prompts: a spk2info.pt, or a JSON list of objects.
+
+    Each is {"text_ids": […], "speech_ids": […]} with text ids and speech tokens, or {"ids": […]} with
+    ids of the merged model. CheckpointError: no such file; InvalidRequest: no prompts, or ids that the model has not.
+    """
+    if path.suffix == ".pt":
+        prompts = voices_prompts(path, _known_vocabulary(path, source))
+    else:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise CheckpointError(f"calibration: {path.name} is no JSON that can be read; check the path") from None
+        if not isinstance(data, list) or not all(isinstance(entry, Mapping) for entry in data):
+            raise InvalidRequest(f"calibration: {path.name} is no list of prompts; see `convert trtllm --help`")
+        prompts = tuple(_prompt(entry, path, source) for entry in data)
+    if not prompts:
+        raise InvalidRequest(f"calibration: {path.name} holds no prompts of speech; give one with text and tokens")
+    return prompts
+
+
+def random_prompts(source: Source) -> tuple[Prompt, ...]:
+    """Ids by chance, the same ones every time: they show that two models are the same, not how good one is."""
+    generator, vocabulary = torch.Generator().manual_seed(0), source.vocabulary
+
+    def draw(below: int) -> list[int]:
+        drawn: Tensor = torch.randint(below, (_RANDOM_LENGTH,), generator=generator)
+        return drawn.tolist()
+
+    def prompt() -> Prompt:
+        if vocabulary is None:
+            return Prompt(tuple(draw(source.sizes.vocab_size)))
+        text, speech = draw(vocabulary.text_size), draw(vocabulary.num_speech_tokens)
+        return _speech_prompt(vocabulary, text, speech, "random prompts")
+
+    return tuple(prompt() for _ in range(_RANDOM_PROMPTS))
+
+
+def _known_vocabulary(path: Path, source: Source) -> MergedVocabulary:
+    if source.vocabulary is None:
+        raise InvalidRequest(
+            f"calibration: {path.name} holds speech tokens, and the model's folder has no tokenizer that says where "
+            "they begin; give prompts as merged ids, or convert the official folder"
+        )
+    return source.vocabulary
+
+
+def _prompt(entry: Mapping[str, Any], path: Path, source: Source) -> Prompt:
+    rows = {name: entry.get(name) for name in ((_IDS,) if _IDS in entry else (_TEXT, _SPEECH))}
+    for name, ids in rows.items():
+        if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
+            raise InvalidRequest(f"calibration: {path.name}: {name} of a prompt is no list of ids; record it again")
+    if _IDS not in entry:
+        return _speech_prompt(_known_vocabulary(path, source), entry[_TEXT], entry[_SPEECH], path.name)
+    _check_ids(f"{_IDS} of {path.name}", entry[_IDS], source.sizes.vocab_size)
+    return Prompt(tuple(entry[_IDS]))
+
+
+@torch.inference_mode()
+def hidden_states(
+    sizes: QwenSizes,
+    reader: TensorReader,
+    prompts: Sequence[Prompt],
+    *,
+    rounded_to: torch.dtype | None = None,
+    effects: Callable[[int], LayerEffects] = lambda _: ({}, None),
+    observe: Callable[[str, Tensor], None] | None = None,
+    layer_done: Callable[[], None] = lambda: None,
+) -> list[Tensor]:
+    """What a model's head is given: [time, hidden] float32 for each prompt, each run on its own, layer by layer.
+
+    rounded_to: weights are rounded to it, products are float32; effects: of each layer's engine; observe: is given all
+    inputs and outputs of matrices, [1, time, …], by the names of `measure`.
+    """
+
+    def wide(tensor: Tensor, name: str) -> Tensor:
+        return (tensor if rounded_to is None else cast(tensor, rounded_to, name, _WITHOUT_ROUNDING)).float()
+
+    ids = torch.tensor([one for prompt in prompts for one in prompt.ids])
+    embedded = torch.zeros(len(ids), sizes.hidden_size)
+    for block in sizes.table_blocks:
+        here = (ids >= block.start) & (ids < block.stop)
+        if here.any():
+            embedded[here] = wide(reader.read(EMBEDDING, block)[ids[here] - block.start], EMBEDDING)
+    rows = [row[None] for row in embedded.split([len(prompt.ids) for prompt in prompts])]
+    for index in range(sizes.num_layers):
+        prefix = f"model.layers.{index}."
+        with torch.device("meta"):
+            layer = Layer(sizes).requires_grad_(False)
+        for name in sizes.layer_shapes:  # each is let go before the next one is read
+            state = {_own_name(name): wide(reader.read(prefix + name), prefix + name)}
+            layer.load_state_dict(state, strict=False, assign=True)
+        changes, cached = effects(index)
+        for name, change in changes.items():
+            linear = layer.get_submodule(_own_name(name))
+            linear.register_forward_pre_hook(lambda _, given, change=change: change(given[0]))
+        if observe is not None:
+            _observe(layer, prefix, observe)
+        rows = [_run(layer, sizes, row, cached) for row in rows]
+        layer_done()
+    norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+    norm.weight = nn.Parameter(wide(reader.read(FINAL_NORM), FINAL_NORM), requires_grad=False)
+    return [norm(row)[0] for row in rows]
+
+
+def _run(layer: Layer, sizes: QwenSizes, row: Tensor, cached: Change | None) -> Tensor:
+    positions = torch.arange(row.shape[1])[None]
+    cos, sin = rotary_tables(positions, sizes.head_dim, sizes.rope_theta)
+    mask = torch.arange(row.shape[1]) <= positions[:, None, :, None]
+    kept: Change = cached or (lambda tensor: tensor)
+    made: Tensor = layer(row, cos, sin, mask, lambda key, value: (kept(key), kept(value)))
+    return made
+
+
+def _observe(layer: Layer, prefix: str, observe: Callable[[str, Tensor], None]) -> None:
+    for name in LINEARS:
+
+        def see(_: nn.Module, given: tuple[Tensor], made: Tensor, name: str = prefix + name) -> None:
+            observe(f"{name}.x", given[0])
+            observe(f"{name}.y", made)
+
+        layer.get_submodule(_own_name(name)).register_forward_hook(see)
+
+
+def _own_name(name: str) -> str:
+    return LM_NAMES.to_ours(f"llm.model.model.layers.0.{name}").removeprefix("layers.0.")
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Prompts to measure on, or what was measured on some before: `LayerRanges.saved` of every layer."""
+    """Prompts to measure on, or what was measured on some before (`measure`)."""
 
     prompts: tuple[Prompt, ...] = ()
     recorded: Mapping[str, Tensor] | None = None
@@ -41,12 +217,7 @@ class Calibration:
         return mark.hexdigest()
 
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse what a conversion that needs ranges cannot use.
-
-        Raises:
-            InvalidRequest: there are neither prompts nor recorded ranges, or some ranges are missing.
-            CheckpointError: recorded ranges are of another model or not finite.
-        """
+        """Refuse what a conversion that needs ranges cannot use: nothing at all, or ranges of another model."""
         if self.recorded is not None:
             _check_ranges(self.recorded, sizes, "what was recorded")
         elif not self.prompts:
@@ -56,64 +227,50 @@ class Calibration:
 
 
 def read_calibration(path: Path, source: Source) -> Calibration:
-    """A file of prompts (`read_prompts`), or of recorded ranges (safetensors), whose prompts are known if it has
-    `calibration_ids` [prompts, time].
-
-    Raises:
-        InvalidRequest, CheckpointError: it cannot be used with this model.
+    """A file of prompts (`read_prompts`), or of recorded ranges (safetensors), with their prompts if it has
+    `calibration_ids` [prompts, time]. InvalidRequest, CheckpointError: it cannot be used with this model.
     """
     if path.suffix != ".safetensors":
         return Calibration(read_prompts(path, source))
-    file = SafetensorsFiles([path])
-    tensors = {name: file.read(name) for name in file.shapes}
-    ids = tensors.pop(_IDS, torch.zeros(0, 0, dtype=torch.int64))
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(path).items()}
+    ids = tensors.pop(_RECORDED_IDS, torch.zeros(0, 0, dtype=torch.int64))
     _check_ranges(tensors, source.sizes, path.name)
-    return Calibration(_prompts(ids, source, path), tensors)
-
-
-def measure(source: Source, prompts: tuple[Prompt, ...], layer_done: Callable[[], None]) -> dict[str, Tensor]:
-    """Run the model with float16 weights on the prompts: `LayerRanges.saved` of every layer.
-
-    Args:
-        source: the model.
-        prompts: at least one.
-        layer_done: called after each layer.
-
-    Raises:
-        CheckpointError: float16 cannot hold a weight, or what the model computes is not finite.
-    """
-    layers = [LayerRanges() for _ in range(source.sizes.num_layers)]
-    backbone = Backbone(source.sizes, source.reader, rounded_to=torch.float16)
-    backbone.hidden_states(prompts, lambda index, name, given, made: layers[index].see(name, given, made), layer_done)
-    ranges = {name: tensor for index, layer in enumerate(layers) for name, tensor in layer.saved(index).items()}
-    _check_ranges(ranges, source.sizes, "the model itself")
-    return ranges
-
-
-def write_ranges(path: Path, ranges: Mapping[str, Tensor]) -> None:
-    """As `read_calibration` reads them."""
-    new = path.with_suffix(".new")
-    with naming(new):
-        new.write_bytes(save({name: tensor.contiguous() for name, tensor in ranges.items()}))
-    new.replace(path)
-
-
-def _prompts(ids: Tensor, source: Source, path: Path) -> tuple[Prompt, ...]:
     if ids.dim() != 2 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         dtype = str(ids.dtype).removeprefix("torch.")
         raise CheckpointError(
-            f"calibration: {_IDS} of {path.name} are {list(ids.shape)} {dtype} and not [prompts, time] of whole "
+            f"calibration: {_RECORDED_IDS} of {path.name} are {list(ids.shape)} {dtype}, not [prompts, time] of whole "
             "numbers; record the ranges again"
         )
     rows = [tuple(row) for row in ids.tolist() if row]
     for row in rows:
-        check_ids(f"{_IDS} of {path.name}", row, source.sizes.vocab_size)
-    return tuple(Prompt(row) for row in rows)
+        _check_ids(f"{_RECORDED_IDS} of {path.name}", row, source.sizes.vocab_size)
+    return Calibration(tuple(Prompt(row) for row in rows), tensors)
+
+
+def measure(source: Source, prompts: tuple[Prompt, ...], layer_done: Callable[[], None]) -> dict[str, Tensor]:
+    """Run the model with float16 weights on the prompts; `layer_done` is called after each layer.
+
+    Returns the largest sizes, float32, of every matrix's inputs `model.layers.N.NAME.x` and outputs `….y` by channel.
+    CheckpointError: float16 cannot hold a weight, or what the model computes is not finite.
+    """
+    ranges: dict[str, Tensor] = {}
+
+    def see(name: str, values: Tensor) -> None:
+        seen = values.detach().float().abs().flatten(0, -2).amax(dim=0)
+        ranges[name] = torch.maximum(ranges[name], seen) if name in ranges else seen
+
+    hidden_states(source.sizes, source.reader, prompts, rounded_to=torch.float16, observe=see, layer_done=layer_done)
+    _check_ranges(ranges, source.sizes, "the model itself")
+    return ranges
 
 
 def _check_ranges(ranges: Mapping[str, Tensor], sizes: QwenSizes, origin: str) -> None:
-    """Refuse ranges that are missing, of other sizes, or no sizes of numbers."""
-    wanted = _range_shapes(sizes)
+    wanted = {
+        f"model.layers.{layer}.{name}.{side}": (sizes.layer_shapes[f"{name}.weight"][axis],)
+        for layer in range(sizes.num_layers)
+        for side, axis in (("x", 1), ("y", 0))
+        for name in LINEARS
+    }
     if missing := [name for name in wanted if name not in ranges]:
         raise InvalidRequest(f"calibration: {origin} has no {missing[0]}; record the ranges with this model")
     for name, shape in wanted.items():
@@ -128,14 +285,3 @@ def _check_ranges(ranges: Mapping[str, Tensor], sizes: QwenSizes, origin: str) -
                 f"calibration: {name} of {origin} has values that are no finite numbers from 0 on; record the ranges "
                 "again"
             )
-
-
-def _range_shapes(sizes: QwenSizes) -> dict[str, tuple[int, ...]]:
-    """Of all names of `LayerRanges.saved`, for every layer."""
-    weights = layer_shapes(sizes)
-    return {
-        f"model.layers.{layer}.{name}.{side}": (weights[f"{name}.weight"][axis],)
-        for layer in range(sizes.num_layers)
-        for side, axis in (("x", 1), ("y", 0))
-        for name in LINEARS
-    }

@@ -4,51 +4,46 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
-from vivavoce.errors import InvalidRequest
-from vivavoce.export.fresh_folder import check_target
-from vivavoce.export.hf.write import CONFIG, EMBEDDING_BIAS
-from vivavoce.export.named_errors import naming
-from vivavoce.export.trtllm.calibration import Calibration, measure, read_calibration, write_ranges
-from vivavoce.export.trtllm.config_json import checkpoint_config
-from vivavoce.export.trtllm.earlier import holds, rank_path
-from vivavoce.export.trtllm.options import ConvertOptions, chosen_dtype
-from vivavoce.export.trtllm.rank_file import RankFile
-from vivavoce.export.trtllm.rank_tensors import Filling, Plan
-from vivavoce.export.trtllm.source import Source
-from vivavoce.export.trtllm.workshop import Workshop, workshop_for
+from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.export.files import TensorFile, blank, cast, check_target, matches, naming
+from vivavoce.export.hf_folder import CONFIG, EMBEDDING_BIAS, Source, read_bias
+from vivavoce.export.merged_lm import EMBEDDING, FINAL_NORM, HEAD, QwenSizes
+from vivavoce.export.trtllm.calibration import Calibration, measure
+from vivavoce.export.trtllm.layers import LINEARS, convert_layer
+from vivavoce.export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
+from vivavoce.files import fresh_folder
 
 RECORD = "conversion.json"
-"""What was asked for; TensorRT-LLM does not read it, the next conversion and the comparison of logits do."""
+"""The options of the conversion. TensorRT-LLM does not read it; the next conversion and the comparison of logits do."""
 RANGES = "calibration.safetensors"
-"""The ranges that were measured; it can be given as the calibration of another conversion."""
+"""The measured ranges; another conversion can take the file as its calibration."""
+TABLES = {
+    EMBEDDING: "transformer.vocab_embedding.weight",
+    FINAL_NORM: "transformer.ln_f.weight",
+    HEAD: "lm_head.weight",
+}
+"""What is in no layer, by Hugging Face's names and by TensorRT-LLM's."""
 _FORMAT = 1
-_JOURNAL_EVERY_S = 10.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """done, total: layers and blocks; what: "calibrating" or "converting"."""
-
-    what: str
-    done: int
-    total: int
+Progress = Callable[[str, int, int], None]
+"""Is told what is done, "calibrating" or "converting", and how many of how many layers and blocks."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A checkpoint that is complete. num_bytes: of all ranks; was_there: an earlier conversion made the same."""
+    """A complete checkpoint. num_bytes: of all ranks; was_there: an earlier conversion made the same."""
 
     folder: Path
     dtype: torch.dtype
@@ -64,54 +59,55 @@ def convert(
     calibration: Calibration = Calibration(),
     workers: int = 1,
     force: bool = False,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Progress = lambda *_: None,
 ) -> Conversion:
     """Write the checkpoint: `config.json`, a file for each rank, the head's bias if the source has one.
 
-    Each worker holds one layer in memory, and all write the same bytes as one would. The folder appears complete or
-    not at all. After a break the same call goes on where it stopped; a folder that the same call has made stays, if
-    it is undamaged and nothing is forced.
-
-    Args:
-        source: what to convert.
-        target: the folder to make.
-        options: what to make of it.
-        calibration: needed for SmoothQuant and an int8 cache.
-        workers: threads.
-        force: replace an earlier conversion at the target, also one of the same call.
-        progress: called from this thread.
-
-    Raises:
-        InvalidRequest: an option does not fit the model, the target holds something else, or there is no calibration.
-        CheckpointError: the source or the calibration is damaged, or the dtype cannot hold its values.
-        OSError: the place cannot be written.
+    Each of the `workers` (threads) holds one layer in memory, and any number of them writes the same bytes. The folder
+    appears complete or not at all; one that the same call has made stays, if it is undamaged and nothing is forced.
+    InvalidRequest: an option does not fit the model, the target holds something else, or the calibration is missing;
+    CheckpointError: the source or the calibration is damaged, or the dtype cannot hold its values.
     """
     if workers < 1:
         raise InvalidRequest(f"workers: {workers} is below 1; give the number of threads")
     options.check_fits(source.sizes)
-    plan = Plan(source.sizes, options, chosen_dtype(options, source.dtype))
-    record = _record(source, plan, calibration)
-    config = json.dumps(checkpoint_config(plan.sizes, options, plan.dtype), indent=4) + "\n"
-    if not force and holds(target, plan, {RECORD: record, CONFIG: config}, source.bias):
+    plan = RankPlan(source.sizes, options, chosen_dtype(options, source.dtype))
+    texts = {
+        RECORD: _record(source, plan, calibration),
+        CONFIG: json.dumps(checkpoint_config(plan.sizes, options, plan.dtype), indent=4) + "\n",
+    }
+    if not force and _holds(target, plan, texts, source.bias):
         sizes = [rank_path(target, rank).stat().st_size for rank in range(options.world)]
         return Conversion(target, plan.dtype, sum(sizes), was_there=True)
     check_target(target, source.files[0].parent, force=force, mark=RECORD)
     if options.needs_calibration:
         calibration.check_fits(source.sizes)
-    with workshop_for(target, record) as workshop:
-        ranges = _ranges(source, options, calibration, workshop, progress)
-        num_bytes = _fill(workshop, plan, source, ranges, workers, progress)
-        with naming(workshop.folder):
-            _write_beside(workshop.folder, {CONFIG: config, RECORD: record}, source.bias)
-        workshop.finish(target)
+    with fresh_folder(target) as folder:
+        ranges = calibration.recorded or {}
+        if options.needs_calibration and not ranges:
+            done, layers = count(1), source.sizes.num_layers
+            ranges = measure(source, calibration.prompts, lambda: progress("calibrating", next(done), layers))
+            with naming(folder / RANGES):
+                (folder / RANGES).write_bytes(save({**ranges}))
+        num_bytes = _write_ranks(folder, plan, source, ranges, workers, progress)
+        with naming(folder):
+            if source.bias is not None:
+                np.save(folder / EMBEDDING_BIAS, source.bias.numpy(), allow_pickle=False)
+            for name, text in texts.items():
+                (folder / name).write_text(text, encoding="utf-8")
     return Conversion(target, plan.dtype, num_bytes, was_there=False)
 
 
-def _record(source: Source, plan: Plan, calibration: Calibration) -> str:
+def rank_path(folder: Path, rank: int) -> Path:
+    """A rank's file."""
+    return folder / f"rank{rank}.safetensors"
+
+
+def _record(source: Source, plan: RankPlan, calibration: Calibration) -> str:
     content = {
         "format": _FORMAT,
         "source": source.fingerprint(),
-        "sizes": asdict(plan.sizes),
+        "sizes": {name: getattr(plan.sizes, name) for name in SIZES},
         "speech_from": None if source.vocabulary is None else source.vocabulary.text_size,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "options": asdict(plan.options),
@@ -120,112 +116,118 @@ def _record(source: Source, plan: Plan, calibration: Calibration) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _ranges(
-    source: Source,
-    options: ConvertOptions,
-    calibration: Calibration,
-    workshop: Workshop,
-    progress: Callable[[Progress], None],
-) -> Mapping[str, Tensor]:
-    if not options.needs_calibration:
-        return {}
-    if calibration.recorded is not None:
-        return calibration.recorded
-    path = workshop.folder / RANGES
-    if not path.is_file():
-        done = 0
-
-        def layer_done() -> None:
-            nonlocal done
-            done += 1
-            progress(Progress("calibrating", done, source.sizes.num_layers))
-
-        write_ranges(path, measure(source, calibration.prompts, layer_done))
-    recorded = read_calibration(path, source).recorded
-    assert recorded is not None
-    return recorded
+def _holds(folder: Path, plan: RankPlan, texts: Mapping[str, str], bias: Tensor | None) -> bool:
+    """Whether all files are there and undamaged, as far as that shows without reading a rank's tensors."""
+    try:
+        found = read_bias(folder)
+        same_texts = all((folder / name).read_text(encoding="utf-8") == text for name, text in texts.items())
+        same_ranks = all(matches(rank_path(folder, rank), plan.specs(rank)) for rank in range(plan.options.world))
+    except (CheckpointError, OSError, ValueError):
+        return False
+    if found is None or bias is None:
+        return same_texts and same_ranks and found is bias
+    return same_texts and same_ranks and found.dtype == bias.dtype and torch.equal(found, bias)
 
 
-def _fill(
-    workshop: Workshop,
-    plan: Plan,
-    source: Source,
-    ranges: Mapping[str, Tensor],
-    workers: int,
-    progress: Callable[[Progress], None],
+def _write_ranks(
+    folder: Path, plan: RankPlan, source: Source, ranges: Mapping[str, Tensor], workers: int, progress: Progress
 ) -> int:
-    """Do what the journal does not have; returns the bytes of all files."""
+    """Write every rank's file; returns the bytes of all files."""
     with ExitStack() as open_files:
         files = [
-            open_files.enter_context(closing(RankFile(rank_path(workshop.folder, rank), plan.specs(rank))))
+            open_files.enter_context(closing(TensorFile(rank_path(folder, rank), plan.specs(rank))))
             for rank in range(plan.options.world)
         ]
         num_bytes = sum(file.num_bytes for file in files)
-        _check_space(workshop.folder, num_bytes)
-        pieces = Filling(plan, source, ranges, files).pieces()
-        left = {name: work for name, work in pieces.items() if name not in workshop.done}
-
-        with _journal(workshop, files) as journal, ThreadPoolExecutor(workers, "convert") as pool:
-            running = [pool.submit(journal.do, name, work) for name, work in left.items()]
+        free = shutil.disk_usage(folder).free
+        if num_bytes > free:
+            raise InvalidRequest(
+                f"out: {num_bytes / 1e9:.3g} GB do not fit, {free / 1e9:.3g} GB are free in {folder.parent}; make room "
+                "or choose another place"
+            )
+        blocks = [(table, block) for table in (EMBEDDING, HEAD) for block in plan.sizes.table_blocks]
+        blocks.append((FINAL_NORM, slice(0, plan.sizes.hidden_size)))
+        work = [partial(_write_layer, plan, source, ranges, files, index) for index in range(plan.sizes.num_layers)]
+        work += [partial(_write_rows, plan, source, files, table, block) for table, block in blocks]
+        with ThreadPoolExecutor(workers, "convert") as pool:
+            running = [pool.submit(piece) for piece in work]
             try:
-                for number, piece in enumerate(as_completed(running), start=len(pieces) - len(left) + 1):
+                for number, piece in enumerate(as_completed(running), start=1):
                     piece.result()
-                    journal.save_at_times()
-                    progress(Progress("converting", number, len(pieces)))
+                    progress("converting", number, len(work))
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
     return num_bytes
 
 
-class _Journal:
-    """Which pieces of work are done, written down now and then."""
+@dataclass(frozen=True)
+class RankPlan:
+    """One conversion's tensors. dtype: of everything that is not quantised."""
 
-    def __init__(self, workshop: Workshop, files: Sequence[RankFile]) -> None:
-        self._workshop, self._files = workshop, files
-        self._waiting: deque[str] = deque()
-        self._saved_at = time.monotonic()
+    sizes: QwenSizes
+    options: ConvertOptions
+    dtype: torch.dtype
 
-    def do(self, name: str, work: Callable[[], None]) -> None:
-        """Do a piece of work, on any thread."""
-        work()
-        self._waiting.append(name)
+    @property
+    def layers_per_stage(self) -> int:
+        """Layers of each GPU that takes turns."""
+        return self.sizes.num_layers // self.options.pp
 
-    def save_at_times(self) -> None:
-        """Save if the last time is long ago."""
-        if time.monotonic() - self._saved_at > _JOURNAL_EVERY_S:
-            self.save()
+    def ranks_of_layer(self, layer: int) -> range:
+        """The files that a layer is in."""
+        first = layer // self.layers_per_stage * self.options.tp
+        return range(first, first + self.options.tp)
 
-    def save(self) -> None:
-        """First the bytes, then the word that they are there: power may fail in between."""
-        names = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        for file in self._files:
-            file.flush()
-        self._workshop.note(names)
-        self._saved_at = time.monotonic()
+    def ranks_of_table(self, name: str) -> range:
+        """The files that one of `TABLES` is in: the embedding in the first stage's, the others in the last one's."""
+        return self.ranks_of_layer(0 if name == EMBEDDING else self.sizes.num_layers - 1)
+
+    def layer_prefix(self, layer: int) -> str:
+        """What stands before the names of a layer's tensors: stages count their own layers."""
+        return f"transformer.layers.{layer % self.layers_per_stage}."
+
+    def rows_per_gpu(self, name: str) -> int | None:
+        """Rows of a table that is divided among the GPUs that share a layer; zeros fill the last one up."""
+        shared = name == HEAD or (name == EMBEDDING and self.options.parallel_embedding)
+        return -(-self.sizes.vocab_size // self.options.tp) if shared else None
+
+    def specs(self, rank: int) -> dict[str, Tensor]:
+        """All tensors of a rank's file by name, without values: those of a layer by converting one without values."""
+        weights = {name: blank(shape, torch.float32) for name, shape in self.sizes.layer_shapes.items()}
+        ranges = {}
+        for name in LINEARS:
+            ranges[f"{name}.y"], ranges[f"{name}.x"] = weights[f"{name}.weight"][:, 0], weights[f"{name}.weight"][0]
+        of_layer = convert_layer(weights, ranges, self.options, self.sizes, self.dtype)[rank % self.options.tp]
+        found = {
+            self.layer_prefix(layer) + name: tensor
+            for layer in range(self.layers_per_stage)
+            for name, tensor in of_layer.items()
+        }
+        shapes = self.sizes.shapes
+        for table, name in TABLES.items():
+            if rank in self.ranks_of_table(table):
+                rows = self.rows_per_gpu(table) or shapes[table][0]
+                found[name] = blank((rows, *shapes[table][1:]), self.dtype)
+        return found
 
 
-@contextmanager
-def _journal(workshop: Workshop, files: Sequence[RankFile]) -> Iterator[_Journal]:
-    journal = _Journal(workshop, files)
-    try:
-        yield journal
-    finally:
-        journal.save()
+def _write_layer(
+    plan: RankPlan, source: Source, ranges: Mapping[str, Tensor], files: Sequence[TensorFile], index: int
+) -> None:
+    prefix = f"model.layers.{index}."
+    of_layer = {name.removeprefix(prefix): ranges[name].float() for name in ranges if name.startswith(prefix)}
+    layer = {name: source.reader.read(prefix + name) for name in plan.sizes.layer_shapes}
+    made = convert_layer(layer, of_layer, plan.options, plan.sizes, plan.dtype)
+    for rank, tensors in zip(plan.ranks_of_layer(index), made, strict=True):
+        for name, tensor in tensors.items():
+            files[rank].write(plan.layer_prefix(index) + name, tensor)
 
 
-def _check_space(folder: Path, num_bytes: int) -> None:
-    used = sum(path.stat().st_blocks * 512 for path in folder.glob("rank*.safetensors"))
-    free = shutil.disk_usage(folder).free
-    if num_bytes - used > free:
-        raise InvalidRequest(
-            f"out: {num_bytes / 1e9:.3g} GB do not fit, {free / 1e9:.3g} GB are free in {folder.parent}; make room "
-            "or choose another place"
-        )
-
-
-def _write_beside(folder: Path, texts: Mapping[str, str], bias: Tensor | None) -> None:
-    if bias is not None:
-        np.save(folder / EMBEDDING_BIAS, bias.numpy(), allow_pickle=False)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+def _write_rows(plan: RankPlan, source: Source, files: Sequence[TensorFile], table: str, block: slice) -> None:
+    rows, per_gpu = cast(source.reader.read(table, block), plan.dtype, table), plan.rows_per_gpu(table)
+    for tp_rank, rank in enumerate(plan.ranks_of_table(table)):
+        first, end = (0, block.stop) if per_gpu is None else (tp_rank * per_gpu, (tp_rank + 1) * per_gpu)
+        low, high = max(block.start, first), min(block.stop, end)
+        if low < high:
+            files[rank].write(TABLES[table], rows[low - block.start : high - block.start], row=low - first)

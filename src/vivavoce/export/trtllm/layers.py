@@ -1,162 +1,315 @@
-"""One layer of a Qwen2 model → the tensors of a TensorRT-LLM checkpoint, for each GPU that shares the layer."""
+"""One layer of a Qwen2 model → the tensors of a TensorRT-LLM checkpoint, cut for the GPUs that share the layer.
+
+A matrix is stored [outputs, inputs]. `ROWS` cuts along the outputs, `COLUMNS` along the inputs, `QKV` each of the
+query, key and value parts along its own heads; a bias or a list of scales is cut as its matrix's rows are.
+
+Weight-only int8 and int4: one scale for each output, in the byte order of TensorRT-LLM's kernels, which belongs to a
+generation of GPUs; the steps are those of TensorRT-LLM 0.17's `preprocess_weights_for_mixed_gemm`.
+
+SmoothQuant (arXiv:2211.10438): each input channel is divided by s and its column of weights multiplied by it. Where a
+norm stands in front, its weight is divided; the attention's output and the MLP's inner channels (`COLUMNS`) are divided
+while the engine runs (the `smoother`). Roundings have TensorRT-LLM's order: weights and their scales are float16, s is
+float64.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
-from vivavoce.export.trtllm import smoothquant, weight_only
+from vivavoce.export.files import cast
+from vivavoce.export.merged_lm import QwenSizes
 from vivavoce.export.trtllm.options import BITS, ConvertOptions
-from vivavoce.export.trtllm.ranges import LayerRanges
-from vivavoce.export.trtllm.sharding import Cut, shards
-from vivavoce.export.trtllm.sizes import QwenSizes
 
-CUTS = {
-    "attention.qkv": Cut.QKV,
-    "attention.dense": Cut.COLUMNS,
-    "mlp.fc": Cut.ROWS,
-    "mlp.gate": Cut.ROWS,
-    "mlp.proj": Cut.COLUMNS,
-}
-"""The matrices of a layer and how GPUs share them; `fc` is the gate's projection, `gate` the one that it gates."""
+INT8_LIMIT = 127
+_TILE = 64
+_OCTET = 8
+_PERMUTED_BITS = 128
+"""Of rows that are permuted among themselves: 16 of int8, 32 of int4."""
+_LEAST = 1e-5
+_LEAST_HALF = 2.0**-24
 
-SINGLE = {"attention.dense": "self_attn.o_proj", "mlp.fc": "mlp.gate_proj", "mlp.gate": "mlp.up_proj"} | {
-    "mlp.proj": "mlp.down_proj"
+
+class ShardCut(Enum):
+    """Along which of a matrix's sides it is divided."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+    QKV = "qkv"
+
+
+@dataclass(frozen=True)
+class LayerMatrix:
+    """parts: Hugging Face's names of what it is made of; input_scale: where the scale of its inputs stands."""
+
+    cut: ShardCut
+    parts: tuple[str, ...]
+    input_scale: str
+
+
+_AFTER_NORMS = ("input_layernorm.scale_to_int", "post_layernorm.scale_to_int")
+MATRICES = {
+    "attention.qkv": LayerMatrix(
+        ShardCut.QKV, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _AFTER_NORMS[0]
+    ),
+    "attention.dense": LayerMatrix(ShardCut.COLUMNS, ("self_attn.o_proj",), "attention.quantization_scaling_factor"),
+    "mlp.fc": LayerMatrix(ShardCut.ROWS, ("mlp.gate_proj",), _AFTER_NORMS[1]),
+    "mlp.gate": LayerMatrix(ShardCut.ROWS, ("mlp.up_proj",), _AFTER_NORMS[1]),
+    "mlp.proj": LayerMatrix(ShardCut.COLUMNS, ("mlp.down_proj",), "mlp.quantization_scaling_factor"),
 }
-"""Hugging Face's names of the matrices that stay one."""
+"""A layer's matrices by TensorRT-LLM's names; `fc` is the gate's projection, `gate` the one that it gates."""
+LINEARS = tuple(part for matrix in MATRICES.values() for part in matrix.parts)
 NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
-INPUT_SCALE = {
-    "attention.qkv": "input_layernorm.scale_to_int",
-    "attention.dense": "attention.quantization_scaling_factor",
-    "mlp.fc": "post_layernorm.scale_to_int",
-    "mlp.proj": "mlp.quantization_scaling_factor",
-}
-"""Where a matrix's input scale stands: with what makes the input. `mlp.gate` reads what `mlp.fc` reads."""
-
+QKV_BIAS, CACHE_SCALE = "attention.qkv.bias", "attention.kv_cache_scaling_factor"
 _WITHOUT_SMOOTHQUANT = "SmoothQuant computes in it, so leave that out"
 
-Layer = Mapping[str, Tensor]
-"""A layer's tensors by Hugging Face's names within it: "self_attn.q_proj.weight" …"""
+
+def shards(tensor: Tensor, cut: ShardCut, tp: int, sizes: QwenSizes) -> list[Tensor]:
+    """One piece for each of `tp` GPUs of a tensor [outputs, inputs] or [outputs].
+
+    For `QKV` the three parts lie one after another. With more GPUs than key-value heads each head goes to several.
+    """
+    if cut is not ShardCut.QKV:
+        return list(tensor.chunk(tp, dim=1 if cut is ShardCut.COLUMNS else 0))
+    query, *key_and_value = tensor.split(sizes.qkv_rows)
+    heads = (part.unflatten(0, (sizes.num_kv_heads, sizes.head_dim)) for part in key_and_value)
+    repeated = (part.repeat_interleave(max(tp // sizes.num_kv_heads, 1), dim=0).flatten(0, 1) for part in heads)
+    return [torch.cat(pieces) for pieces in zip(*(part.chunk(tp) for part in (query, *repeated)), strict=True)]
+
+
+def joined(pieces: Sequence[Tensor], cut: ShardCut, sizes: QwenSizes) -> Tensor:
+    """The reverse of `shards`."""
+    if cut is not ShardCut.QKV:
+        return torch.cat(list(pieces), dim=1 if cut is ShardCut.COLUMNS else 0)
+    tp = len(pieces)
+    copies = max(tp // sizes.num_kv_heads, 1)
+    query_rows, kv_rows, _ = (rows // tp for rows in sizes.qkv_rows)
+    columns = zip(*(piece.split((query_rows, kv_rows * copies, kv_rows * copies)) for piece in pieces), strict=True)
+    query, *key_and_value = (torch.cat(list(column)) for column in columns)
+    heads = (part.unflatten(0, (sizes.num_kv_heads, copies, sizes.head_dim)) for part in key_and_value)
+    return torch.cat((query, *(part[:, 0].flatten(0, 1) for part in heads)))
 
 
 def convert_layer(
-    layer: Layer, ranges: LayerRanges | None, options: ConvertOptions, sizes: QwenSizes, dtype: torch.dtype
+    layer: Mapping[str, Tensor],
+    ranges: Mapping[str, Tensor],
+    options: ConvertOptions,
+    sizes: QwenSizes,
+    dtype: torch.dtype,
 ) -> list[dict[str, Tensor]]:
     """The layer's tensors by TensorRT-LLM's names within it, once for each of `options.tp` GPUs.
 
-    Args:
-        layer: in any float dtype.
-        ranges: of activations; needed where `options.needs_calibration`.
-        options: what to make.
-        sizes: of the whole model.
-        dtype: of everything that is not quantised.
-
-    Raises:
-        CheckpointError: the dtype cannot hold a value.
+    layer: tensors of any float dtype by Hugging Face's names within it; ranges: of activations (`measure`), where
+    `options.needs_calibration`; dtype: of everything that is not quantised. CheckpointError: it cannot hold a value.
     """
-    if options.smoothquant is not None:
-        assert ranges is not None
-        made = _smoothed(layer, ranges, options, options.smoothquant, sizes, dtype)
-    else:
-        made = _plain(layer, options, sizes, dtype)
-    if options.int8_kv_cache:
-        assert ranges is not None
-        scale = (ranges.qkv_output / 127).reshape(1)
-        for tensors in made:
-            tensors["attention.kv_cache_scaling_factor"] = scale
-    return made
+    tp, alpha = options.tp, options.smoothquant
+    made: list[dict[str, Tensor]] = [{} for _ in range(tp)]
 
-
-def cast(tensor: Tensor, dtype: torch.dtype, name: str, way_out: str = "choose bfloat16 or float32") -> Tensor:
-    """The tensor as `dtype`.
-
-    Raises:
-        CheckpointError: it holds a value that the dtype does not, or one that is no number.
-    """
-    narrow = tensor.to(dtype)
-    if not tensor.is_meta and not bool(narrow.isfinite().all()):
-        shown = str(dtype).removeprefix("torch.")
-        reason = (
-            f"has values that {shown} cannot hold; {way_out}"
-            if bool(tensor.isfinite().all())
-            else "has values that are no finite numbers; download the model again"
-        )
-        raise CheckpointError(f"model: {name} {reason}")
-    return narrow
-
-
-def _fused(layer: Layer, kind: str) -> Tensor:
-    return torch.cat([layer[f"{name}.{kind}"] for name in QKV])
-
-
-def _plain(layer: Layer, options: ConvertOptions, sizes: QwenSizes, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    weights = {"attention.qkv": _fused(layer, "weight"), **{ours: layer[f"{hf}.weight"] for ours, hf in SINGLE.items()}}
-    made = _shared(layer, options, sizes, dtype)
-    for name, weight in weights.items():
-        pieces = shards(cast(weight, dtype, name), CUTS[name], options.tp, sizes)
+    def put(name: str, pieces: Sequence[Tensor]) -> None:
         for tensors, piece in zip(made, pieces, strict=True):
-            if options.weight_only is None or options.prequantize is None:
-                tensors[f"{name}.weight"] = piece
-                continue
-            quantised = weight_only.quantise(piece, BITS[options.weight_only], options.prequantize)
-            tensors[f"{name}.weight"] = quantised.stored
-            tensors[f"{name}.per_channel_scale"] = quantised.scale
+            tensors.setdefault(name, piece)  # `mlp.gate` reads what `mlp.fc` reads, and has no input scale of its own
+
+    smoothing: dict[str, Tensor] = {}
+    if alpha is not None:
+        layer = {name: cast(tensor, torch.float16, name, _WITHOUT_SMOOTHQUANT) for name, tensor in layer.items()}
+        smoothing = _smoothing(layer, ranges, alpha)
+    for ours, theirs in NORMS.items():
+        norm = layer[f"{theirs}.weight"]
+        if smoothing:
+            norm = (norm / smoothing[f"{ours}.scale_to_int"]).half()
+        put(f"{ours}.weight", [cast(norm, dtype, theirs)] * tp)
+    bias = torch.cat([layer[f"{part}.bias"] for part in MATRICES["attention.qkv"].parts])
+    put(QKV_BIAS, shards(cast(bias, dtype, "qkv bias"), ShardCut.QKV, tp, sizes))
+    for name, matrix in MATRICES.items():
+        weight = torch.cat([layer[f"{part}.weight"] for part in matrix.parts])
+        if smoothing:
+            smooth = smoothing[matrix.input_scale]
+            for suffix, pieces in _int8(name, (weight * smooth).half(), smooth, ranges, options, sizes).items():
+                put(suffix, pieces)
+            continue
+        pieces = shards(cast(weight, dtype, name), matrix.cut, tp, sizes)
+        if options.weight_only is not None and options.prequantize is not None:
+            quantised = [quantise(piece, BITS[options.weight_only], options.prequantize) for piece in pieces]
+            pieces = [stored for stored, _ in quantised]
+            put(f"{name}.per_channel_scale", [scale for _, scale in quantised])
+        put(f"{name}.weight", pieces)
+    if options.int8_kv_cache:
+        put(CACHE_SCALE, [(_largest_output("attention.qkv", ranges) / INT8_LIMIT).reshape(1)] * tp)
     return made
 
 
-def _shared(layer: Layer, options: ConvertOptions, sizes: QwenSizes, dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """What is never quantised: the norms, on every GPU, and the bias."""
-    norms = {f"{ours}.weight": cast(layer[f"{hf}.weight"], dtype, hf) for ours, hf in NORMS.items()}
-    biases = shards(cast(_fused(layer, "bias"), dtype, "qkv bias"), Cut.QKV, options.tp, sizes)
-    return [{**norms, "attention.qkv.bias": bias} for bias in biases]
+def _smoothing(layer: Mapping[str, Tensor], ranges: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """SmoothQuant's s by the name of the matrices' input scale, [inputs] float64."""
+    parts: dict[str, list[str]] = {}
+    for matrix in MATRICES.values():
+        parts.setdefault(matrix.input_scale, []).extend(matrix.parts)
+    return {
+        scale: strength([layer[f"{name}.weight"] for name in names], ranges[f"{names[0]}.x"], alpha)
+        for scale, names in parts.items()
+    }
 
 
-def _smoothed(
-    layer: Layer, ranges: LayerRanges, options: ConvertOptions, alpha: float, sizes: QwenSizes, dtype: torch.dtype
-) -> list[dict[str, Tensor]]:
-    half = {name: cast(tensor, torch.float16, name, _WITHOUT_SMOOTHQUANT) for name, tensor in layer.items()}
-    smoothed = smoothquant.smooth(half, ranges, alpha)
-    made = _shared(half, options, sizes, dtype)
-    for tensors in made:
-        tensors["input_layernorm.weight"] = cast(smoothed.input_norm, dtype, "input_layernorm")
-        tensors["post_layernorm.weight"] = cast(smoothed.post_norm, dtype, "post_layernorm")
-    for name, matrix in smoothed.matrices.items():
-        if not matrix.weight.is_meta and not bool(matrix.weight.isfinite().all()):
-            raise CheckpointError(
-                f"model: {name}, once smoothed, has values that float16 cannot hold; {_WITHOUT_SMOOTHQUANT}"
-            )
-        _put_int8(made, name, matrix, options, sizes)
-    return made
+def _largest_output(name: str, ranges: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([ranges[f"{part}.y"] for part in MATRICES[name].parts]).max()
 
 
-def _put_int8(
-    made: list[dict[str, Tensor]],
+def _int8(
     name: str,
-    matrix: smoothquant.SmoothedMatrix,
+    weight: Tensor,
+    smooth: Tensor,
+    ranges: Mapping[str, Tensor],
     options: ConvertOptions,
     sizes: QwenSizes,
-) -> None:
-    cut, whole = CUTS[name], smoothquant.to_int8(matrix, per_channel=options.per_channel)
-    scale = whole.from_int
+) -> dict[str, Sequence[Tensor]]:
+    """A smoothed matrix, [outputs, inputs] float16, as an int8 product's tensors for each GPU; smooth: [inputs]."""
+    matrix, tp = MATRICES[name], options.tp
+    if not weight.is_meta and not bool(weight.isfinite().all()):
+        raise CheckpointError(
+            f"model: {name}, once smoothed, has values that float16 cannot hold; {_WITHOUT_SMOOTHQUANT}"
+        )
+    rows = sizes.qkv_rows if matrix.cut is ShardCut.QKV else (len(weight),)
+    whole, to_int, scale = to_int8(weight, rows, per_channel=options.per_channel)
+    made: dict[str, Sequence[Tensor]] = {f"{name}.weight": shards(whole, matrix.cut, tp, sizes)}
     if not options.per_token:
-        scale, of_output, of_input = smoothquant.static_scales(matrix, whole.to_int)
-        for tensors in made:
-            tensors[f"{name}.act_scale"] = of_output
-            if name in INPUT_SCALE:
-                tensors[INPUT_SCALE[name]] = of_input
-    elif name in INPUT_SCALE and matrix.smoother is None:
-        for tensors in made:
-            tensors[INPUT_SCALE[name]] = torch.ones(1, device=scale.device)
-    scales = [scale] * options.tp if cut is Cut.COLUMNS or len(scale) == 1 else shards(scale, cut, options.tp, sizes)
-    weights = shards(whole.weight, cut, options.tp, sizes)
-    smoothers = [None] * options.tp if matrix.smoother is None else matrix.smoother.chunk(options.tp)
-    for tensors, weight, one_scale, smoother in zip(made, weights, scales, smoothers, strict=True):
-        tensors[f"{name}.weight"] = weight
-        tensors[f"{name}.per_channel_scale"] = one_scale.reshape(1, -1)
-        if smoother is not None:
-            tensors[f"{name}.smoother"] = smoother.reshape(1, -1)
+        inputs = ranges[f"{matrix.parts[0]}.x"] / smooth
+        scale, of_output, of_input = static_scales(inputs, _largest_output(name, ranges), to_int)
+        made |= {f"{name}.act_scale": [of_output] * tp, matrix.input_scale: [of_input] * tp}
+    elif matrix.cut is not ShardCut.COLUMNS:
+        made[matrix.input_scale] = [torch.ones(1, device=scale.device)] * tp
+    shared = matrix.cut is ShardCut.COLUMNS or len(scale) == 1
+    scales = [scale] * tp if shared else shards(scale, matrix.cut, tp, sizes)
+    made[f"{name}.per_channel_scale"] = [one.reshape(1, -1) for one in scales]
+    if matrix.cut is ShardCut.COLUMNS:
+        made[f"{name}.smoother"] = [one.reshape(1, -1) for one in smooth.float().chunk(tp)]
+    return made
+
+
+def quantise(weight: Tensor, bits: int, layout: str) -> tuple[Tensor, Tensor]:
+    """weight: [outputs, inputs] in the checkpoint's dtype, both multiples of 64; layout: "sm80" or "sm90".
+
+    Returns int8 in that GPU's byte order, [inputs, outputs] or (int4, two in a byte) [inputs, outputs / 2], and the
+    scales [outputs] in the weight's dtype.
+    """
+    values, scale = whole_numbers(weight, bits)
+    return _store(values, bits, layout), scale.to(weight.dtype)
+
+
+def dequantise(stored: Tensor, scale: Tensor, bits: int, layout: str) -> Tensor:
+    """The matrix that is meant, [outputs, inputs] float32."""
+    return (_values(stored, bits, layout).float() * scale.float()).t()
+
+
+def round_trip(weight: Tensor, bits: int) -> Tensor:
+    """What remains of a matrix that is quantised while an engine is built: [outputs, inputs] → the same, float32."""
+    values, scale = whole_numbers(weight, bits)
+    return (values.float() * scale.to(weight.dtype).float()).t()
+
+
+def whole_numbers(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """weight: [outputs, inputs]  →  whole numbers [inputs, outputs] int8, scales [outputs] float32."""
+    wide = weight.float().t()
+    limit = 2 ** (bits - 1)
+    scale = wide.abs().amax(dim=0) / limit
+    # An output without weights has no scale: its zeros stay zeros.
+    exact = wide / torch.where(scale > 0, scale, 1.0)
+    whole = exact.trunc()
+    away_from_zero = torch.where((exact - whole).abs() >= 0.5, whole + exact.sign(), whole)
+    return away_from_zero.clamp(-limit, limit - 1).to(torch.int8), scale
+
+
+def _store(values: Tensor, bits: int, layout: str) -> Tensor:
+    """Whole numbers [inputs, outputs] → bytes in the order of the layout."""
+    num_in, num_out = values.shape
+    if layout == "sm90":
+        return _to_bytes(values.t().reshape(-1), bits).view(num_in, -1)
+    rows = values.view(-1, _PERMUTED_BITS // bits // _OCTET, _OCTET // 2, 2, num_out).transpose(1, 2)
+    columns = rows.reshape(num_in, num_out).t()
+    group = 16 // bits
+    tiles = columns.reshape(num_out // group, group, num_in // _TILE, _TILE).transpose(1, 2)
+    registers = (tiles.reshape(-1, 32 // bits // 2, 2).transpose(1, 2)).to(torch.int16) + 2 ** (bits - 1)
+    return _to_bytes(registers.reshape(-1), bits).view(num_in, -1)
+
+
+def _values(stored: Tensor, bits: int, layout: str) -> Tensor:
+    """The reverse of `_store`."""
+    num_in, num_out = stored.shape[0], stored.shape[1] * 8 // bits
+    if layout == "sm90":
+        return _from_bytes(stored.reshape(-1), bits, signed=True).view(num_out, num_in).t()
+    numbers = _from_bytes(stored.reshape(-1), bits, signed=False) - 2 ** (bits - 1)
+    tiles = numbers.view(-1, 2, 32 // bits // 2).transpose(1, 2)
+    group = 16 // bits
+    columns = tiles.reshape(num_out // group, num_in // _TILE, group, _TILE).transpose(1, 2).reshape(num_out, num_in)
+    rows = columns.t().reshape(-1, _OCTET // 2, _PERMUTED_BITS // bits // _OCTET, 2, num_out).transpose(1, 2)
+    return rows.reshape(num_in, num_out)
+
+
+def _to_bytes(numbers: Tensor, bits: int) -> Tensor:
+    """Whole numbers in a row → int8, the low half of a byte first."""
+    if bits == 8:
+        return numbers.to(torch.uint8).view(torch.int8)
+    pairs = numbers.to(torch.uint8).view(-1, 2) & 15
+    return (pairs[:, 0] | pairs[:, 1] << 4).view(torch.int8)
+
+
+def _from_bytes(stored: Tensor, bits: int, *, signed: bool) -> Tensor:
+    """int8 → whole numbers in a row, int16."""
+    numbers = stored.view(torch.uint8).to(torch.int16)
+    if bits == 4:
+        numbers = torch.stack((numbers & 15, numbers >> 4), dim=1).reshape(-1)
+    return torch.where(numbers >= 2 ** (bits - 1), numbers - 2**bits, numbers) if signed else numbers
+
+
+def strength(weights: Sequence[Tensor], inputs: Tensor, alpha: float) -> Tensor:
+    """SmoothQuant's s of matrices that read the same inputs: [inputs] float64; inputs: the largest, [inputs]."""
+    wide = torch.stack([weight.abs().amax(dim=0) for weight in weights]).amax(dim=0).double().clamp(min=_LEAST)
+    return (inputs.double().clamp(min=_LEAST).pow(alpha) / wide.pow(1 - alpha)).clamp(min=_LEAST)
+
+
+def to_int8(matrix: Tensor, parts: Sequence[int], *, per_channel: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The nearest whole numbers, half to even, of −127 … 127.
+
+    matrix: [outputs, inputs] float16; parts: outputs that share a scale, unless there is one per channel. Returns int8,
+    127 over the largest weight and its reciprocal, both [outputs] or [1] float32.
+    """
+    weight, rows = matrix.float(), matrix.abs().amax(dim=1)
+    if per_channel:
+        to_int, from_int = _scales(rows)
+        return _whole(weight * to_int[:, None]), to_int, from_int
+    to_int, from_int = _scales(torch.stack([part.max() for part in rows.split(list(parts))]))
+    if len(parts) == 1:
+        return _whole((weight * to_int).half()), to_int, from_int
+    to_int, from_int = (
+        torch.cat([one.expand(size) for one, size in zip(scale, parts, strict=True)]) for scale in (to_int, from_int)
+    )
+    return _whole((weight / from_int[:, None]).half()), to_int, from_int
+
+
+def static_scales(inputs: Tensor, output: Tensor, to_int: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three scales of a product whose inputs' scale is fixed; inputs: the largest ones; output: the largest one.
+
+    Returns [1] or [outputs], what turns the sum of whole numbers into a number of the outputs' int8 range; one number,
+    the outputs' scale; one number, what inputs are multiplied by. All float32.
+    """
+    # A number divided by a tensor is torch's reciprocal and product: two roundings, which the reference has as well.
+    of_inputs = inputs.max().reciprocal() * INT8_LIMIT
+    of_output = output.reciprocal() * INT8_LIMIT
+    accumulated = of_output / (of_inputs * to_int[0] if len(to_int) == 1 else of_inputs * to_int)
+    return accumulated.float().reshape(-1), output / INT8_LIMIT, of_inputs.float()
+
+
+def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
+    """largest: float16  →  127 over it and that one's reciprocal, float32."""
+    half = largest.reciprocal() * INT8_LIMIT
+    # Below 0.002 the scale is beyond float16.
+    wide = INT8_LIMIT / largest.float().clamp(min=_LEAST_HALF)
+    fits = half.isfinite()
+    return torch.where(fits, half.float(), wide), torch.where(fits, half.reciprocal().float(), wide.reciprocal())
+
+
+def _whole(values: Tensor) -> Tensor:
+    return values.round().clamp(-INT8_LIMIT, INT8_LIMIT).to(torch.int8)

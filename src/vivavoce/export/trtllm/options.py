@@ -1,16 +1,17 @@
-"""What a checkpoint may be like, and which wishes cannot be."""
+"""The options of a conversion, and the checkpoint's `config.json` that follows from them and from a model's sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from vivavoce.errors import InvalidRequest
-from vivavoce.export.trtllm.sizes import QwenSizes
+from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.export.files import AUTO, DTYPES, check_dtype
+from vivavoce.export.merged_lm import QwenSizes
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-AUTO = "auto"
 BITS = {"int8": 8, "int4": 4}
 GPU_LAYOUTS = ("sm80", "sm90")
 """sm80: GPUs of compute capability 7.5 to 8.9; sm90: Hopper, as TensorRT-LLM 0.17 alone reads it."""
@@ -30,7 +31,7 @@ class ConvertOptions:
     """GPUs that take turns, each with a share of the layers."""
     cp: int = 1
     weight_only: str | None = None
-    """int8 or int4: the large matrices are quantised, by whoever builds the engine unless `prequantize` is set."""
+    """int8 or int4: the large matrices are quantised; when the engine is built, unless `prequantize` is set."""
     prequantize: str | None = None
     """One of `GPU_LAYOUTS`: the matrices are quantised here, with their bytes in that generation's order."""
     int8_kv_cache: bool = False
@@ -44,8 +45,7 @@ class ConvertOptions:
     """Weights have a scale for each output; otherwise one for a matrix."""
 
     def __post_init__(self) -> None:
-        if self.dtype != AUTO and self.dtype not in DTYPES:
-            raise InvalidRequest(f"dtype: {self.dtype!r} is unknown; use {AUTO} or one of {', '.join(DTYPES)}")
+        check_dtype(self.dtype)
         for name, value in (("tp-size", self.tp), ("pp-size", self.pp), ("cp-size", self.cp)):
             if value < 1:
                 raise InvalidRequest(f"{name}: {value} is below 1; give the number of GPUs")
@@ -54,8 +54,19 @@ class ConvertOptions:
                 f"cp-size: {self.cp} cannot be: this model's attention has no form that is split along the text; "
                 "leave it at 1, use --tp-size or --pp-size"
             )
-        self._check_weight_only()
-        self._check_smoothquant()
+        if self.weight_only is not None and self.weight_only not in BITS:
+            raise InvalidRequest(f"weight-only-precision: {self.weight_only!r} is unknown; use {' or '.join(BITS)}")
+        if self.prequantize is not None and self.prequantize not in GPU_LAYOUTS:
+            raise InvalidRequest(f"prequantize: {self.prequantize!r} is unknown; use {' or '.join(GPU_LAYOUTS)}")
+        if self.prequantize is not None and self.weight_only is None:
+            raise InvalidRequest("prequantize: there is nothing to quantise; add --use-weight-only, or leave it out")
+        if self.smoothquant is None:
+            if self.per_token or self.per_channel:
+                raise InvalidRequest("per-token, per-channel: belong to --smoothquant; add it, or leave them out")
+        elif not 0 < self.smoothquant < 1:
+            raise InvalidRequest(f"smoothquant: {self.smoothquant:g} is not between 0 and 1; 0.5 is usual")
+        elif self.weight_only is not None:
+            raise InvalidRequest("smoothquant: excludes --use-weight-only, both quantise the weights; choose one")
 
     @property
     def world(self) -> int:
@@ -67,32 +78,8 @@ class ConvertOptions:
         """Whether the ranges of activations have to be known."""
         return self.smoothquant is not None or self.int8_kv_cache
 
-    def _check_weight_only(self) -> None:
-        if self.weight_only is not None and self.weight_only not in BITS:
-            raise InvalidRequest(f"weight-only-precision: {self.weight_only!r} is unknown; use {' or '.join(BITS)}")
-        if self.prequantize is None:
-            return
-        if self.prequantize not in GPU_LAYOUTS:
-            raise InvalidRequest(f"prequantize: {self.prequantize!r} is unknown; use {' or '.join(GPU_LAYOUTS)}")
-        if self.weight_only is None:
-            raise InvalidRequest("prequantize: there is nothing to quantise; add --use-weight-only, or leave it out")
-
-    def _check_smoothquant(self) -> None:
-        if self.smoothquant is None:
-            if self.per_token or self.per_channel:
-                raise InvalidRequest("per-token, per-channel: belong to --smoothquant; add it, or leave them out")
-            return
-        if not 0 < self.smoothquant < 1:
-            raise InvalidRequest(f"smoothquant: {self.smoothquant:g} is not between 0 and 1; 0.5 is usual")
-        if self.weight_only is not None:
-            raise InvalidRequest("smoothquant: excludes --use-weight-only, both quantise the weights; choose one")
-
     def check_fits(self, sizes: QwenSizes) -> None:
-        """Refuse a split that this model cannot be cut into.
-
-        Raises:
-            InvalidRequest: the message has the reason and the splits that can be.
-        """
+        """Refuse a split that this model cannot be cut into; the error has the reason and the splits that can be."""
         if reason := _why_not_split(self.tp, sizes):
             fitting = [str(tp) for tp in range(1, sizes.num_heads + 1) if _why_not_split(tp, sizes) is None]
             raise InvalidRequest(f"tp-size: {self.tp} {reason}; use {' or '.join(fitting)}")
@@ -120,7 +107,7 @@ def _why_not_split(tp: int, sizes: QwenSizes) -> str | None:
 def _why_not_weight_only(tp: int, sizes: QwenSizes) -> str | None:
     kv_heads = max(sizes.num_kv_heads // tp, 1)
     widths = {
-        "qkv": (sizes.num_heads // tp + 2 * kv_heads) * sizes.head_size,
+        "qkv": (sizes.num_heads // tp + 2 * kv_heads) * sizes.head_dim,
         "attention": sizes.hidden_size // tp,
         "hidden_size": sizes.hidden_size,
         "MLP": sizes.intermediate_size // tp,
@@ -139,3 +126,115 @@ def chosen_dtype(options: ConvertOptions, source: torch.dtype) -> torch.dtype:
     if options.dtype != AUTO:
         return DTYPES[options.dtype]
     return source if source in (torch.float16, torch.bfloat16) else torch.float16
+
+
+_GPUS_PER_NODE = 8
+_GROUP_SIZE = 128
+_SEQUENCE_LENGTH = 8192
+_USUAL_ALPHA = 0.5
+WEIGHT_ONLY = {"int8": "W8A16", "int4": "W4A16"}
+SIZES = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rotary_base",
+    "max_positions": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+}
+"""Where `config.json` has the fields of `QwenSizes`."""
+
+
+def checkpoint_config(sizes: QwenSizes, options: ConvertOptions, dtype: torch.dtype) -> dict[str, Any]:
+    """`config.json`; the loader takes `mapping` and `quantization` as keyword arguments, and no key that it lacks."""
+    return {
+        "architecture": "Qwen2ForCausalLM",
+        "dtype": str(dtype).removeprefix("torch."),
+        "logits_dtype": "float32",
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_kv_heads,
+        "head_size": sizes.head_dim,
+        "hidden_act": "silu",
+        "norm_epsilon": sizes.rms_norm_eps,
+        "max_position_embeddings": sizes.max_positions,
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": sizes.rope_theta,
+        "rotary_scaling": None,
+        "rotary_embedding_dim": sizes.head_dim,
+        "seq_length": _SEQUENCE_LENGTH,
+        "qwen_type": "qwen2",
+        "tie_word_embeddings": sizes.tied,
+        "attn_bias": True,
+        "mlp_bias": False,
+        "use_parallel_embedding": options.parallel_embedding,
+        "embedding_sharding_dim": 0,
+        "disable_weight_only_quant_plugin": False,
+        "mapping": {
+            "world_size": options.world,
+            "tp_size": options.tp,
+            "pp_size": options.pp,
+            "cp_size": options.cp,
+            "moe_tp_size": options.tp,
+            "moe_ep_size": 1,
+            "gpus_per_node": _GPUS_PER_NODE,
+        },
+        "quantization": {
+            "quant_algo": _algorithm(options),
+            "kv_cache_quant_algo": "INT8" if options.int8_kv_cache else None,
+            "group_size": _GROUP_SIZE,
+            "smoothquant_val": _USUAL_ALPHA if options.smoothquant is None else options.smoothquant,
+            "clamp_val": None,
+            "has_zero_point": False,
+            "pre_quant_scale": False,
+            "exclude_modules": None,
+        },
+    }
+
+
+def read_checkpoint_config(config: Mapping[str, Any], record: Mapping[str, Any]) -> tuple[QwenSizes, ConvertOptions]:
+    """What a `config.json` was made of; record: the options of the conversion, for what the settings do not say."""
+    try:
+        mapping, quantization = config["mapping"], config["quantization"]
+        algorithm = quantization["quant_algo"] or ""
+        options = ConvertOptions(
+            dtype=config["dtype"],
+            tp=mapping["tp_size"],
+            pp=mapping["pp_size"],
+            weight_only={value: name for name, value in WEIGHT_ONLY.items()}.get(algorithm),
+            prequantize=record.get("options", {}).get("prequantize"),
+            int8_kv_cache=quantization["kv_cache_quant_algo"] == "INT8",
+            parallel_embedding=config["use_parallel_embedding"],
+            smoothquant=quantization["smoothquant_val"] if "_SQ_" in algorithm else None,
+            per_token="PER_TOKEN" in algorithm,
+            per_channel="PER_CHANNEL" in algorithm,
+        )
+        return QwenSizes(**{ours: config[theirs] for ours, theirs in SIZES.items()}), options
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"config.json: {error} is missing or no such value; convert the model again") from None
+
+
+def build_command(checkpoint: str, engine: str, dtype: torch.dtype) -> tuple[str, ...]:
+    """What turns a checkpoint into an engine, where TensorRT-LLM is installed: program and arguments."""
+    limits = ("--max_batch_size", "16", "--max_num_tokens", "32768")
+    plugin = ("--gemm_plugin", str(dtype).removeprefix("torch."))
+    return "trtllm-build", "--checkpoint_dir", checkpoint, "--output_dir", engine, *limits, *plugin
+
+
+def _algorithm(options: ConvertOptions) -> str | None:
+    if options.weight_only is not None:
+        return WEIGHT_ONLY[options.weight_only]
+    if options.smoothquant is None:
+        return None
+    weights = "PER_CHANNEL" if options.per_channel else "PER_TENSOR"
+    if options.per_token:
+        inputs = "_PER_TOKEN"
+    else:
+        inputs = "_PER_TENSOR" if options.per_channel else ""
+    return f"W8A8_SQ_{weights}{inputs}_PLUGIN"

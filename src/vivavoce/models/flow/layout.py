@@ -1,6 +1,6 @@
 """Where weights lie in memory: the same parameters, placed so that a product reads them without a copy.
 
-A parameter keeps its name, its shape and its values; whoever finds it placed otherwise computes the same, and slower.
+A parameter keeps its name, its shape and its values; code that finds it placed otherwise computes the same, and slower.
 """
 
 from __future__ import annotations
@@ -9,25 +9,39 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.functional import conv1d, linear
+
+from vivavoce.models.layers import laid_together
+
+
+def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
+    """What a residual stream has too much at each reader if all output biases of its blocks are added at its start.
+
+    biases: [size] each, of attention and feed-forward of every block in order  →  [biases + 1, size] float32; the first
+    row is what was added, the last is zeros.
+    """
+    wide = [bias.float() for bias in biases]
+    return torch.stack((*wide, torch.zeros_like(wide[0]))).flip(0).cumsum(0).flip(0)
+
+
+def mish(x: Tensor) -> Tensor:
+    """x · tanh(log(1 + eˣ)), of any shape.
+
+    On a CPU torch takes three transcendental functions per value. One is enough: with z = 1 + eˣ + e²ˣ / 2 it is
+    x − x / z. An infinite z gives x, which is the limit. Away from float32 the intermediate values would round.
+    """
+    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+        return functional.mish(x)
+    z = x.exp()
+    z.addcmul_(z, z, value=0.5).add_(1)
+    return torch.addcdiv(x, x, z, value=-1)
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices of one shape, one below the other: [n · out, in]; a view of them if `lay_together` placed them so."""
-    rows, columns = weights[0].shape
-    if torch.is_grad_enabled() or not _adjacent(weights):
-        return torch.cat(tuple(weights))
-    return weights[0].as_strided((len(weights) * rows, columns), (columns, 1))
-
-
-def lay_together(weights: Sequence[Tensor]) -> None:
-    """Move matrices of one shape into one piece of memory."""
-    if any(weight.is_inference() for weight in weights):
-        return  # torch lets nobody move a parameter that was made in inference mode
-    with torch.inference_mode(False), torch.no_grad():
-        whole = torch.cat(tuple(weights))
-        for weight, part in zip(weights, whole.chunk(len(weights)), strict=True):
-            weight.data = part
+    """Matrices one below the other: a view of them if `lay_together` placed them so."""
+    whole = None if torch.is_grad_enabled() else laid_together(weights)
+    return torch.cat(tuple(weights)) if whole is None else whole
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -51,14 +65,3 @@ def lay_for_windows(conv: nn.Conv1d) -> None:
         return
     with torch.inference_mode(False), torch.no_grad():
         conv.weight.data = conv.weight.permute(0, 2, 1).contiguous().permute(0, 2, 1)
-
-
-def _adjacent(weights: Sequence[Tensor]) -> bool:
-    first, size = weights[0], weights[0].numel()
-    memory = first.untyped_storage().data_ptr()
-    return all(
-        weight.is_contiguous()
-        and weight.untyped_storage().data_ptr() == memory
-        and weight.storage_offset() == first.storage_offset() + place * size
-        for place, weight in enumerate(weights)
-    )

@@ -1,34 +1,239 @@
-"""The token encoder over packed rows: fixed shapes, no padding, nothing that waits."""
+"""The token encoder over packed rows: fixed shapes, no padding, nothing that waits.
+
+A batch is the new tokens of all rows, end to end. Some weights are worked out once:
+
+- What a token is embedded as depends on its id alone: a table of all ids.
+- So do the keys of distances: a table for each attention, of all distances that can occur.
+- The output biases of attention and feed-forward are not added where they arise. All of a half's are added before its
+  first block, and every LayerNorm takes away what is not due yet: the products add to the residual stream in place.
+- A token's frames are alike before the upsampling convolution, so its taps fall together by tokens; and the linear
+  layer that reads its result is folded into it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from vivavoce.models.flow.model import Flow
-from vivavoce.models.flow.packed_encoder_batch import EncoderBatch, EncoderPast
-from vivavoce.models.flow.packed_encoder_cuts import EncoderCuts, encoder_cuts
-from vivavoce.models.flow.packed_encoder_weights import EncoderBlock, Linear, PackedEncoderWeights
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
-from vivavoce.models.kernels.encoder_attention import RelativePlaces, attend_relatively
-from vivavoce.models.kernels.encoder_norm import ShiftedNorm, layer_norm, silu_
-from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_math import tile_of
-from vivavoce.models.kernels.flow_product import product
+from vivavoce.models.flow.layout import biases_ahead, joined
+from vivavoce.models.flow.model import MAX_FRAMES, Flow
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, ConformerBlock, TokenEncoder
+from vivavoce.models.kernels.common import tile_of
+from vivavoce.models.kernels.encoder_attention import (
+    SPARE,
+    RelativePlaces,
+    RelativeTile,
+    RelativeWeights,
+    attend_relatively,
+)
+from vivavoce.models.kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
+from vivavoce.models.kernels.flow_products import ProductTile, product
+from vivavoce.models.kernels.flow_rows import ShiftedNorm, layer_norm, silu_
+from vivavoce.models.layers import relative_positions
+
+
+@dataclass(frozen=True)
+class EncoderCuts:
+    """rows: of a program that takes whole rows; products: None: the library's."""
+
+    attention: RelativeTile
+    rows: int
+    products: ProductTile | None = None
+
+
+FEW_TOKENS = 256
+"""Up to this many packed tokens small tiles keep more of the chip at work."""
+
+_FEW = EncoderCuts(RelativeTile(16, 4, 3), 4)
+_MANY = EncoderCuts(RelativeTile(64, 8, 3), 4)
+_INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 3))
+
+
+def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
+    """The cut of a batch of that number of packed tokens; invariant: one for all sizes, so that a row has the same bits
+    in every batch.
+    """
+    if invariant:
+        return _INVARIANT
+    return _FEW if tokens <= FEW_TOKENS else _MANY
+
+
+class EncoderTables(NamedTuple):
+    """What stands where; all int32.
+
+    ids: [tokens, 1 + lookahead], of each packed token its id and those that follow in its row, −1: zeros.
+    row, local, ends: [tokens], of each its row, its place among the row's new tokens (−1: padding), and the place in
+    the row before which it sees keys (0: padding); frame_ends: [frames], the same of frames.
+    first, length, past: [rows], in tokens: packed place of each row's first new one, how many it has, and how many
+    precede them.
+    slots: [rows], pages beside which the rows' tails lie.
+    tiles, frame_tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed position, positions
+    (0: idle).
+    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
+    """
+
+    ids: Tensor
+    row: Tensor
+    local: Tensor
+    ends: Tensor
+    frame_ends: Tensor
+    first: Tensor
+    length: Tensor
+    past: Tensor
+    slots: Tensor
+    tiles: Tensor
+    frame_tiles: Tensor
+    pages: Tensor
+
+
+class EncoderPast(NamedTuple):
+    """One half's share of the pages.
+
+    keys: [pages, 1, sites, 1, page, 2 · size]; tails: of its convolution, those in the pool and those that it leaves.
+    """
+
+    keys: Tensor
+    tails: EncoderTails
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderBatch:
+    """What one run of the encoder reads and writes.
+
+    mu: [frames, bins], its result, anything in padding; past: at token rate and at mel rate; None: rows have no past
+    and leave no state.
+    """
+
+    tables: EncoderTables
+    mu: Tensor
+    past: tuple[EncoderPast, EncoderPast] | None
+
+
+Linear = tuple[Tensor, Tensor]
+"""A matrix [out, in], contiguous, and a bias [out]."""
+
+
+class EncoderBlock(NamedTuple):
+    """A conformer block; mixed and contract: [out, in], their biases are added elsewhere."""
+
+    attention_norm: ShiftedNorm
+    queries_and_keys: Linear
+    relative: RelativeWeights
+    mixed: Tensor
+    feed_forward_norm: ShiftedNorm
+    expand: Linear
+    contract: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackedEncoderWeights:
+    """The whole network.
+
+    embedded: [ids, size]; start: [size] float32, what is added to embedded tokens besides; look_ahead: over the windows
+    of `lookahead` tokens more; look_back: [size, windows], whose bias is in `start`; upsample: [upsampling · size,
+    windows of `up_taps` tokens]; up_norm: after it, with its scale and what the upper blocks' biases add.
+    """
+
+    embedded: Tensor
+    start: Tensor
+    look_ahead: Linear
+    look_back: Tensor
+    blocks: tuple[EncoderBlock, ...]
+    up_taps: int
+    upsample: Linear
+    up_norm: ShiftedNorm
+    up_blocks: tuple[EncoderBlock, ...]
+    norm: ShiftedNorm
+    mu: Linear
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, flow: Flow) -> PackedEncoderWeights:
+        """Those of a flow; what is not worked out anew is shared with it."""
+        encoder = flow.encoder
+        up, table = encoder.config.upsampling, flow.token_embedding.weight
+        blocks, ahead = _blocks(encoder.blocks, MAX_FRAMES // up)
+        up_blocks, up_ahead = _blocks(encoder.up_blocks, MAX_FRAMES)
+        nothing, scale, of_up = torch.zeros_like(ahead), encoder.up_embed.scale, encoder.up_embed.norm
+        return cls(
+            encoder.embed(table),
+            _bias(encoder.history_conv) + ahead,
+            (_windowed(encoder.lookahead_conv), _bias(encoder.lookahead_conv).to(table.dtype)),
+            _windowed(encoder.history_conv),
+            blocks,
+            up_taps(up),
+            _upsampling(encoder),
+            ShiftedNorm(nothing, of_up.weight.float() * scale, of_up.bias.float() * scale + up_ahead, of_up.eps),
+            up_blocks,
+            ShiftedNorm.of(encoder.norm, nothing),
+            (encoder.mu_projection.weight, encoder.mu_projection.bias),
+        )
+
+
+def up_taps(upsampling: int) -> int:
+    """Tokens that the upsampling convolution reads for one token's frames."""
+    return 1 + -(-(UPSAMPLING_KERNEL - 1) // upsampling)
+
+
+def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...], Tensor]:
+    """The blocks, and the sum of their output biases: [size] float32; reach: positions of the longest row."""
+    blocks = [cast(ConformerBlock, block) for block in modules]
+    ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
+    packed = [_block(block, -ahead[2 * place], -ahead[2 * place + 1], reach) for place, block in enumerate(blocks)]
+    return tuple(packed), ahead[0]
+
+
+def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward: Tensor, reach: int) -> EncoderBlock:
+    attention, feed_forward = block.attention, block.feed_forward
+    parts, weight = (attention.query, attention.key, attention.value), attention.position.weight
+    # Distances from reach − 1 down to 1 − reach, and zeros around.
+    keys = attention.position(relative_positions(reach, reach, weight.shape[1], weight.device, weight.dtype))
+    distances = pad(keys.unflatten(1, (attention.num_heads, -1)).transpose(0, 1), (0, 0, SPARE, SPARE + 1))
+    return EncoderBlock(
+        ShiftedNorm.of(block.attention_norm, before_attention),
+        (joined([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
+        RelativeWeights(distances.contiguous(), attention.content_bias.flatten(), attention.position_bias.flatten()),
+        attention.out.weight,
+        ShiftedNorm.of(block.feed_forward_norm, before_feed_forward),
+        (feed_forward.expand.weight, feed_forward.expand.bias),
+        feed_forward.contract.weight,
+    )
+
+
+def _windowed(conv: nn.Conv1d) -> Tensor:
+    """[out, kernel · in], as it multiplies windows."""
+    return conv.weight.permute(0, 2, 1).flatten(1).contiguous()
+
+
+def _bias(conv: nn.Conv1d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias.float()
+
+
+def _upsampling(encoder: TokenEncoder) -> Linear:
+    """Frames of a token, side by side, from the windows of tokens: the convolution, and the linear layer behind it."""
+    conv, linear, up = encoder.up_conv, encoder.up_embed.linear, encoder.config.upsampling
+    dtype, taps = linear.weight.dtype, up_taps(up)
+    after, kernels = linear.weight.double(), conv.weight.double()
+    weight = torch.zeros(up, taps, *after.shape, dtype=torch.float64, device=after.device)
+    for frame in range(up):
+        for tap in range(UPSAMPLING_KERNEL):
+            token = (frame + tap - (UPSAMPLING_KERNEL - 1)) // up
+            weight[frame, taps - 1 + token] += after @ kernels[..., tap]
+    bias = after @ _bias(conv).double() + linear.bias.double()
+    return weight.transpose(1, 2).reshape(up * len(after), -1).to(dtype), bias.repeat(up).to(dtype)
 
 
 class PackedEncoder:
     """Computes what `TokenEncoder.encode` does, row by row; it holds weights only.
 
-    Args:
-        flow: on the device; it is read, and shares some of its weights.
-        invariant: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
-            computed again, to the bit; slower.
-
-    Raises:
-        ValueError: sizes that the kernels do not take.
+    flow: on the device; it is read, and shares some of its weights; invariant: what a row computes does not depend on
+    its neighbours, nor on whether its past was kept or is computed again, to the bit; slower. ValueError: sizes that
+    the kernels do not take.
     """
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
@@ -38,69 +243,42 @@ class PackedEncoder:
         self._weights, self._up, self._invariant = PackedEncoderWeights.of(flow), config.upsampling, invariant
 
     def cuts(self, tokens: int) -> EncoderCuts:
-        """How a batch of so many packed tokens is cut; its attention's tiles must be of that size."""
+        """How a batch of this many packed tokens is cut; its attention's tiles must be of that size."""
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:
         """Fill `batch.mu`; new keys and values go to the pages, tails to where the batch says."""
-        tables, weights = batch.tables, self._weights
-        run = _Run(self.cuts(len(tables.row)))
+        tables, weights, up = batch.tables, self._weights, self._up
+        cuts = self.cuts(len(tables.row))
+        places, cut = (tables.row, tables.local, tables.length), cuts.products
         of_tokens, of_frames = batch.past or (None, None)
-        x = run.begin(batch, weights)
-        run.blocks(x, weights.blocks, tables.of_tokens, of_tokens, 1)
-        windows = run.behind(x, batch, of_frames, weights.up_taps, rate=self._up)
-        x = run.linear(windows, weights.upsample).view(len(batch.mu), -1)
-        x = run.norm(x, weights.up_norm)
-        run.blocks(x, weights.up_blocks, tables.of_frames, of_frames, self._up)
-        batch.mu.copy_(run.linear(run.norm(x, weights.norm), weights.mu))
+        windows, x = windows_ahead(tables.ids, weights.embedded, weights.start, cuts.rows)
+        ahead = product(windows, *weights.look_ahead, cut)
+        tails = of_tokens.tails if of_tokens else None
+        windows = windows_behind(ahead, places, tails, HISTORY_KERNEL, cuts.rows, leaky=True)
+        product(windows, weights.look_back, None, cut, into=x)
+        at_token_rate = RelativePlaces(tables.tiles, tables.ends, tables.first, tables.past, tables.pages)
+        _run_blocks(x, weights.blocks, at_token_rate, of_tokens, 1, cuts)
+        windows = windows_behind(x, places, of_frames.tails if of_frames else None, weights.up_taps, cuts.rows, rate=up)
+        x = layer_norm(product(windows, *weights.upsample, cut).view(len(batch.mu), -1), weights.up_norm, cuts.rows)
+        at_mel_rate = at_token_rate._replace(tiles=tables.frame_tiles, ends=tables.frame_ends)
+        _run_blocks(x, weights.up_blocks, at_mel_rate, of_frames, up, cuts)
+        batch.mu.copy_(product(layer_norm(x, weights.norm, cuts.rows), *weights.mu, cut))
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """One evaluation: the network's parts, cut as the batch needs it."""
-
-    cuts: EncoderCuts
-
-    def begin(self, batch: EncoderBatch, weights: PackedEncoderWeights) -> Tensor:
-        """Embedded tokens with what they hear ahead and behind, [tokens, size]."""
-        cuts, past = self.cuts, batch.past[0] if batch.past else None
-        windows, x = windows_ahead(batch.tables.ids, weights.embedded, weights.start, cuts.rows)
-        ahead = self.linear(windows, weights.look_ahead)
-        windows = self.behind(ahead, batch, past, HISTORY_KERNEL, leaky=True)
-        self.add(x, windows, weights.look_back)
-        return x
-
-    def blocks(
-        self, x: Tensor, blocks: tuple[EncoderBlock, ...], places: RelativePlaces, past: EncoderPast | None, rate: int
-    ) -> None:
-        """Conformer blocks, in place."""
-        cuts = self.cuts
-        for site, block in enumerate(blocks):
-            products = self.linear(self.norm(x, block.attention_norm), block.queries_and_keys)
-            keys = past.keys if past else None
-            mixed = attend_relatively(products, keys, places, block.relative, site, cuts.attention, rate=rate)
-            self.add(x, mixed, block.mixed)
-            wide = self.linear(self.norm(x, block.feed_forward_norm), block.expand)
-            self.add(x, silu_(wide), block.contract)
-
-    def norm(self, x: Tensor, norm: ShiftedNorm) -> Tensor:
-        return layer_norm(x, norm, self.cuts.rows)
-
-    def behind(
-        self, x: Tensor, batch: EncoderBatch, past: EncoderPast | None, taps: int, rate: int = 1, leaky: bool = False
-    ) -> Tensor:
-        cuts, tails = self.cuts, past.tails if past else None
-        return windows_behind(x, batch.tables.tokens, tails, taps, cuts.rows, rate=rate, leaky=leaky)
-
-    def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        weight, bias = linear
-        if self.cuts.products is None:
-            return torch.addmm(bias, x, weight.t())
-        return product(x, weight, bias, self.cuts.products)
-
-    def add(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """x += y · weightᵀ"""
-        if self.cuts.products is None:
-            x.addmm_(y, weight.t())
-        else:
-            product(y, weight, None, self.cuts.products, into=x)
+def _run_blocks(
+    x: Tensor,
+    blocks: tuple[EncoderBlock, ...],
+    places: RelativePlaces,
+    past: EncoderPast | None,
+    rate: int,
+    cuts: EncoderCuts,
+) -> None:
+    """Conformer blocks, in place."""
+    keys, cut = past.keys if past else None, cuts.products
+    for site, block in enumerate(blocks):
+        products = product(layer_norm(x, block.attention_norm, cuts.rows), *block.queries_and_keys, cut)
+        mixed = attend_relatively(products, keys, places, block.relative, site, cuts.attention, rate=rate)
+        product(mixed, block.mixed, None, cut, into=x)
+        wide = product(layer_norm(x, block.feed_forward_norm, cuts.rows), *block.expand, cut)
+        product(silu_(wide), block.contract, None, cut, into=x)

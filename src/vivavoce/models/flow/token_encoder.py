@@ -10,9 +10,15 @@ from torch.nn.functional import leaky_relu, pad, silu
 
 from vivavoce.checkpoint.config import TokenEncoderConfig
 from vivavoce.models.flow.layout import convolve, lay_for_windows
-from vivavoce.models.flow.memory import Memory, MemoryShape
-from vivavoce.models.layers.masks import valid_positions, visible_keys
-from vivavoce.models.layers.relative_attention import RelativeAttention, Sight
+from vivavoce.models.layers import (
+    FeedForward,
+    Memory,
+    MemoryShape,
+    RelativeAttention,
+    RelativeSpan,
+    valid_positions,
+    visible_keys,
+)
 
 HISTORY_KERNEL = 3
 UPSAMPLING_KERNEL = 5
@@ -33,19 +39,6 @@ class Embed(nn.Module):
         return self.norm(self.linear(x)) * self.scale
 
 
-class FeedForward(nn.Module):
-    """Two linear layers around SiLU."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.expand = nn.Linear(size, inner)
-        self.contract = nn.Linear(inner, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., size]  →  the same shape."""
-        return self.contract(silu(self.expand(x)))
-
-
 class ConformerBlock(nn.Module):
     """Pre-norm relative attention and feed-forward; this family's conformer has no convolution module."""
 
@@ -54,11 +47,11 @@ class ConformerBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
         self.attention = RelativeAttention(size, num_heads)
         self.feed_forward_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
-        self.feed_forward = FeedForward(size, inner)
+        self.feed_forward = FeedForward(size, inner, silu)
 
-    def forward(self, x: Tensor, sight: Sight, memory: Memory | None) -> Tensor:
+    def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None) -> Tensor:
         """x: [batch, time, size]  →  the same shape."""
-        x = x + self.attention(self.attention_norm(x), sight, memory)
+        x = x + self.attention(self.attention_norm(x), span, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -95,16 +88,11 @@ class TokenEncoder(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch of whole rows.
+        """Encode a padded batch of whole rows  →  mu [batch, frames, mel bins] and the frames of each row, [batch].
 
-        Args:
-            x: [batch, tokens, input] embedded tokens, lookahead included.
-            lengths: [batch] int64, tokens of each row.
-            final: [batch] bool; a row that is not final spends its last `lookahead` tokens as context only.
-            chunked: attend chunk by chunk (streaming) instead of to the whole row.
-
-        Returns:
-            mu [batch, frames, mel bins] and the frames of each row, [batch] int64.
+        x: [batch, tokens, input] embedded tokens, lookahead included; lengths: [batch] int64, tokens of each row;
+        final: [batch] bool; a row that is not final spends its last `lookahead` tokens as context only; chunked: attend
+        chunk by chunk (streaming) instead of to the whole row.
         """
         config, size = self.config, x.shape[1]
         kept = torch.where(final, lengths, lengths - config.lookahead)
@@ -125,36 +113,30 @@ class TokenEncoder(nn.Module):
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """Encode tokens that may have a past, and may be followed by others.
+        """Encode tokens that may have a past, and may be followed by others  →  mu [batch, frames, mel bins].
 
-        Args:
-            x: [batch, tokens, input] embedded tokens, the lookahead's included.
-            lengths: [batch] int64, tokens of each row. What the lookahead of a row's last token lacks is zeros, as
-                at the end of an utterance.
-            size: tokens to encode.
-            masks: what tokens see, and what frames see: [batch, 1, 1 or size, keys] bool, None for all keys.
-            keys: tokens of the longest row with its past; None: `size`.
-            past: [batch] int64, tokens before each row; None: keys − size for all.
-            memory: the past at token rate and at mel rate, shaped as `memory_shapes` says; None: there is none.
-            lookahead_ends: [batch, size] int64, places in `x` from which on the lookahead of each token hears zeros;
-                None: it hears all of the row.
-
-        Returns:
-            mu [batch, frames, mel bins].
+        x: [batch, tokens, input] embedded tokens, the lookahead's included; lengths: [batch] int64, tokens of each row;
+        what the lookahead of a row's last token lacks is zeros, as at the end of an utterance; size: tokens to encode.
+        masks: what tokens see, and what frames see: [batch, 1, 1 or size, keys] bool, None for all keys; keys: tokens
+        of the longest row with its past, None: `size`; past: [batch] int64, tokens before each row, None: keys − size
+        for all; memory: the past at token rate and at mel rate, shaped as `memory_shapes` says, None: there is none;
+        lookahead_ends: [batch, size] int64, places in `x` from which on the lookahead of each token hears zeros, None:
+        it hears all of the row.
         """
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
         x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
         x = self._look_ahead(x, size, of_tokens, lookahead_ends)
-        sight = Sight.of(x, keys, masks[0], past)
+        span = RelativeSpan.of(x, keys, masks[0], past)
         for block in self.blocks:
-            x = block(x, sight, of_tokens)
+            x = block(x, span, of_tokens)
         x = x.repeat_interleave(config.upsampling, dim=1)
         x = pad(x, (0, 0, UPSAMPLING_KERNEL - 1, 0)) if of_frames is None else of_frames.extend(0, x)
         x = self.up_embed(convolve(x, self.up_conv.weight, self.up_conv.bias))
-        sight = Sight.of(x, keys * config.upsampling, masks[1], None if past is None else past * config.upsampling)
+        past = None if past is None else past * config.upsampling
+        span = RelativeSpan.of(x, keys * config.upsampling, masks[1], past)
         for block in self.up_blocks:
-            x = block(x, sight, of_frames)
+            x = block(x, span, of_frames)
         return self.mu_projection(self.norm(x))
 
     def lay_out(self) -> None:

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import UNetConfig
-from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, lay_together
-from vivavoce.models.flow.memory import Memory, MemoryShape
-from vivavoce.models.flow.mish import mish
-from vivavoce.models.layers.masks import visible_keys
+from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish
+from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, visible_keys
 
 KERNEL = 3
 TIME_SCALE = 1000.0
@@ -76,15 +74,13 @@ class ResnetBlock(nn.Module):
         self.shortcut = PointwiseConv(in_channels, channels)
 
     def forward(self, x: Tensor, bias: Tensor, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, in]; bias: of `UNet.time_biases`, [batch or 1, 1, channels]
-        →  [batch, frames, channels].
-        """
+        """x: [batch, frames, in]; bias: one of `UNet.time_biases`  →  [batch, frames, channels]."""
         h = mish(self.norm1(self.conv1(x, memory)))
         h = mish(self.norm2(self.conv2(h + bias, memory)))
         return h + self.shortcut(x)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Self-attention without positions: the convolutions around it carry them."""
 
     site = 0
@@ -107,25 +103,9 @@ class Attention(nn.Module):
         if memory is not None:
             keys = memory.recall(self.site, keys)
         key, value = keys.chunk(2, dim=-1)
-        query, key, value = (self._by_head(part) for part in (query, key, value))
+        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.out(out.transpose(1, 2).flatten(2))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """Two linear layers around the exact GELU."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.expand = nn.Linear(channels, EXPANSION * channels)
-        self.contract = nn.Linear(EXPANSION * channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., channels]  →  the same shape."""
-        return self.contract(gelu(self.expand(x)))
 
 
 class TransformerBlock(nn.Module):
@@ -134,9 +114,9 @@ class TransformerBlock(nn.Module):
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(channels)
-        self.attention = Attention(channels, num_heads, head_dim)
+        self.attention = SelfAttention(channels, num_heads, head_dim)
         self.feed_forward_norm = nn.LayerNorm(channels)
-        self.feed_forward = FeedForward(channels)
+        self.feed_forward = FeedForward(channels, EXPANSION * channels, gelu)
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, channels]  →  the same shape."""
@@ -184,55 +164,31 @@ class UNet(nn.Module):
         self.memory_shape = self._number_sites()
 
     def forward(
-        self,
-        x: Tensor,
-        mu: Tensor,
-        speaker: Tensor,
-        condition: Tensor,
-        t: Tensor,
-        lengths: Tensor,
-        chunked: bool,
+        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
-        """Velocity at flow time t.
+        """Velocity at flow time t  →  [batch, frames, bins].
 
-        Args:
-            x: [batch, frames, bins], the point on the path.
-            mu: [batch, frames, bins], the encoder's output.
-            speaker: [batch, bins], the projected speaker embedding.
-            condition: [batch, frames, bins], the prompt's mel and zeros after it.
-            t: [batch] float32.
-            lengths: [batch] int64, frames of each row; what stands past them is not seen by what precedes.
-            chunked: attend chunk by chunk (streaming) instead of to the whole row.
-
-        Returns:
-            [batch, frames, bins]
+        x: the point on the path, mu: the encoder's output, and condition: the prompt's mel and zeros after it, [batch,
+        frames, bins]; speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames of each
+        row; what stands past them is not seen by what precedes; chunked: attend chunk by chunk (streaming) instead of
+        to the whole row.
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
         features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
         return self.velocity(features, self.time_biases(t), mask)
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """What each level's resnet block adds at flow time t.
-
-        t: [batch] float32  →  [levels, batch, 1, channels]
-        """
+        """What each level's resnet block adds at flow time t: [batch] float32  →  [levels, batch, 1, channels]."""
         time = mish(self.time_embedding(t))
-        return torch.stack([level.resnet.time_projection(time) for level in (self.down, *self.mid, self.up)])[
-            :, :, None
-        ]
+        levels = (self.down, *self.mid, self.up)
+        return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
 
     def velocity(self, features: Tensor, biases: Tensor, mask: Tensor | None, memory: Memory | None = None) -> Tensor:
-        """Velocity, of rows that may have a past.
+        """Velocity of rows that may have a past  →  [batch, frames, bins].
 
-        Args:
-            features: [batch, frames, in], x, mu, the speaker in every frame, and the condition.
-            biases: of `time_biases`, for each row or one for all.
-            mask: [batch, 1, 1 or frames, keys], bool or additive, as in `scaled_dot_product_attention`; None: every
-                frame sees every key.
-            memory: the past, shaped as `memory_shape` says; None: there is none.
-
-        Returns:
-            [batch, frames, bins]
+        features: [batch, frames, in], x, mu, the speaker in every frame, and the condition; biases: of `time_biases`,
+        for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive, None: every frame sees every
+        key; memory: the past, shaped as `memory_shape` says; None: there is none.
         """
         first, *middle, last = biases.unbind()
         skip = self.down(features, first, mask, memory)
@@ -248,7 +204,7 @@ class UNet(nn.Module):
         for module in self.modules():
             if isinstance(module, CausalConv):
                 lay_for_windows(module)
-            elif isinstance(module, Attention):
+            elif isinstance(module, SelfAttention):
                 lay_together((module.query.weight, module.key.weight, module.value.weight))
 
     def _number_sites(self) -> MemoryShape:
@@ -256,7 +212,7 @@ class UNet(nn.Module):
         for conv in (module for module in self.modules() if isinstance(module, CausalConv)):
             conv.first = channels
             channels += conv.in_channels
-        attentions = [module for module in self.modules() if isinstance(module, Attention)]
+        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
         for site, attention in enumerate(attentions):
             attention.site = site
         return MemoryShape(len(attentions), 2 * self.config.num_heads * self.config.head_dim, KERNEL - 1, channels)

@@ -1,6 +1,6 @@
 """Kernels of our own, for CUDA devices: Triton programs and the functions that launch them.
 
-Modules here need the package `triton`, which comes with torch's CUDA builds; whoever may run without it imports them
+Modules here need the package `triton`, which comes with torch's CUDA builds; code that may run without it imports them
 in the function that uses them, after asking `usable`.
 """
 

@@ -5,21 +5,21 @@ scores are one product more, from which each pair of query and key picks its own
 
 A query sees the keys before an end of its own. Key tiles lie at multiples of `KEY_TILE`, counted from the row's start,
 and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys alone,
-whether they were computed with it or before it, and whoever is in the batch.
+whether they were computed with it or before it, and not on the rest of the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.flow.memory import KEY_TILE
-from vivavoce.models.kernels.compile_ahead import launched
-from vivavoce.models.kernels.running_softmax import HIDDEN, absorb_scores, channels
+from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels, launched
+from vivavoce.models.kernels.layouts import KEY_TILE
 
 SPARE = 128
 """Rows of zeros before and behind a table of distances: no tile reads past its ends."""
@@ -28,11 +28,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class RelativeTile:
-    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop.
-
-    Raises:
-        ValueError: other queries.
-    """
+    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop."""
 
     queries: int
     warps: int
@@ -44,8 +40,7 @@ class RelativeTile:
             raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
 
-@dataclass(frozen=True, eq=False)
-class RelativeWeights:
+class RelativeWeights(NamedTuple):
     """What an attention knows of distances.
 
     distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
@@ -58,8 +53,7 @@ class RelativeWeights:
     position_bias: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class RelativePlaces:
+class RelativePlaces(NamedTuple):
     """Where packed positions stand, tokens or frames; all int32.
 
     tiles: [tiles, 3], of one row each: row, first packed position, positions (0: idle); ends: [positions], the place
@@ -103,33 +97,11 @@ def _sources(
 
 @triton.jit(do_not_specialize=["site", "pages_width", "middle", "reach"])
 def _attend(
-    products,
-    keys,
-    distances,
-    content_bias,
-    position_bias,
-    out,
-    tiles,
-    ends,
-    first,
-    past,
-    pages,
-    site,
-    pages_width,
-    middle,
-    reach,
-    scale,
-    RATE: tl.constexpr,
-    PAGED: tl.constexpr,
-    PAGE: tl.constexpr,
-    SITES: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    products, keys, distances, content_bias, position_bias, out, tiles, ends, first, past, pages, site, pages_width,
+    middle, reach, scale,
+    RATE: tl.constexpr, PAGED: tl.constexpr, PAGE: tl.constexpr, SITES: tl.constexpr, HEADS: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:
@@ -211,48 +183,23 @@ def attend_relatively(
 ) -> Tensor:
     """Attention of packed rows; their new keys and values are left in the rows' pages.
 
-    Args:
-        products: [positions, 3 · inner], queries, keys and values of the packed positions, contiguous.
-        keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a power of two of
-            at most `KEY_TILE` positions; it holds the rows' past. None: rows have none, and leave nothing.
-        site: the attention's place among those of the shelf.
-        rate: positions of a token.
-
-    Returns:
-        [positions, inner], zeros in padding; positions in no tile are left as memory was.
+    products: [positions, 3 · inner], queries, keys and values of the packed positions, contiguous.
+    keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a power of two of at
+    most `KEY_TILE` positions; it holds the rows' past. None: rows have none, and leave nothing.
+    site: the attention's place among those of the shelf; rate: positions of a token
+    →  [positions, inner], zeros in padding; positions in no tile are left as memory was
     """
     count, inner = len(products), products.shape[1] // 3
     heads, rows, head = weights.distances.shape
     out = torch.empty(count, inner, dtype=products.dtype, device=products.device)
+    page, sites = (KEY_TILE, 1) if keys is None else (keys.shape[4], keys.shape[2])
+    # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+    stages = cut.stages + (0 if keys is None else 2)
     launched(_attend, (len(places.tiles), heads))(
-        products,
-        products if keys is None else keys,
-        weights.distances,
-        weights.content_bias,
-        weights.position_bias,
-        out,
-        places.tiles,
-        places.ends,
-        places.first,
-        places.past,
-        places.pages,
-        site,
-        places.pages.shape[1],
-        rows // 2,
-        rows,
-        _LOG2_E / head**0.5,
-        rate,
-        keys is not None,
-        KEY_TILE if keys is None else keys.shape[4],
-        1 if keys is None else keys.shape[2],
-        heads,
-        head,
-        max(16, triton.next_power_of_2(head)),
-        cut.queries,
-        KEY_TILE,
-        triton.next_power_of_2(cut.queries + KEY_TILE),
-        num_warps=cut.warps,
-        # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
-        num_stages=cut.stages + (0 if keys is None else 2),
-    )
+        products, products if keys is None else keys, *weights, out, *places,
+        site, places.pages.shape[1], rows // 2, rows, _LOG2_E / head**0.5,
+        RATE=rate, PAGED=keys is not None, PAGE=page, SITES=sites, HEADS=heads, HEAD=head,
+        BLOCK=max(16, triton.next_power_of_2(head)), QUERIES=cut.queries, KEYS=KEY_TILE,
+        WIDTH=triton.next_power_of_2(cut.queries + KEY_TILE), num_warps=cut.warps, num_stages=stages,
+    )  # fmt: skip
     return out

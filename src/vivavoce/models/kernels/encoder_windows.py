@@ -6,32 +6,19 @@ any: rows without a past name a page beside which zeros lie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.kernels.compile_ahead import launched
+from vivavoce.models.kernels.common import launched
+from vivavoce.models.kernels.layouts import RowPlaces
 
 _LEAK = tl.constexpr(0.01)
 
 
-@dataclass(frozen=True, eq=False)
-class TokenPlaces:
-    """Where packed tokens stand; int32.
-
-    row, local: [tokens], of each its row, and its place among the row's new tokens (below zero: padding); length:
-    [rows], new tokens of each.
-    """
-
-    row: Tensor
-    local: Tensor
-    length: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class PooledTails:
+class EncoderTails(NamedTuple):
     """What a convolution reads and leaves at the edges of a batch's rows.
 
     pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
@@ -45,17 +32,9 @@ class PooledTails:
 
 @triton.jit(do_not_specialize=["tokens"])
 def _look_ahead(
-    ids,
-    table,
-    shift,
-    windows,
-    x,
-    tokens,
-    TAPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    ids, table, shift, windows, x, tokens,
+    TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     token, channel = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK)
     inside, there = channel < SIZE, token < tokens
     missing = tl.load(shift + channel, inside, 0.0).to(tl.float32)
@@ -72,24 +51,10 @@ def _look_ahead(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _look_back(
-    x,
-    pool,
-    slots,
-    row,
-    local,
-    length,
-    windows,
-    after,
-    tokens,
-    TAPS: tl.constexpr,
-    RATE: tl.constexpr,
-    TAIL: tl.constexpr,
-    AFTER: tl.constexpr,
-    LEAKY: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    x, pool, slots, row, local, length, windows, after, tokens,
+    TAPS: tl.constexpr, RATE: tl.constexpr, TAIL: tl.constexpr, AFTER: tl.constexpr, LEAKY: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     token, channel = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK)
     inside, there = (channel < SIZE)[None, :], token < tokens
     place = tl.load(local + token, there, -1)
@@ -105,7 +70,7 @@ def _look_back(
             value = value.to(tl.float32)
             value = tl.where(value >= 0, value, value * _LEAK).to(windows.dtype.element_ty)
         if TAIL > 0:
-            # So many tokens before the row's first one, each of `RATE` frames, of which the last will do.
+            # Tokens before the row's first one, each of `RATE` frames, of which the last is enough.
             before = TAPS - 1 - tap - place
             line = slot * TAIL + TAIL - 1 - (before - 1) * RATE
             known = (real & (before > 0))[:, None] & inside
@@ -127,64 +92,34 @@ def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tup
     (count, taps), size = ids.shape, table.shape[1]
     windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
     launched(_look_ahead, (triton.cdiv(count, tokens),))(
-        ids,
-        table,
-        shift,
-        windows,
-        x,
-        count,
-        taps,
-        size,
-        triton.next_power_of_2(size),
-        tokens,
-        num_warps=4,
-    )
+        ids, table, shift, windows, x, count,
+        TAPS=taps, SIZE=size, BLOCK=triton.next_power_of_2(size), TOKENS=tokens, num_warps=4,
+    )  # fmt: skip
     return windows, x
 
 
 def windows_behind(
     x: Tensor,
-    places: TokenPlaces,
-    tails: PooledTails | None,
+    places: RowPlaces,
+    tails: EncoderTails | None,
     taps: int,
     tokens: int,
     *,
     rate: int = 1,
     leaky: bool = False,
 ) -> Tensor:
-    """Tokens with those that precede each; zeros in padding.
+    """Tokens with those that precede each, a window's own the last of `taps`; zeros in padding.
 
-    Args:
-        x: [tokens, channels], contiguous.
-        tails: None: rows begin with what they have, and leave nothing.
-        taps: tokens of a window, its own the last.
-        tokens: of one program.
-        rate: frames of each token in the tails, all alike. The tails reach as far back as windows do.
-        leaky: apply the leaky ReLU to x, whose tails have seen it.
-
-    Returns:
-        [tokens, taps · channels]
+    x: [tokens, channels], contiguous; tails: None: rows begin with what they have, and leave nothing; tokens: of one
+    program; rate: frames of each token in the tails, all alike, which reach as far back as windows do; leaky: apply the
+    leaky ReLU to x, whose tails have seen it  →  [tokens, taps · channels]
     """
     count, size = x.shape
     windows = x.new_empty(count, taps * size)
+    pool, slots, after = tails or (x, places[0], x)
     launched(_look_back, (triton.cdiv(count, tokens),))(
-        x,
-        tails.pool if tails else x,
-        tails.slots if tails else places.row,
-        places.row,
-        places.local,
-        places.length,
-        windows,
-        tails.after if tails else x,
-        count,
-        taps,
-        rate,
-        tails.after.shape[1] if tails else 0,
-        tails.after.stride(0) if tails else 0,
-        leaky,
-        size,
-        triton.next_power_of_2(size),
-        tokens,
-        num_warps=4,
-    )
+        x, pool, slots, *places, windows, after, count,
+        TAPS=taps, RATE=rate, TAIL=after.shape[1] if tails else 0, AFTER=after.stride(0) if tails else 0, LEAKY=leaky,
+        SIZE=size, BLOCK=triton.next_power_of_2(size), TOKENS=tokens, num_warps=4,
+    )  # fmt: skip
     return windows

@@ -1,21 +1,68 @@
-"""Attention of packed rows to keys that lie in pages, or among the batch's own products.
+"""Attention of packed rows to keys that lie in pages, or among the batch's own products; new keys go to their pages.
 
 A query sees the keys before an end of its own. Key tiles lie at multiples of the page's size, counted from the row's
 start, and every tile is absorbed by the same formula, masked or not: what a query computes depends on its own keys
-alone, whether they were computed with it or before it, and whoever is in the batch.
+alone, whether they were computed with it or before it, and whatever else is in the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.flow.memory import KEY_TILE
-from vivavoce.models.kernels.running_softmax import HIDDEN, absorb_scores, channels
+from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels
+from vivavoce.models.kernels.layouts import KEY_TILE
+
+_FRAMES = 4
+
+
+class PagePlaces(NamedTuple):
+    """Where packed frames keep their keys and values.
+
+    keys, pages, step: as in `attend`; row, local, position: [frames] int32, each packed frame's row, its place among
+    the row's new frames (below zero: padding, which is kept nowhere) and in the whole row.
+    """
+
+    keys: Tensor
+    row: Tensor
+    local: Tensor
+    position: Tensor
+    pages: Tensor
+    step: Tensor
+
+
+@triton.jit(do_not_specialize=["site", "frames", "pages_width"])
+def _keep(
+    products, keys, row, local, position, pages, step, site, frames, pages_width,
+    SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, FRAMES: tl.constexpr,
+    KEYS: tl.constexpr,
+):  # fmt: skip
+    frame, copy, channel = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1), tl.arange(0, BLOCK)
+    there = frame < frames
+    there = there & (tl.load(local + frame, there, -1) >= 0)
+    at = tl.load(position + frame, there, 0)
+    page = tl.load(pages + tl.load(row + frame, there, 0) * pages_width + at // KEYS, there, 0).to(tl.int64)
+    slab = page * PAGE_SLABS + (tl.load(step) * SITES + site) * 2 + copy
+    target = (slab * KEYS + at % KEYS) * (2 * INNER)
+    inside = there[:, None] & (channel < 2 * INNER)[None, :]
+    kept = tl.load(products + (copy * frames + frame)[:, None] * (3 * INNER) + INNER + channel[None, :], inside, 0.0)
+    tl.store(keys + target[:, None] + channel[None, :], kept, inside)
+
+
+def keep_in_pages(products: Tensor, places: PagePlaces, site: int) -> None:
+    """Copy new keys and values to their places; products, site: as in `attend`."""
+    inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
+    _keep[(triton.cdiv(frames, _FRAMES), 2)](
+        products, *places, site, frames, places.pages.shape[1],
+        SITES=keys.shape[2], PAGE_SLABS=keys[0].numel() // (KEY_TILE * 2 * inner), INNER=inner,
+        BLOCK=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, KEYS=KEY_TILE, num_warps=4,
+    )  # fmt: skip
+
 
 _LOG2_E = 1.4426950408889634
 
@@ -38,27 +85,10 @@ def _absorb(query, key, value, scale, end, position, peak, total, out, MASKED: t
 
 @triton.jit(do_not_specialize=["site", "frames", "pages_width"])
 def _attend(
-    products,
-    keys,
-    out,
-    tiles,
-    ends,
-    first,
-    pages,
-    step,
-    site,
-    frames,
-    pages_width,
-    scale,
-    PAGED: tl.constexpr,
-    SITES: tl.constexpr,
-    PAGE_SLABS: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    products, keys, out, tiles, ends, first, pages, step, site, frames, pages_width, scale,
+    PAGED: tl.constexpr, SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     tile, head, copy = tl.program_id(0), tl.program_id(1) % HEADS, tl.program_id(1) // HEADS
     row, start, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:
@@ -127,47 +157,25 @@ def attend(
 ) -> Tensor:
     """Attention of packed rows, both copies of guidance.
 
-    Args:
-        products: [2 · frames, 3 · inner], queries, keys and values of the packed frames, contiguous.
-        keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new keys and
-            values already; None: each row's keys are those among `products`, from its first position on.
-        tiles: [tiles, 3] int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle).
-        ends: [frames] int32, the position before which a frame sees the keys of its row; 0: it sees none.
-        first: [rows] int32, packed place of a row's first frame; read without `keys`.
-        pages: [rows, width] int32, of each row in order; read with `keys`.
-        step: [1] int32, the pass whose keys are meant; read with `keys`.
-        site: the attention's place among the network's.
-
-    Returns:
-        [2 · frames, inner]; frames in no tile are left as memory was.
+    products: [2 · frames, 3 · inner], queries, keys and values of the packed frames, contiguous.
+    keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new keys and values
+    already, in pages: [rows, width] int32, of each row in order, at pass step: [1] int32; None: each row's keys are
+    those among `products`, from first: [rows] int32 on, the packed place of a row's first frame.
+    tiles: [tiles, 3] int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle).
+    ends: [frames] int32, the position before which a frame sees the keys of its row; 0: it sees none.
+    site: the attention's place among the network's  →  [2 · frames, inner]; frames in no tile are left as memory was
     """
     frames, inner = len(ends), products.shape[1] // 3
     head = inner // num_heads
     out = torch.empty(len(products), inner, dtype=products.dtype, device=products.device)
     sites, slabs = (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner)) if keys is not None else (1, 1)
+    # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
+    stages = cut.stages + (0 if keys is None else 2)
     _attend[(len(tiles), num_heads * 2)](
-        products,
-        products if keys is None else keys,
-        out,
-        tiles,
-        ends,
-        first,
-        pages,
-        step,
-        site,
-        frames,
-        pages.shape[1],
-        _LOG2_E / head**0.5,
-        keys is not None,
-        sites,
-        slabs,
-        num_heads,
-        head,
-        max(16, triton.next_power_of_2(head)),
-        cut.queries,
-        KEY_TILE,
-        num_warps=cut.warps,
-        # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
-        num_stages=cut.stages + (0 if keys is None else 2),
-    )
+        products, products if keys is None else keys, out, tiles, ends, first, pages, step,
+        site, frames, pages.shape[1], _LOG2_E / head**0.5,
+        PAGED=keys is not None, SITES=sites, PAGE_SLABS=slabs, HEADS=num_heads, HEAD=head,
+        BLOCK=max(16, triton.next_power_of_2(head)), QUERIES=cut.queries, KEYS=KEY_TILE,
+        num_warps=cut.warps, num_stages=stages,
+    )  # fmt: skip
     return out

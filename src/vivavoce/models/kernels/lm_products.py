@@ -5,8 +5,10 @@ split over programs; each part's sums go to a float32 plane of their own, which 
 fixed order: nothing is added in the order in which programs happen to end. From some number of rows on a library is
 faster; which way a product takes is looked up in a table of tiles.
 
-Weights may be int8 with a scale for each output: half of the bytes are read, they are widened in registers, and the
-sums are scaled. No library multiplies such weights with 16-bit rows, so every number of rows takes the kernel.
+A single row takes products without tensor cores, with everything around them in the same kernel: there a step is bound
+by how soon weights arrive and by how many kernels follow one another. Each program asks for its rows of the weights
+before it waits for its input; norms, the residual sum, SwiGLU and the merge of a divided attention are done on the way,
+so that a layer is five kernels.
 """
 
 from __future__ import annotations
@@ -20,16 +22,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from vivavoce.models.kernels.compile_ahead import launched
-from vivavoce.models.kernels.lm_launch import options, wait_for_inputs
-from vivavoce.models.kernels.lm_swiglu import swiglu
+from vivavoce.models.kernels.common import launched
+from vivavoce.models.kernels.lm_attention import Divided
+from vivavoce.models.kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a product is cut: outputs and inputs of one step of a program, parts of the inner dimension, and the
-    compiler's warps and stages.
-    """
+    """Outputs and inputs of one step of a program, parts of the inner dimension, the compiler's warps and stages."""
 
     outputs: int
     inputs: int
@@ -57,11 +57,7 @@ _HIDDEN, _INNER, _QKV, _IDS = 896, 4864, 1152, 6564
 TILES: Tiles = {
     Shape(_QKV, _HIDDEN): {16: Tile(16, 128, 1, 4, 7), 32: Tile(16, 128, 1, 4, 7)},
     Shape(_HIDDEN, _HIDDEN): {16: Tile(16, 64, 2, 4, 6), 32: Tile(16, 64, 2, 4, 6), 64: Tile(16, 64, 2, 4, 6)},
-    Shape(_INNER, _HIDDEN, gated=True): {
-        16: Tile(64, 128, 1, 4, 3),
-        32: Tile(64, 64, 1, 4, 4),
-        64: Tile(64, 64, 1, 4, 4),
-    },
+    Shape(_INNER, _HIDDEN, True): {16: Tile(64, 128, 1, 4, 3), 32: Tile(64, 64, 1, 4, 4), 64: Tile(64, 64, 1, 4, 4)},
     Shape(_HIDDEN, _INNER): {16: Tile(32, 64, 4, 4, 6), 32: Tile(64, 64, 4, 4, 6), 64: Tile(64, 64, 4, 4, 6)},
     Shape(_IDS, _HIDDEN): {
         16: Tile(32, 128, 1, 4, 4),
@@ -72,56 +68,16 @@ TILES: Tiles = {
 }
 """CosyVoice2's sizes, as measured on one H200 in bfloat16."""
 
-INT8_TILES: Tiles = {
-    Shape(_QKV, _HIDDEN): {
-        16: Tile(16, 128, 1, 4, 7),
-        32: Tile(16, 128, 1, 4, 7),
-        64: Tile(32, 128, 1, 4, 4),
-        128: Tile(64, 64, 1, 4, 4),
-    },
-    Shape(_HIDDEN, _HIDDEN): {
-        16: Tile(16, 64, 2, 4, 6),
-        32: Tile(16, 64, 2, 4, 6),
-        64: Tile(16, 64, 2, 4, 6),
-        128: Tile(64, 64, 2, 4, 4),
-    },
-    Shape(_INNER, _HIDDEN, gated=True): {
-        16: Tile(64, 128, 1, 4, 3),
-        32: Tile(64, 128, 1, 4, 3),
-        64: Tile(64, 64, 1, 4, 4),
-        128: Tile(64, 64, 1, 8, 3),
-    },
-    Shape(_HIDDEN, _INNER): {
-        16: Tile(32, 64, 4, 4, 6),
-        32: Tile(64, 64, 4, 4, 6),
-        64: Tile(64, 64, 4, 4, 6),
-        128: Tile(64, 64, 4, 4, 4),
-    },
-}
-"""The same sizes with int8 weights; other sizes take `plain_tile`."""
-
-
-def plain_tile(inputs: int) -> Tile:
-    """A tile of any product whose inputs are a multiple of 16, neither split nor tuned.
-
-    Raises:
-        ValueError: they are not.
-    """
-    step = min(inputs & -inputs, 64)
-    if step < 16:
-        raise ValueError(f"{inputs} inputs of a product, int8 weights need a multiple of 16; leave int8 out")
-    return Tile(64, step, 1, 4, 3)
-
 
 def row_class(rows: int) -> int:
-    """The smallest class that holds so many rows, or the last one."""
+    """The smallest class that holds this many rows, or the last one."""
     return next((one for one in ROW_CLASSES if rows <= one), ROW_CLASSES[-1])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, weight, scale, bias, out, rows,
-    outputs: tl.constexpr, inputs: tl.constexpr, scaled: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr,
+    x, weight, bias, out, rows,
+    outputs: tl.constexpr, inputs: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr,
     block_rows: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr, splits: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
@@ -140,14 +96,10 @@ def _product_kernel(
     for start in range(0, part, block_inputs):
         w = tl.load(weights + start, inside_n[:, None], 0.0)
         v = tl.load(columns + start, inside_m[None, :], 0.0)
-        total = tl.dot(w.to(v.dtype), v, total, input_precision="ieee")
+        total = tl.dot(w, v, total, input_precision="ieee")
         if gated:
             up = tl.load(weights + outputs * inputs + start, inside_n[:, None], 0.0)
-            total_up = tl.dot(up.to(v.dtype), v, total_up, input_precision="ieee")
-    if scaled:
-        total *= tl.load(scale + n, inside_n, 0.0)[:, None]
-        if gated:
-            total_up *= tl.load(scale + outputs + n, inside_n, 0.0)[:, None]
+            total_up = tl.dot(up, v, total_up, input_precision="ieee")
     if with_bias:
         total += tl.load(bias + n, inside_n, 0.0).to(tl.float32)[:, None]
     if gated:
@@ -157,54 +109,140 @@ def _product_kernel(
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, scale: Tensor | None = None,
-    gated: bool = False, wide: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
+    wide: bool = False,
 ) -> Tensor:  # fmt: skip
     """x · weightᵀ + bias, and SwiGLU of it if gated.
 
     x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first; bias: [outputs];
-    scale: [len(weight)] float32, what each row of an int8 weight is to be multiplied by; None: it is of x's dtype;
     wide: float32 is wanted, as far as the way taken has it  →  [planes, rows, outputs], to be added up; x's dtype
-    where it is one plane and not wide
-
-    Raises:
-        ValueError: the table's tile does not fit the sizes.
+    where it is one plane and not wide. ValueError: the table's tile does not fit the sizes.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
     tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
-    if tile is None and scale is not None:
-        tile = plain_tile(inputs)
     if tile is None:
         whole = linear(x, weight, bias)
         return (swiglu(whole, dependent=dependent) if gated else whole)[None]
-    return multiply(x, weight, bias, tile, dependent=dependent, scale=scale, gated=gated, wide=wide)
+    return multiply(x, weight, bias, tile, dependent=dependent, gated=gated, wide=wide)
 
 
 def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, dependent: bool, gated: bool, wide: bool,
-    scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The same by our kernel, with this tile; for float32 sums `wide` or split."""
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gated else len(weight)
-    _check(tile, inputs, alone=gated or bias is not None)
+    if inputs % (tile.splits * tile.inputs):
+        raise ValueError(
+            f"tile: {tile.splits} parts in steps of {tile.inputs} do not make {inputs} inputs; choose divisors of them"
+        )
+    if (gated or bias is not None) and tile.splits > 1:
+        raise ValueError(f"tile: {tile.splits} parts cannot be added up after a bias or SwiGLU; choose 1")
     block_rows = row_class(rows)
     dtype = torch.float32 if wide or tile.splits > 1 else x.dtype
     out = torch.empty(tile.splits, rows, outputs, dtype=dtype, device=x.device)
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_rows), tile.splits)
     launched(_product_kernel, grid)(
-        x, weight, weight if scale is None else scale, weight if bias is None else bias, out, rows,
-        outputs=outputs, inputs=inputs, scaled=scale is not None, with_bias=bias is not None, gated=gated,
+        x, weight, weight if bias is None else bias, out, rows,
+        outputs=outputs, inputs=inputs, with_bias=bias is not None, gated=gated,
         block_rows=block_rows, block_outputs=tile.outputs, block_inputs=tile.inputs, splits=tile.splits,
-        dependent=dependent, num_warps=tile.warps, num_stages=tile.stages, **options(dependent),
+        dependent=dependent, num_warps=tile.warps, num_stages=tile.stages, **launch_options(dependent),
     )  # fmt: skip
     return out
 
 
-def _check(tile: Tile, inputs: int, *, alone: bool) -> None:
-    if inputs % (tile.splits * tile.inputs):
-        raise ValueError(
-            f"tile: {tile.splits} parts in steps of {tile.inputs} do not make {inputs} inputs; choose divisors of them"
-        )
-    if alone and tile.splits > 1:
-        raise ValueError(f"tile: {tile.splits} parts cannot be added up after a bias or SwiGLU; choose 1")
+@dataclass(frozen=True)
+class Strip:
+    """Outputs of one program, and the compiler's warps."""
+
+    outputs: int
+    warps: int
+
+
+Strips = Mapping[Shape, Strip]
+
+STRIPS: Strips = {
+    Shape(_QKV, _HIDDEN): Strip(1, 4),
+    Shape(_HIDDEN, _HIDDEN): Strip(4, 4),
+    Shape(_INNER, _HIDDEN, gated=True): Strip(1, 4),
+    Shape(_HIDDEN, _INNER): Strip(4, 8),
+    Shape(_IDS, _HIDDEN): Strip(4, 4),
+}
+"""CosyVoice2's sizes, as measured on one H200 in bfloat16."""
+
+
+@triton.jit
+def _together(partial, parts, k, inside, head_dim: tl.constexpr, splits: tl.constexpr):
+    """The row k of all heads, from its parts."""
+    first = (k // head_dim) * splits
+    highest = tl.load(parts + first * 2, inside, 0.0)
+    for split in tl.static_range(1, splits):
+        highest = tl.maximum(highest, tl.load(parts + (first + split) * 2, inside, 0.0))
+    total, weight = tl.zeros_like(highest), tl.zeros_like(highest)
+    for split in tl.static_range(splits):
+        at = first + split
+        share = tl.exp(tl.load(parts + at * 2, inside, 0.0) - highest)
+        weight += share * tl.load(parts + at * 2 + 1, inside, 0.0)
+        total += share * tl.load(partial + at * head_dim + k % head_dim, inside, 0.0)
+    return total / tl.maximum(weight, 1e-30)
+
+
+@triton.jit
+def _vector_kernel(
+    x, parts, scaling, weight, bias, out, eps,
+    outputs: tl.constexpr, inputs: tl.constexpr, block_outputs: tl.constexpr, block_inputs: tl.constexpr,
+    normed: tl.constexpr, with_bias: tl.constexpr, gated: tl.constexpr, added: tl.constexpr,
+    splits: tl.constexpr, head_dim: tl.constexpr, dependent: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    k = tl.arange(0, block_inputs)
+    inside_n, inside_k = n < outputs, k < inputs
+    inside = inside_n[:, None] & inside_k[None, :]
+    at = n[:, None] * inputs + k[None, :]
+    w = tl.load(weight + at, inside, 0.0)
+    if gated:
+        up = tl.load(weight + outputs * inputs + at, inside, 0.0)
+    if normed:
+        norm_weight = tl.load(scaling + k, inside_k, 0.0).to(tl.float32)
+    if dependent:
+        wait_for_inputs()
+    if splits > 0:
+        row = _together(x, parts, k, inside_k, head_dim, splits)
+    else:
+        row = tl.load(x + k, inside_k, 0.0).to(tl.float32)
+    if normed:
+        row *= tl.rsqrt(tl.sum(row * row, 0) / inputs + eps)
+        row *= norm_weight
+    total = tl.sum(w.to(tl.float32) * row[None, :], 1)
+    if with_bias:
+        total += tl.load(bias + n, inside_n, 0.0).to(tl.float32)
+    if gated:
+        total_up = tl.sum(up.to(tl.float32) * row[None, :], 1)
+        total = total * tl.sigmoid(total) * total_up
+    if added:
+        total += tl.load(out + n, inside_n, 0.0)
+    tl.store(out + n, total.to(out.dtype.element_ty), inside_n)
+
+
+def vector_product(
+    x: Tensor | Divided, weight: Tensor, bias: Tensor | None, out: Tensor, strip: Strip, *, dependent: bool,
+    scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
+    added: bool = False,
+) -> None:  # fmt: skip
+    """One row times the weights, written to `out`, [1, outputs]; added: added to it, which is then float32.
+
+    x: [1, inputs], or a divided attention of this many channels; weight: [outputs, inputs], or [2 · outputs, inputs]
+    with the gates first (gated: SwiGLU of the product is wanted); bias: [outputs]; strip: how outputs are dealt out;
+    scaling: [inputs], the weight of an RMSNorm of this eps that x goes through first; dependent: see
+    `lm_rows.dependent_launches`.
+    """
+    inputs = weight.shape[1]
+    outputs = len(weight) // 2 if gated else len(weight)
+    divided = x if isinstance(x, Divided) else Divided(x, x, 0)
+    launched(_vector_kernel, (triton.cdiv(outputs, strip.outputs),))(
+        divided.partial, divided.parts, weight if scaling is None else scaling, weight,
+        weight if bias is None else bias, out, eps, outputs=outputs, inputs=inputs,
+        block_outputs=strip.outputs, block_inputs=triton.next_power_of_2(inputs), normed=scaling is not None,
+        with_bias=bias is not None, gated=gated, added=added, splits=divided.splits,
+        head_dim=divided.partial.shape[1], dependent=dependent, num_warps=strip.warps, **launch_options(dependent),
+    )  # fmt: skip

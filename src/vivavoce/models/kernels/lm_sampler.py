@@ -1,6 +1,6 @@
 """Repetition-aware sampling in one kernel, and the bookkeeping of the slots that it is done for.
 
-The same rules as the plain path's (`models/lm/sampling.py`, `engine/lm_stage/state.py`), over the same state. A
+The same rules as the plain path's (`models/lm/sampling.py`, `engine/lm_stage/slots.py`), over the same state. A
 program has a slot's whole row of scores in registers and takes the best one out until the nucleus is full, which is
 soon: no row is ever sorted.
 """
@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.models.counter_noise import Stream
-from vivavoce.models.kernels.compile_ahead import launched
-from vivavoce.models.kernels.counter_hash import stream_offset, uniform
-from vivavoce.models.kernels.lm_launch import options, wait_for_inputs
-from vivavoce.models.lm.slot_numbers import IDLE, Field
+from vivavoce.models.kernels.common import launched, stream_offset, uniform
+from vivavoce.models.kernels.layouts import IDLE, Field
+from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
 
 MOST_CANDIDATES = 128
 """No slot's top_k may be larger."""
@@ -28,18 +27,10 @@ _NUCLEUS = tl.constexpr(stream_offset(Stream.NUCLEUS))
 _FALLBACK = tl.constexpr(stream_offset(Stream.FALLBACK))
 _IDLE = tl.constexpr(IDLE)
 _COLUMNS = tl.constexpr(len(Field))
-_RUNNING = tl.constexpr(int(Field.RUNNING))
-_POSITION = tl.constexpr(int(Field.POSITION))
-_COUNT = tl.constexpr(int(Field.COUNT))
-_RUN_COUNT = tl.constexpr(int(Field.RUN_COUNT))
-_LAST = tl.constexpr(int(Field.LAST))
-_FORCED_AT = tl.constexpr(int(Field.FORCED_AT))
-_FORCED = tl.constexpr(int(Field.FORCED))
-_MIN_TOKENS = tl.constexpr(int(Field.MIN_TOKENS))
-_SEED = tl.constexpr(int(Field.SEED))
-_TOP_K = tl.constexpr(int(Field.TOP_K))
-_WINDOW = tl.constexpr(int(Field.WINDOW))
-_MAX_REPEATS = tl.constexpr(int(Field.MAX_REPEATS))
+(
+    _RUNNING, _POSITION, _COUNT, _RUN_COUNT, _LAST, _FORCED_AT, _FORCED, _MIN_TOKENS, _SEED, _TOP_K, _WINDOW,
+    _MAX_REPEATS, _TOP_P,
+) = (tl.constexpr(int(field)) for field in Field)  # fmt: skip
 
 
 @triton.jit
@@ -160,16 +151,11 @@ def advance_slots(
 ) -> None:  # fmt: skip
     """Sample an id for every running slot among some, and take it down in the slots' state, in place.
 
-    Args:
-        scores: [n, ids], logits or log-probabilities of any float dtype.
-        places: [n] int64, the slot of each row; no running slot stands there twice.
-        numbers: [slots, fields] int64 (`Field`); no running slot's top_k is above `MOST_CANDIDATES`.
-        top_p: [slots] float32.
-        forbidden, early: [slots, control ids] bool: ids that may not be sampled, and those that may not until
-            `Field.MIN_TOKENS` ids of the run were; control ids are the last of all ids.
-        history: [slots, window] int64, the newest last.
-        result: [n] int64, written: the id, or `IDLE`.
-        dependent: see `lm_launch`.
+    scores: [n, ids], logits or log-probabilities of any float dtype; places: [n] int64, the slot of each row; no
+    running slot stands there twice; numbers: [slots, fields] int64 (`Field`); no running slot's top_k is above
+    `MOST_CANDIDATES`; top_p: [slots] float32; forbidden, early: [slots, control ids] bool: ids that may not be sampled,
+    and those that may not until `Field.MIN_TOKENS` ids of the run were; control ids are the last of all ids; history:
+    [slots, window] int64, the newest last; result: [n] int64, written: the id, or `IDLE`.
     """
     count, ids = scores.shape
     window = history.shape[1]
@@ -177,5 +163,5 @@ def advance_slots(
         scores, places, numbers, top_p, forbidden.view(torch.uint8), early.view(torch.uint8), history, result,
         ids=ids, controls=forbidden.shape[1], all_ids=triton.next_power_of_2(ids), window=window,
         ages=triton.next_power_of_2(window), most=MOST_CANDIDATES, dependent=dependent, num_warps=WARPS,
-        **options(dependent),
+        **launch_options(dependent),
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from vivavoce.models.kernels.compile_ahead import launched
+from vivavoce.models.kernels.common import launched
 
 PRECISION = "ieee"
 """Of float32 products: pitches are summed up to phases, so that an error of a thousandth is heard."""
@@ -32,7 +32,7 @@ class Activation(IntEnum):
 
 
 @dataclass(frozen=True)
-class Tile:
+class SnakeTile:
     """How a product is cut: rows, columns (32 or more) and depth of a program's tile, warps, loads in flight."""
 
     rows: int
@@ -46,41 +46,42 @@ class Tile:
 class Convolution:
     """Weights as the kernel reads them, and the grid of positions that they are read for.
 
-    An output position m reads positions m · stride + tap · dilation − offset of the input.
+    An output position m reads positions m · stride + tap · dilation − offset of the input. weight: [taps · channels in,
+    columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are one
+    position's channels, or those of `fan` positions, of what was a transposed convolution, one after another. open_end:
+    the output has one position more than whole frames: it stands first in the frame after a row's last. mirrored: the
+    first position of a row takes what its third one gets.
     """
 
     weight: Tensor
-    """[taps · channels in, columns], in the products' dtype."""
     bias: Tensor
-    """[columns] float32."""
     taps: int
     channels: int
-    """In."""
     rate: int
-    """Output positions per frame. Columns are one position's channels, or several positions' one after another."""
     dilation: int = 1
     offset: int = 0
     stride: int = 1
     fan: int = 1
-    """Positions that one row's columns make up: above 1 for what was a transposed convolution."""
     open_end: bool = False
-    """The output has one position more than whole frames: it stands first in the frame after a row's last."""
     mirrored: bool = False
-    """The first position of a row takes what its third one gets."""
 
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """Which activated values are stored: one for each row of `alpha`."""
+    """Which activated values are stored: `count`, one for each row of `alpha`.
+
+    alpha: [count, columns] float32, of SNAKE; inverse: the same of 1 / α; slope: of LEAKY.
+    """
 
     kind: Activation
     count: int = 1
     alpha: Tensor | None = None
-    """[count, columns] float32, of SNAKE."""
     inverse: Tensor | None = None
-    """[count, columns] float32: 1 / α."""
     slope: float = 0.0
-    """Of LEAKY."""
+
+
+NOTHING = Activated(Activation.SNAKE, 0)
+"""No activated values are stored."""
 
 
 @triton.jit
@@ -187,7 +188,7 @@ def convolve(
     x: Tensor,
     conv: Convolution,
     tags: Tensor,
-    tile: Tile,
+    tile: SnakeTile,
     *,
     added: tuple[Tensor, ...] = (),
     scale: float = 1.0,
@@ -196,38 +197,28 @@ def convolve(
 ) -> tuple[Tensor, Tensor]:
     """(convolution + bias + what is added) · scale, zero outside of the rows.
 
-    Args:
-        x: [positions in, channels in]; converted to the weights' dtype.
-        tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's first frame.
-        added: at most two of [positions · fan, columns / fan].
-        raw: dtype in which the sum is stored; None: it is not.
-        activated: what of it is stored for the next convolution, in the weights' dtype.
-
-    Returns:
-        The sum [positions · fan, columns / fan], and [count, positions · fan, columns / fan]; empty where not asked
-        for.
+    x: [positions in, channels in], converted to the weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2
+    the frame after a row's end, 3 a row's first frame; added: at most two of [positions · fan, columns / fan]
+    →  the sum [positions · fan, columns / fan] in the dtype `raw`, and what of it is `activated` for the next
+    convolution, [count, positions · fan, columns / fan] in the weights' dtype; empty where not asked for
     """
-    positions, columns = len(tags) * conv.rate, conv.weight.shape[1]
+    positions, columns, wanted = len(tags) * conv.rate, conv.weight.shape[1], activated or NOTHING
     assert max(positions * columns, x.numel()) < 2**31, "offsets are 32 bit"
     assert len(x) == positions * conv.stride, (len(x), positions, conv.stride)
     shape = (positions * conv.fan, columns // conv.fan)
-    count = 0 if activated is None else activated.count
     total = x.new_empty(shape if raw else 0, dtype=raw or x.dtype)
-    made = x.new_empty((count, *shape), dtype=conv.weight.dtype)
-    alpha = conv.bias if activated is None or activated.alpha is None else activated.alpha
-    inverse = conv.bias if activated is None or activated.inverse is None else activated.inverse
+    made = x.new_empty((wanted.count, *shape), dtype=conv.weight.dtype)
+    alpha, inverse = (conv.bias if one is None else one for one in (wanted.alpha, wanted.inverse))
     first, second, *_ = (*added, conv.bias, conv.bias)
     grid = (triton.cdiv(positions, tile.rows) * triton.cdiv(columns, tile.columns),)
     launched(_convolve, grid)(
         x, conv.weight, conv.bias, tags, first, second, alpha, inverse, total, made,
-        positions, len(x), conv.taps, conv.dilation, conv.offset,
-        scale, 0.0 if activated is None else activated.slope,
+        positions, len(x), conv.taps, conv.dilation, conv.offset, scale, wanted.slope,
         IN=conv.channels, OUT=columns, RATE=conv.rate, STRIDE=conv.stride, FAN=conv.fan,
         OPEN_END=conv.open_end, MIRRORED=conv.mirrored,
-        ADDS=len(added), RAW=raw is not None, ACTIVATED=count, KIND=0 if activated is None else int(activated.kind),
+        ADDS=len(added), RAW=raw is not None, ACTIVATED=wanted.count, KIND=int(wanted.kind),
         BM=tile.rows, BN=tile.columns, BK=tile.depth, PRECISION=PRECISION,
-        FAST=conv.weight.dtype != torch.float32 and x.is_cuda,
-        num_warps=tile.warps, num_stages=tile.stages,
+        FAST=conv.weight.dtype != torch.float32 and x.is_cuda, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total, made
 
@@ -239,25 +230,25 @@ _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 """Rows, columns, warps and stages of 16-bit tiles, as measured on one H200: the first that makes enough programs."""
 
 
-def tile_for(conv: Convolution, frames: int, device: torch.device) -> Tile:
+def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
     """The tile that serves a convolution over that many frames."""
     positions, columns = frames * conv.rate, conv.weight.shape[1]
     if device.type == "cpu":
         # Triton's interpreter takes a program's time for each tile, whatever its size.
         rows = min(4096, max(16, triton.next_power_of_2(positions)))
-        return Tile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
+        return SnakeTile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
     if conv.weight.dtype == torch.float32:
         # No tensor core does this: a long sum takes its time, so few positions are cut as small as it goes.
         few = positions * columns < _MULTIPROCESSORS * 32 * 64
         side = 32 if few else 64
         narrow = min(side, max(32, triton.next_power_of_2(columns)))
-        return Tile(side, narrow, 32 if few and conv.channels % 32 == 0 else 16, 4, 3)
+        return SnakeTile(side, narrow, 32 if few and conv.channels % 32 == 0 else 16, 4, 3)
     depth = _depth(conv.channels, 64)
     for rows, wide, warps, stages in _CUTS:
         programs = -(-positions // rows) * (columns // wide)
         if columns % wide == 0 and programs >= _ENOUGH * _MULTIPROCESSORS:
-            return Tile(rows, wide, depth, warps, stages)
-    return Tile(64, 32, depth, 4, 4)
+            return SnakeTile(rows, wide, depth, warps, stages)
+    return SnakeTile(64, 32, depth, 4, 4)
 
 
 def _depth(channels: int, most: int) -> int:

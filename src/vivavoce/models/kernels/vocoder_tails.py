@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vivavoce.models.kernels.compile_ahead import launched
-from vivavoce.models.kernels.row_table import (
+from vivavoce.models.kernels.common import launched
+from vivavoce.models.kernels.vocoder_source import (
     AFTER,
     BEFORE,
     CARRIED,
@@ -30,18 +30,16 @@ from vivavoce.models.kernels.row_table import (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """What streams remember, a row each, float32."""
+class Pool(NamedTuple):
+    """What streams remember, a row each, float32.
+
+    mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes] cycles.
+    """
 
     mel: Tensor
-    """[rows, frames, bins]."""
     source: Tensor
-    """[rows, frames, samples per frame]."""
     held: Tensor
-    """[rows, frames, samples per frame]."""
     phase: Tensor
-    """[rows, lanes] cycles."""
 
 
 @triton.jit
@@ -114,32 +112,31 @@ def _lay_out(
                 tl.store(pool_phase + after * LANES + lane, tl.load(phases + row * LANES + lane))
 
 
+def _sizes(mel: Tensor, pool: Pool) -> dict[str, int]:
+    bins, samples = mel.shape[1], pool.source.shape[2]
+    return {
+        "BINS": bins,
+        "BIN_BLOCK": triton.next_power_of_2(bins),
+        "SAMPLES": samples,
+        "SAMPLE_BLOCK": triton.next_power_of_2(samples),
+        "LANES": pool.phase.shape[1],
+        "MEL_FRAMES": pool.mel.shape[1],
+        "SOURCE_FRAMES": pool.source.shape[1],
+    }
+
+
 def lay_in(
-    fresh: Tensor,
-    tags: Tensor,
-    row_of: Tensor,
-    rows: Tensor,
-    pool: Pool,
-    mel: Tensor,
-    source: Tensor,
-    carried: Tensor,
+    fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
     """Write each row's mel, known source and carried phase to their places.
 
-    Args:
-        fresh: [any, bins], the new frames of all rows, in any dtype.
-        tags, row_of, rows: as in `harmonic_source.make_source`.
-        mel: [frames, bins] float32, written; zero outside of the rows.
-        source: [frames · samples] float32, written where it is known; carried: [rows, lanes] float32, of rows that
-            run on.
+    fresh: [any, bins], the new frames of all rows, in any dtype; tags, row_of, rows: as in `make_source`; mel: [frames,
+    bins] float32, written; zero outside of the rows; source: [frames · samples] float32, written where it is known;
+    carried: [rows, lanes] float32, of rows that run on.
     """
-    bins, samples = mel.shape[1], pool.source.shape[2]
     launched(_lay_in, (len(tags),))(
-        fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried,
-        BINS=bins, BIN_BLOCK=triton.next_power_of_2(bins), SAMPLES=samples,
-        SAMPLE_BLOCK=triton.next_power_of_2(samples), LANES=pool.phase.shape[1],
-        MEL_FRAMES=pool.mel.shape[1], SOURCE_FRAMES=pool.source.shape[1],
-    )  # fmt: skip
+        fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)
+    )
 
 
 def lay_out(
@@ -156,16 +153,11 @@ def lay_out(
 ) -> None:
     """Fade each row into what was held before it, give out its samples, and keep what its stream will need.
 
-    Args:
-        wave, source: [frames · samples] float32; mel: [frames, bins] float32; phases: [rows, lanes] float32.
-        windows: [rules, 2, held frames · samples] float32, rising and falling.
-        pool: written at the rows' `after`, which no other row may read or write.
-        out: [frames given out · samples] float32, written.
+    wave, source: [frames · samples] float32; mel: [frames, bins] float32; phases: [rows, lanes] float32; windows:
+    [rules, 2, held frames · samples] float32, rising and falling; pool: written at the rows' `after`, which no other
+    row may read or write; out: [frames given out · samples] float32, written.
     """
-    bins, samples = mel.shape[1], pool.source.shape[2]
     launched(_lay_out, (len(tags),))(
-        wave, mel, source, phases, tags, row_of, rows, windows, pool.mel, pool.source, pool.held, pool.phase, out,
-        BINS=bins, BIN_BLOCK=triton.next_power_of_2(bins), SAMPLES=samples,
-        SAMPLE_BLOCK=triton.next_power_of_2(samples), LANES=pool.phase.shape[1],
-        MEL_FRAMES=pool.mel.shape[1], SOURCE_FRAMES=pool.source.shape[1], HELD_FRAMES=pool.held.shape[1],
+        wave, mel, source, phases, tags, row_of, rows, windows, *pool, out,
+        **_sizes(mel, pool), HELD_FRAMES=pool.held.shape[1],
     )  # fmt: skip

@@ -55,17 +55,14 @@ class TextInterleaver:
         prompt_speech: Sequence[int] = (),
         max_ratio: float = 20.0,
     ) -> None:
-        self._vocabulary = vocabulary
-        self._mix_text, self._mix_speech = mix
+        self._vocabulary, (self._mix_text, self._mix_speech) = vocabulary, mix
         self._incoming: deque[int] = deque()
         self._buffer: deque[int] = deque(prompt_text)
         self._prompt_speech: deque[int] = deque(prompt_speech)
         self._pending = [Row(RowKind.CONTROL, vocabulary.sos)]
         prompted = len(prompt_speech)
         self._next_fill = (prompted // self._mix_speech + 1) * self._mix_speech - prompted
-        self._max_ratio = max_ratio
-        self._num_text = 0
-        self._closed = False
+        self._max_ratio, self._num_text, self._closed = max_ratio, 0, False
         self._state = _State.WAITING
         self.decoded: list[int] = []
         """All sampled ids, fill and end tokens included."""

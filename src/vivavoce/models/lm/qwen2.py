@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from vivavoce.checkpoint.config import LMConfig
-from vivavoce.models.layers.norm import RMSNorm
-from vivavoce.models.layers.rope import rotary_tables, rotate
-from vivavoce.models.lm.kv_cache import KVCache
+from vivavoce.checkpoint.config import LMConfig, Qwen2Config
+from vivavoce.models.layers import RMSNorm, rotary_tables, rotate
+
+Past = list[tuple[Tensor, Tensor]]
+"""Keys and values of each layer, [batch, kv_heads, positions, head_dim], of the rows that were read; empty at first."""
 
 
 class Attention(nn.Module):
     """Grouped-query attention (arXiv:2305.13245) with biased query, key and value projections."""
 
-    def __init__(self, config: LMConfig) -> None:
+    def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = (
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width)
         self.k_proj = nn.Linear(config.hidden_size, kv_width)
@@ -33,10 +31,10 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x: [batch, time, hidden]  →  rotated query, rotated key, value: [batch, heads, time, head_dim]."""
-        batch, time, _ = x.shape
-        query = self.q_proj(x).view(batch, time, self.num_heads, self.head_dim).transpose(1, 2)
-        key = self.k_proj(x).view(batch, time, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        value = self.v_proj(x).view(batch, time, self.num_kv_heads, self.head_dim).transpose(1, 2)
+        query, key, value = (
+            projection(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -57,7 +55,7 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """SwiGLU (arXiv:2002.05202)."""
 
-    def __init__(self, config: LMConfig) -> None:
+    def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -72,14 +70,10 @@ StoredKeys = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """New keys and values in, those that may be attended to out."""
 
 
-def _keep_new(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return key, value
-
-
 class Layer(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, config: LMConfig) -> None:
+    def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(config)
@@ -97,7 +91,7 @@ class Layer(nn.Module):
 class SpeechLM(nn.Module):
     """Input rows → hidden states → logits over speech tokens and control ids.
 
-    Rows are made in `prompting.py`; positions count from the sequence's first row. Attention is causal.
+    Positions count from the sequence's first row. Attention is causal.
     """
 
     def __init__(self, config: LMConfig) -> None:
@@ -111,41 +105,52 @@ class SpeechLM(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.speech_head = nn.Linear(config.hidden_size, vocabulary.num_logits)
 
-    def forward(
-        self,
-        rows: Tensor,
-        cache: KVCache | None = None,
-        offsets: Tensor | None = None,
-        reach: int | None = None,
-    ) -> Tensor:
-        """Hidden states after the final norm.
+    def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
+        """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape.
 
-        Args:
-            rows: [batch, time, hidden], padded on the right. Causality keeps padding out of what precedes it.
-            cache: one slot per row of the batch, which reads it and is written to; None: the rows are all there is.
-            offsets: [batch] int64, positions that each slot holds already; zeros if None.
-            reach: a bound on the positions in use after this call, known to the caller without asking the device;
-                the cache's capacity if None.
-
-        Returns:
-            [batch, time, hidden]; what stands at padded positions means nothing.
+        Padding on the right means nothing: causality keeps it out of what precedes it. past: of what stands before the
+        rows; theirs are appended. None: the rows are all there is.
         """
-        batch, time, _ = rows.shape
-        if offsets is None:
-            offsets = torch.zeros(batch, dtype=torch.int64, device=rows.device)
-        positions = offsets[:, None] + torch.arange(time, device=rows.device)
-        upto = time if cache is None else min(cache.capacity, reach or cache.capacity)
-        mask = torch.arange(upto, device=rows.device) <= positions[:, None, :, None]
+        start = past[0][0].shape[2] if past else 0
+        positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
+        mask = torch.arange(start + rows.shape[1], device=rows.device) <= positions[:, None, :, None]
         cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
         cos, sin = cos.to(rows.dtype), sin.to(rows.dtype)
-        # Padding may reach past a slot's end: it is written to the last place, which owners keep free for it.
-        slots_positions = positions if cache is None else positions.clamp(max=cache.capacity - 1)
         x = rows
         for index, layer in enumerate(self.layers):
-            stored = _keep_new if cache is None else partial(cache.write, index, slots_positions, upto=upto)
-            x = layer(x, cos, sin, mask, stored)
+            x = layer(x, cos, sin, mask, partial(_extended, past, index))
         return self.norm(x)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         """hidden: [..., hidden]  →  [..., logits] float32, log-softmax over all ids."""
         return self.speech_head(hidden).float().log_softmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class LMPrompt:
+    """One sequence's input: the transcript and speech tokens of a reference, and the text to be spoken."""
+
+    text: tuple[int, ...]
+    prompt_text: tuple[int, ...] = ()
+    prompt_speech: tuple[int, ...] = ()
+
+
+def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
+    """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
+    vocabulary = lm.config.vocabulary
+    parts = (
+        (lm.control_embedding, (vocabulary.sos,)),
+        (lm.text_embedding, prompt.prompt_text + prompt.text),
+        (lm.control_embedding, (vocabulary.task,)),
+        (lm.speech_embedding, prompt.prompt_speech),
+    )
+    return torch.cat([table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device)) for table, ids in parts])
+
+
+def _extended(past: Past | None, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """All keys and values of a layer, the new ones last."""
+    if past is not None:
+        if layer < len(past):
+            key, value = torch.cat((past[layer][0], key), dim=2), torch.cat((past[layer][1], value), dim=2)
+        past[layer : layer + 1] = [(key, value)]
+    return key, value

@@ -37,8 +37,16 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
     most = min(probabilities.shape[-1], int(top_k.max()) if most is None else most)
     ids = _best(probabilities, most)
     ranked = probabilities.gather(-1, ids)
+    # Running sums are added one by one in the row's own precision: a sum that meets top_p exactly must fall on the
+    # official side of it, and a library that adds in another order or precision rounds otherwise.
+    if ranked.device.type == "cpu":
+        sums = torch.from_numpy(np.add.accumulate(ranked.numpy(), axis=1, dtype=ranked.numpy().dtype))
+    else:
+        # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is made two for it.
+        columns = ranked.t() if len(ranked) > 1 else ranked.t().expand(-1, 2)
+        sums = columns.contiguous().cumsum(dim=0).t()[: len(ranked)]
     before = torch.zeros_like(ranked)
-    before[:, 1:] = _sums(ranked)[:, :-1]
+    before[:, 1:] = sums[:, :-1]
     rank = torch.arange(most, device=ranked.device)
     inside = (before < top_p[:, None]) & (rank < top_k[:, None]) | (rank == 0)
     return ids, ranked * inside
@@ -101,16 +109,3 @@ def _best(probabilities: Tensor, count: int) -> Tensor:
     backwards = torch.arange(size - 1, -1, -1, device=probabilities.device)
     keys = (probabilities.view(torch.int32).long() << 32) | backwards
     return size - 1 - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)
-
-
-def _sums(ranked: Tensor) -> Tensor:
-    """Running sums along each row, added one by one in the row's own precision; [batch, n]  →  [batch, n].
-
-    A sum that meets top_p exactly must fall on the official side of it, and a library that adds in another order or
-    precision rounds otherwise.
-    """
-    if ranked.device.type == "cpu":
-        return torch.from_numpy(np.add.accumulate(ranked.numpy(), axis=1, dtype=ranked.numpy().dtype))
-    # Along the outer of two dimensions CUDA adds one by one, otherwise in a tree; a single row is made two for it.
-    columns = ranked.t() if len(ranked) > 1 else ranked.t().expand(-1, 2)
-    return columns.contiguous().cumsum(dim=0).t()[: len(ranked)]

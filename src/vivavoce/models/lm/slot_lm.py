@@ -1,23 +1,176 @@
 """The language model over slots: packed rows of several sequences in (prefill), or one row of every slot (decode).
 
-The same network as `SpeechLM`, whose weights it reads, arranged for serving: joined products, rotary tables and
-masks made once per call, keys and values in a `SlotCache`.
+The same network as `SpeechLM`, whose weights it reads, arranged for serving: rotary tables and masks made once per
+call, keys and values in a `SlotCache`, layers' weights joined, and packed where the library is faster with it. A decode
+step multiplies a handful of rows with every weight of the model. What limits it is how fast the weights are read, and
+how many products there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import lru_cache
+from typing import Generic, TypeVar, cast
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention, silu
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
-from vivavoce.models.layers.rope import rotary_tables
-from vivavoce.models.lm.products import Product, fewest_rows, joined
+from vivavoce.checkpoint.config import LMConfig
+from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
-from vivavoce.models.lm.slot_cache import SlotCache
+
+Product = Callable[[Tensor], Tensor]
+"""x: [rows, in]  →  [rows, out]."""
+
+PACKED_FOR_ROWS = 8
+"""The number of rows that oneDNN lays its packed weights out for; other numbers work, and with the same bits."""
+SAFE_ROWS = 8
+"""From this number of rows on, every library seen computes a row alike whatever stands beside it."""
+_TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
+
+
+def joined(linears: Sequence[nn.Linear]) -> Product:
+    """The outputs of several layers over one input, side by side, as one product.
+
+    Unless weights are packed, the layers' own parameters become views of the joined one: nothing is held twice.
+    """
+    if _packs(linears[0].weight):
+        return _packed(linears)
+    weight, bias = shared(linears)
+
+    def plain(x: Tensor) -> Tensor:
+        return linear(x, weight, bias)
+
+    return plain
+
+
+def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
+    """The smallest step of row counts at which a row's result has the same bits as in a large batch: 1, 2, 4 or 8.
+
+    Libraries choose their kernels by the number of rows. Here they are asked, on this machine, with these weights.
+    sizes: the input size of each product.
+    """
+    if device.type != "cpu":
+        return SAFE_ROWS
+    generator = torch.Generator().manual_seed(0)
+    different = set()
+    for product, size in zip(products, sizes, strict=True):
+        rows = torch.randn(_TRIED_ROWS[-1], size, generator=generator).to(dtype)
+        whole = product(rows)
+        for count in _TRIED_ROWS:
+            if count not in different and not torch.equal(product(rows[:count]), whole[:count]):
+                different.add(count)
+    fitting = [step for step in (1, 2, 4) if not any(count % step == 0 for count in different)]
+    return min(fitting, default=SAFE_ROWS)
+
+
+def _packed(linears: Sequence[nn.Linear]) -> Product:
+    weight = torch.cat([one.weight.detach() for one in linears]).contiguous()
+    biases = [one.bias.detach() for one in linears if one.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+
+    def multiply(x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+    return multiply
+
+
+def _packs(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
+
+
+@lru_cache(maxsize=1)
+def _packing_works() -> bool:
+    """Whether torch's binding of oneDNN's packed products is there and right; it is no public interface."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    with torch.inference_mode():
+        weight, bias, x = torch.arange(96.0).view(8, 12), torch.arange(8.0), torch.arange(36.0).view(3, 12)
+        try:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+            found = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+        except (AttributeError, RuntimeError):
+            return False
+        return torch.equal(found, x @ weight.T + bias)
+
+
+def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the joined product; the layers' own parameters become views of them.
+
+    Returns [outputs, inputs] and [outputs] (None: no layer has a bias); asked again, it gives the same memory.
+    """
+    biases = [one.bias for one in linears if one.bias is not None]
+    return lay_together([one.weight for one in linears]), lay_together(biases) if biases else None
+
+
+Weights = TypeVar("Weights")
+
+
+@dataclass(frozen=True)
+class JoinedLayer(Generic[Weights]):
+    """One layer of the network, what reads the same input together."""
+
+    attention_norm: Tensor
+    qkv: Weights
+    out: Weights
+    mlp_norm: Tensor
+    gate_up: Weights
+    down: Weights
+
+    @classmethod
+    def all(cls, lm: SpeechLM, join: Callable[[Sequence[nn.Linear]], Weights]) -> list[JoinedLayer[Weights]]:
+        """Those of a network; join: makes one of several linear layers over one input."""
+        layers = [(layer, layer.attention, layer.mlp) for layer in cast(Iterable[Layer], lm.layers)]
+        return [
+            JoinedLayer(
+                layer.attention_norm.weight.detach(),
+                join([attention.q_proj, attention.k_proj, attention.v_proj]),
+                join([attention.o_proj]),
+                layer.mlp_norm.weight.detach(),
+                join([mlp.gate_proj, mlp.up_proj]),
+                join([mlp.down_proj]),
+            )
+            for layer, attention, mlp in layers
+        ]
+
+
+@dataclass(frozen=True)
+class SlotCache:
+    """Fixed memory for `slots` sequences of at most `capacity` positions.
+
+    memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system gives a page
+    when it is first written. The cache knows no lengths: what stands past a slot's own position is never read.
+    """
+
+    memory: Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: LMConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> SlotCache:
+        """Reserve it."""
+        shape = (config.num_layers, 2, slots, config.num_kv_heads, capacity, config.head_dim)
+        return cls(torch.zeros(shape, device=device, dtype=dtype))
+
+    def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
+        """Views of the first slots, layer by layer.
+
+        Returns where new rows are stored, each [2, slots, kv_heads, capacity, head_dim]; and keys and values of the
+        first `reach` positions, each pair of [slots, kv_heads, reach, head_dim].
+        """
+        stored = self.memory[:, :, :slots]
+        readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
+        return stored.unbind(0), list(zip(readable[::2], readable[1::2], strict=True))
+
+    def move(self, sources: Tensor, targets: Tensor, reach: int) -> None:
+        """Copy slots onto others, layer by layer; sources, targets: [n] int64 without common members."""
+        for layer in self.memory:
+            part = layer[:, :, :, :reach]
+            part.index_copy_(1, targets, part.index_select(1, sources))
 
 
 @dataclass(frozen=True)
@@ -34,21 +187,11 @@ class PackedRows:
     ids: Tensor
     slots: Tensor
     positions: Tensor
+    unpadded: Tensor
     sequences: Tensor
     starts: Tensor
     padded: Tensor
-    unpadded: Tensor
     last: Tensor
-
-
-@dataclass(frozen=True)
-class _FusedLayer:
-    attention_norm: Tensor
-    qkv: Product
-    out: Product
-    mlp_norm: Tensor
-    gate_up: Product
-    down: Product
 
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -56,23 +199,28 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class SlotLM:
-    """Args: lm: on its final device; capacity: positions per slot."""
+    """lm: on its final device; capacity: positions per slot."""
 
     def __init__(self, lm: SpeechLM, capacity: int) -> None:
-        self.config = lm.config
+        config = self.config = lm.config
         weight = lm.speech_head.weight
         self._device, self._dtype = weight.device, weight.dtype
-        self._tables = (
-            lm.control_embedding.weight.detach(),
-            lm.text_embedding.weight.detach(),
-            lm.speech_embedding.weight.detach(),
-        )
-        self._layers = [_fuse(cast(Layer, layer)) for layer in lm.layers]
-        self._norm = lm.norm.weight.detach()
-        self._head = joined([lm.speech_head])
-        self._cos, self._sin = self._rotations(capacity)
-        self._reached = torch.arange(capacity, device=self._device)
-        self.row_step = self._row_step()
+        self._group = config.num_heads // config.num_kv_heads
+        embeddings = (lm.control_embedding, lm.text_embedding, lm.speech_embedding)
+        self._tables = [one.weight.detach() for one in embeddings]
+        self._layers = JoinedLayer.all(lm, joined)
+        self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
+        # By position, [capacity, 1, head_dim]: a row times the first, and its halves exchanged times the second, give
+        # the rotated row.
+        positions = torch.arange(capacity, device=self._device)
+        cos, sin = (one[0, 0] for one in rotary_tables(positions[None], config.head_dim, config.rope_theta))
+        sin[:, : config.head_dim // 2] *= -1
+        self._cos, self._sin = cos[:, None].to(self._dtype), sin[:, None].to(self._dtype)
+        self._reached = positions
+        layer, inner = self._layers[0], config.num_heads * config.head_dim
+        products = (layer.qkv, layer.out, layer.gate_up, layer.down, self._head)
+        sizes = (config.hidden_size, inner, config.hidden_size, config.intermediate_size, config.hidden_size)
+        self.row_step = fewest_rows(products, sizes, self._device, self._dtype)
 
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
         """Scores of what follows each sequence's last row.
@@ -84,15 +232,17 @@ class SlotLM:
         bias = self._bias(asking, reach)[:, None].repeat(1, 1, self._group, 1)
 
         def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
-            cache.write(layer, keys_values, packed.slots, packed.positions)
-            keys, values = cache.gathered(layer, packed.sequences, reach)
+            cache.memory[layer][:, packed.slots, :, packed.positions] = keys_values
+            keys, values = cache.memory[layer, :, :, :, :reach].index_select(1, packed.sequences).unbind(0)
             rows = query[packed.padded].view(count, longest, self.config.num_kv_heads, self._group, -1)
             rows = rows.permute(0, 2, 3, 1, 4).flatten(2, 3)
             out = scaled_dot_product_attention(rows, keys, values, attn_mask=bias)
             out = out.view(count, -1, self._group, longest, self.config.head_dim).permute(0, 3, 1, 2, 4)
             return out.reshape(count * longest, -1)[packed.unpadded]
 
-        hidden = self._hidden(self._embed(packed.kinds, packed.ids), packed.positions, attend)
+        rows, of_kind = [table[packed.ids.clamp(max=len(table) - 1)] for table in self._tables], packed.kinds[:, None]
+        embedded = torch.where(of_kind == 0, rows[0], torch.where(of_kind == 1, rows[1], rows[2]))
+        hidden = self._hidden(embedded, packed.positions, attend)
         return self._scores(pad(hidden[packed.last], (0, 0, 0, -count % 8)), count)
 
     def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
@@ -115,15 +265,6 @@ class SlotLM:
         if idle:
             ids, positions = pad(ids, (0, idle)), pad(positions, (0, idle))
         return self._scores(self._hidden(self._tables[2][ids], positions, attend), slots)
-
-    @property
-    def _group(self) -> int:
-        return self.config.num_heads // self.config.num_kv_heads
-
-    def _embed(self, kinds: Tensor, ids: Tensor) -> Tensor:
-        rows = [table[ids.clamp(max=len(table) - 1)] for table in self._tables]
-        of_kind = kinds[:, None]
-        return torch.where(of_kind == 0, rows[0], torch.where(of_kind == 1, rows[1], rows[2]))
 
     def _hidden(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         config = self.config
@@ -149,32 +290,3 @@ class SlotLM:
         """0 where a row may look, −inf elsewhere; positions: [n, rows]  →  [n, rows, reach]."""
         hidden = self._reached[:reach] > positions[..., None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
-
-    def _rotations(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """Tables by position, [capacity, 1, head_dim]: a row times the first, and its halves exchanged times the
-        second, give the rotated row.
-        """
-        head_dim = self.config.head_dim
-        positions = torch.arange(capacity, device=self._device)[None]
-        cos, sin = (table[0, 0] for table in rotary_tables(positions, head_dim, self.config.rope_theta))
-        sin[:, : head_dim // 2] *= -1
-        return cos[:, None].to(self._dtype), sin[:, None].to(self._dtype)
-
-    def _row_step(self) -> int:
-        layer, config = self._layers[0], self.config
-        products = (layer.qkv, layer.out, layer.gate_up, layer.down, self._head)
-        inner = config.num_heads * config.head_dim
-        sizes = (config.hidden_size, inner, config.hidden_size, config.intermediate_size, config.hidden_size)
-        return fewest_rows(products, sizes, self._device, self._dtype)
-
-
-def _fuse(layer: Layer) -> _FusedLayer:
-    attention, mlp = layer.attention, layer.mlp
-    return _FusedLayer(
-        attention_norm=layer.attention_norm.weight.detach(),
-        qkv=joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-        out=joined([attention.o_proj]),
-        mlp_norm=layer.mlp_norm.weight.detach(),
-        gate_up=joined([mlp.gate_proj, mlp.up_proj]),
-        down=joined([mlp.down_proj]),
-    )

@@ -3,19 +3,209 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.layers.masks import valid_positions, zero_padding
-from vivavoce.models.vocoder.f0 import F0Predictor
-from vivavoce.models.vocoder.layout import convolve, convolve_transposed, laid_out
-from vivavoce.models.vocoder.resblock import ResBlock, keep
-from vivavoce.models.vocoder.source import HarmonicSource
-from vivavoce.models.vocoder.stft import istft, stft
+from vivavoce.models.layers import valid_positions, zero_padding
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """[batch, channels, time]  →  [batch, channels, 1, time] in the device's order."""
+    order = torch.channels_last if x.device.type == "cpu" else torch.contiguous_format
+    return x[:, :, None].contiguous(memory_format=order)
+
+
+def convolve(conv: nn.Module, x: Tensor) -> Tensor:
+    """What the Conv1d `conv` computes; x: [batch, channels in, 1, time]  →  [batch, channels out, 1, time']."""
+    assert isinstance(conv, nn.Conv1d)
+    across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
+    return conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
+
+
+def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
+    """What the ConvTranspose1d `conv` computes; x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
+    assert isinstance(conv, nn.ConvTranspose1d)
+    return conv_transpose2d(x, conv.weight[:, :, None], conv.bias, (1, conv.stride[0]), (0, int(conv.padding[0])))
+
+
+def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
+    """Spectrum with centred frames, each row reflected at its own end (periodic Hann window).
+
+    signal: [batch, samples]; lengths: [batch] samples, None if all are full  →  [batch, n_fft + 2, samples // hop + 1],
+    real parts first, zero past a row's frames
+    """
+    samples = signal.shape[1]
+    last = (torch.full((1,), samples, device=signal.device) if lengths is None else lengths)[:, None] - 1
+    position = torch.arange(-(n_fft // 2), samples + n_fft // 2, device=signal.device).abs()
+    mirrored = torch.where(position > last, 2 * last - position, position).clamp(0, samples - 1)
+    padded = signal.gather(1, mirrored.expand(len(signal), -1))
+    window = torch.hann_window(n_fft, device=signal.device)
+    spectrum = torch.stft(padded, n_fft, hop, n_fft, window, center=False, return_complex=True)
+    parts = torch.cat((spectrum.real, spectrum.imag), dim=1)
+    if lengths is None:
+        return parts
+    return parts * valid_positions(lengths // hop + 1, parts.shape[-1])[:, None]
+
+
+def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
+    """Waveform from magnitude and phase: windowed overlap-add over the row's own frames, ends trimmed.
+
+    magnitude, phase: [batch, n_fft / 2 + 1, frames]; lengths: [batch] frames, None if all are full
+    →  [batch, (frames − 1) · hop]
+    """
+    frames = magnitude.shape[-1]
+    window = torch.hann_window(n_fft, device=magnitude.device)
+    pieces = torch.fft.irfft(torch.polar(magnitude, phase), n=n_fft, dim=1) * window[:, None]
+    envelope = window.square()[None, :, None].expand(1, -1, frames)
+    if lengths is not None:
+        inside = valid_positions(lengths, frames)[:, None]
+        pieces, envelope = pieces * inside, envelope * inside
+    length, half = (frames - 1) * hop + n_fft, n_fft // 2
+    signal, weight = (
+        fold(x, (1, length), kernel_size=(1, n_fft), stride=(1, hop))[:, 0, 0, half : length - half]
+        for x in (pieces, envelope)
+    )
+    return signal / weight.clamp(min=1e-11)
+
+
+class HarmonicSource(nn.Module):
+    """Pitch → excitation signal.
+
+    Phases are summed per frame and drawn out to samples linearly, frame centre to frame centre, as CosyVoice2 does.
+    A stream that vocodes piece by piece carries the phase from one piece to the next.
+    """
+
+    def __init__(self, config: VocoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.merge = nn.Linear(config.num_harmonics + 1, 1)
+
+    def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
+        """Excitation for whole frames.
+
+        f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
+        or [batch, samples, 1] for what the harmonics' noises come to together, which a single one draws as well;
+        carried: [batch, harmonics] cycles, what `phase_at_end` gave for the frames before  →  [batch, 1, samples]
+        """
+        return self.excite(f0, self.cycles(f0, carried), noise, carried)
+
+    def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
+        """Cycles of each harmonic divided by the samples of a frame, summed over frames: the scale is applied last,
+        as in the official code, because float32 rounding depends on it.
+
+        Shapes as in `forward`  →  [batch, frames, harmonics]
+        """
+        multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
+        per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
+        start = 0 if carried is None else carried[:, None]
+        return start + torch.cumsum(per_sample, dim=1)
+
+    def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
+        """`forward`, given what `cycles` makes of the same f0 and carried."""
+        config, hop = self.config, self.config.samples_per_frame
+        drawn = cycles if carried is None else torch.cat((carried[:, None], cycles), dim=1)
+        radians = (drawn * (2 * math.pi)).transpose(1, 2) * hop
+        phase = interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
+        voiced = (f0 > config.voiced_threshold_hz).float().repeat_interleave(hop, dim=1)[:, None]
+        signal = voiced * (config.sine_amplitude * (self.merge.weight @ torch.sin(phase))) + self.merge.bias
+        if noise is not None:
+            strength = voiced * config.noise_std + (1 - voiced) * (config.sine_amplitude / 3)
+            # Independent normal numbers, weighted and summed, are one of the weights' root sum of squares.
+            weight = self.merge.weight
+            merged = noise * weight.norm() if noise.shape[-1] == 1 else linear(noise, weight)
+            signal = signal + strength * merged.transpose(1, 2)
+        return torch.tanh(signal)
+
+    def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
+        """Cycles, modulo 1, summed up to the last frame; shapes as in `forward`  →  [batch, harmonics]."""
+        return self.cycles(f0, carried)[:, -1] % 1
+
+
+F0_CONVS = 5
+F0_KERNEL = 3
+
+
+class F0Predictor(nn.Module):
+    """Five convolutions with ELU and one linear layer; the absolute value is the pitch in Hz."""
+
+    def __init__(self, mel_bins: int, channels: int) -> None:
+        super().__init__()
+        sizes = [mel_bins] + [channels] * F0_CONVS
+        self.convs = nn.ModuleList(
+            nn.Conv1d(before, after, F0_KERNEL, padding=F0_KERNEL // 2) for before, after in pairwise(sizes)
+        )
+        self.out = nn.Linear(channels, 1)
+
+    def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
+        """mel: [batch, bins, frames]; lengths: [batch] or None if all are full  →  [batch, frames] Hz, 0 past the end.
+
+        A frame's pitch depends on `F0_CONVS` frames on either side.
+        """
+        x = zero_padding(mel, lengths)
+        # The source sums the pitch up to phases: an error of a thousandth is half a cycle within a second.
+        # So convolutions on CUDA are without TF32, whose 10 bits of mantissa are torch's default for them, in a switch
+        # that belongs to the process.
+        before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+        try:
+            for conv in self.convs:
+                x = zero_padding(elu(conv(x)), lengths)
+        finally:
+            torch.backends.cudnn.allow_tf32 = before
+        f0 = torch.abs(self.out(x.transpose(1, 2)))[..., 0]
+        return zero_padding(f0[:, None], lengths)[:, 0]
+
+
+LEAST_ALPHA = 1e-9
+"""Added to α before the division, as in the official code."""
+
+
+class Snake(nn.Module):
+    """x + sin²(αx) / α with one α per channel (arXiv:2006.08195)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [batch, channels, 1, time]  →  the same shape; 0 stays 0."""
+        alpha = self.alpha[:, None, None]
+        if torch.is_grad_enabled():
+            return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
+        # Fresh memory costs more than the arithmetic: one tensor is made and worked on in place.
+        return (alpha * x).sin_().square_().div_(alpha + LEAST_ALPHA).add_(x)
+
+
+class ResBlock(nn.Module):
+    """For each dilation: snake, dilated convolution, snake, convolution, added to the input."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+        super().__init__()
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.convs1 = nn.ModuleList(
+            nn.Conv1d(channels, channels, kernel, dilation=d, padding=d * (kernel - 1) // 2) for d in dilations
+        )
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in dilations)
+
+    def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
+        """x: [batch, channels, 1, time], zero past each row's length; inside: [batch, 1, 1, time], 1 within it and 0
+        past it, None if all rows are full  →  the same as x.
+        """
+        stages = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
+        for snake1, conv1, snake2, conv2 in stages:
+            h = keep(convolve(conv1, snake1(x)), inside)
+            x = keep(convolve(conv2, snake2(h)), inside).add_(x)
+        return x
+
+
+def keep(fresh: Tensor, inside: Tensor | None) -> Tensor:
+    """Zero past each row's length, in place; fresh: finite, made for this alone; inside: as in `ResBlock.forward`."""
+    return fresh if inside is None else fresh.mul_(inside)
+
 
 OUTER_KERNEL = 7
 MAX_MAGNITUDE = 100.0
@@ -75,34 +265,27 @@ class HiFT(nn.Module):
         spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
         x = laid_out(zero_padding(mel, lengths))
         x = keep(convolve(self.conv_pre, x), _inside(lengths, x))
-        for stage in range(len(self.ups)):
-            x, lengths = self._stage(stage, x, spectrum, lengths)
+        for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
+            # One step up in rate: the signal drawn out, the source's spectrum added, the mean of the residual blocks.
+            x = convolve_transposed(up, leaky_relu(x, config.leaky_slope))
+            lengths = None if lengths is None else lengths * rate
+            if stage == len(self.ups) - 1:
+                # One more frame, mirrored, makes the centred STFT's odd count.
+                x = torch.cat((x[..., 1:2], x), dim=-1)
+                lengths = None if lengths is None else lengths + 1
+            inside = _inside(lengths, x)
+            injected = keep(convolve(self.source_downs[stage], spectrum), inside)
+            x = keep(self.source_resblocks[stage](injected, inside).add_(x), inside)
+            count = len(config.resblock_kernels)
+            first, *others = (block(x, inside) for block in self.resblocks[stage * count : (stage + 1) * count])
+            for other in others:
+                first = first.add_(other)
+            x = first / count
         x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
         wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
         return wave.clamp(-config.audio_limit, config.audio_limit)
-
-    def _stage(self, stage: int, x: Tensor, spectrum: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """One step up in rate: the signal drawn out, the source's spectrum added, the mean of the residual blocks.
-
-        x: [batch, channels, 1, time]; spectrum: [batch, n_fft + 2, 1, frames]; lengths: [batch] of x
-        →  [batch, channels / 2, 1, time · rate], its lengths
-        """
-        x = convolve_transposed(self.ups[stage], leaky_relu(x, self.config.leaky_slope))
-        lengths = None if lengths is None else lengths * self.config.upsample_rates[stage]
-        if stage == len(self.ups) - 1:
-            # One more frame, mirrored, makes the centred STFT's odd count.
-            x = torch.cat((x[..., 1:2], x), dim=-1)
-            lengths = None if lengths is None else lengths + 1
-        inside = _inside(lengths, x)
-        injected = keep(convolve(self.source_downs[stage], spectrum), inside)
-        x = keep(self.source_resblocks[stage](injected, inside).add_(x), inside)
-        per_stage = len(self.config.resblock_kernels)
-        first, *others = (block(x, inside) for block in self.resblocks[stage * per_stage : (stage + 1) * per_stage])
-        for other in others:
-            first = first.add_(other)
-        return first / per_stage, lengths
 
     def noise_shape(self, frames: int) -> tuple[int, int]:
         """Shape of the source noise for that many frames: (samples, harmonics)."""

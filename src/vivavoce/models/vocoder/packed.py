@@ -1,37 +1,207 @@
 """HiFT over packed batches: the frames of all rows one after another, with kernels of our own.
 
 Between rows, and after the last, stand at least `gap_frames` frames of padding, which are zeros in every layer: what a
-row computes depends neither on its place nor on its company.
+row computes depends neither on its place nor on its neighbours. Weights are laid out anew for the packed convolutions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.kernels import harmonic_source, short_fourier
-from vivavoce.models.kernels.snake_conv import Activated, Convolution, convolve, tile_for
-from vivavoce.models.vocoder.hift import MAX_MAGNITUDE, HiFT
-from vivavoce.models.vocoder.packed_weights import Block, Stage, pack_weights
+from vivavoce.models.kernels import vocoder_source
+from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, convolve, tile_for
+from vivavoce.models.kernels.vocoder_source import spectrum_lanes
+from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE, HiFT, ResBlock, Snake
+
+
+class Pair(NamedTuple):
+    """Two convolutions of a residual block and the activation between them."""
+
+    first: Convolution
+    between: Activated
+    second: Convolution
+
+
+class PackedBlock(NamedTuple):
+    """A residual block; `entry` is what its first convolution reads, `inner` what those of the other pairs read."""
+
+    entry: Activated
+    inner: tuple[Activated, ...]
+    pairs: tuple[Pair, ...]
+
+
+class PackedStage(NamedTuple):
+    """One step up in rate.
+
+    down: brings the source's spectrum down to the stage's rate; entries: of all blocks in one; leaving: what the next
+    layer reads of the blocks' mean.
+    """
+
+    up: Convolution
+    down: Convolution
+    source: PackedBlock
+    blocks: tuple[PackedBlock, ...]
+    entries: Activated
+    leaving: Activated
+
+
+class PackedVocoderWeights(NamedTuple):
+    """All layers but the source's own.
+
+    pitch: float32; the last one gives the pitch ± in column 0; last: its columns are logarithms of magnitudes, then
+    what phases are the sine of, each padded to `lanes`.
+    """
+
+    pitch: tuple[Convolution, ...]
+    pitch_activation: Activated
+    first: Convolution
+    first_activation: Activated
+    stages: tuple[PackedStage, ...]
+    last: Convolution
+
+
+def pack_weights(vocoder: HiFT, dtype: torch.dtype) -> PackedVocoderWeights:
+    """Lay the weights out anew; dtype: of the products and of what they read, but for the pitch's."""
+    config = vocoder.config
+    rates = list(accumulate(config.upsample_rates, lambda a, b: a * b))
+    leaky = Activated(Activation.LEAKY, slope=config.leaky_slope)
+    per_stage, final = len(config.resblock_kernels), len(rates) - 1
+    stages, resblocks = [], list(vocoder.resblocks)
+    for number, rate in enumerate(rates):
+        ends = number == final
+        own = resblocks[number * per_stage : (number + 1) * per_stage]
+        blocks = tuple(_block(block, rate, ends, dtype) for block in own)
+        source = _block(vocoder.source_resblocks[number], rate, ends, dtype)
+        up = _transposed(vocoder.ups[number], rate, ends, dtype)
+        down = _of_spectrum(vocoder.source_downs[number], rate, ends, config.n_fft, dtype)
+        leaving = Activated(Activation.LEAKY, slope=LAST_SLOPE) if ends else leaky
+        stages.append(PackedStage(up, down, source, blocks, _together([block.entry for block in blocks]), leaving))
+    return PackedVocoderWeights(
+        pitch=(*(_convolution(conv, 1, torch.float32) for conv in vocoder.f0.convs), _pitch(vocoder.f0.out)),
+        pitch_activation=Activated(Activation.ELU),
+        first=_convolution(vocoder.conv_pre, 1, dtype),
+        first_activation=leaky,
+        stages=tuple(stages),
+        last=_to_spectrum(vocoder.conv_post, rates[-1], config.n_fft, dtype),
+    )
+
+
+def _convolution(conv: nn.Module, rate: int, dtype: torch.dtype, open_end: bool = False) -> Convolution:
+    assert isinstance(conv, nn.Conv1d)
+    placed = {"dilation": conv.dilation[0], "offset": int(conv.padding[0])}
+    return _laid(conv.weight.permute(2, 1, 0), conv.bias, rate, dtype, open_end, **placed)
+
+
+def _laid(
+    weight: Tensor, bias: Tensor | None, rate: int, dtype: torch.dtype, open_end: bool = False, **placed: Any
+) -> Convolution:
+    """weight: [taps, channels in, columns]; bias: [columns]; placed: dilation, offset and stride."""
+    assert bias is not None
+    (taps, channels), flat = weight.shape[:2], weight.flatten(0, 1).to(dtype).contiguous()
+    return Convolution(flat, bias.float().contiguous(), taps, channels, rate, open_end=open_end, **placed)
+
+
+def _pitch(linear: nn.Linear) -> Convolution:
+    # As many columns as a product has at least; those behind the first stay zero.
+    weight = linear.weight.new_zeros(1, linear.in_features, 16)
+    weight[0, :, 0] = linear.weight[0]
+    bias = linear.bias.new_zeros(16)
+    bias[0] = linear.bias[0]
+    return _laid(weight, bias, 1, torch.float32)
+
+
+def _transposed(conv: nn.Module, rate: int, last: bool, dtype: torch.dtype) -> Convolution:
+    """A transposed convolution as one that gives the `fan` positions of each position that it reads.
+
+    In the last stage all positions lie one further on: the first is the mirrored one of the centred STFT.
+    """
+    assert isinstance(conv, nn.ConvTranspose1d)
+    fan, size, pad = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
+    assert conv.bias is not None
+    phases = [phase - int(last) for phase in range(fan)]
+    # Output position u · fan + phase sees input u + reach through the kernel's place phase + pad − reach · fan.
+    seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
+    seen = [(phase, reach, place) for phase, reach, place in seen if 0 <= place < size]
+    least, most = min(reach for _, reach, _ in seen), max(reach for _, reach, _ in seen)
+    channels, columns = conv.weight.shape[:2]
+    weight = conv.weight.new_zeros(most - least + 1, channels, fan, columns)
+    for phase, reach, place in seen:
+        weight[reach - least, :, phase - phases[0]] = conv.weight[:, :, place]
+    return Convolution(
+        weight=weight.reshape(-1, fan * columns).to(dtype).contiguous(),
+        bias=conv.bias.float().repeat(fan),
+        taps=len(weight),
+        channels=channels,
+        rate=rate // fan,
+        offset=-least,
+        fan=fan,
+        open_end=last,
+        mirrored=last,
+    )
+
+
+def _of_spectrum(conv: nn.Module, rate: int, open_end: bool, n_fft: int, dtype: torch.dtype) -> Convolution:
+    """A strided convolution over spectra whose halves are padded to `lanes`."""
+    assert isinstance(conv, nn.Conv1d)
+    weight, half = conv.weight.permute(2, 1, 0), n_fft // 2 + 1
+    padded = weight.new_zeros(len(weight), 2, spectrum_lanes(n_fft), weight.shape[2])
+    padded[:, :, :half] = weight.unflatten(1, (2, half))
+    placed = {"offset": int(conv.padding[0]), "stride": conv.stride[0]}
+    return _laid(padded.flatten(1, 2), conv.bias, rate, dtype, open_end, **placed)
+
+
+def _to_spectrum(conv: nn.Module, rate: int, n_fft: int, dtype: torch.dtype) -> Convolution:
+    assert isinstance(conv, nn.Conv1d)
+    assert conv.bias is not None
+    weight, half, width = conv.weight.permute(2, 1, 0), n_fft // 2 + 1, spectrum_lanes(n_fft)
+    padded = weight.new_zeros(*weight.shape[:2], 2, width)
+    padded[..., :half] = weight.unflatten(2, (2, half))
+    bias = conv.bias.new_zeros(2, width)
+    bias[:, :half] = conv.bias.unflatten(0, (2, half))
+    return _laid(padded.flatten(2), bias.flatten(), rate, dtype, open_end=True, offset=int(conv.padding[0]))
+
+
+def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype) -> PackedBlock:
+    assert isinstance(block, ResBlock)
+    before = [_snake(snake) for snake in block.activations1]
+    pairs = tuple(
+        Pair(_convolution(first, rate, dtype, open_end), _snake(snake), _convolution(second, rate, dtype, open_end))
+        for first, snake, second in zip(block.convs1, block.activations2, block.convs2, strict=True)
+    )
+    return PackedBlock(before[0], tuple(before[1:]), pairs)
+
+
+def _snake(snake: nn.Module) -> Activated:
+    assert isinstance(snake, Snake)
+    alpha = snake.alpha.float()[None].contiguous()
+    return Activated(Activation.SNAKE, alpha=alpha, inverse=1 / (alpha + LEAST_ALPHA))
+
+
+def _together(entries: list[Activated]) -> Activated:
+    alphas = [entry.alpha for entry in entries if entry.alpha is not None]
+    inverses = [entry.inverse for entry in entries if entry.inverse is not None]
+    return Activated(Activation.SNAKE, len(entries), torch.cat(alphas), torch.cat(inverses))
+
 
 PADDING, INSIDE, AFTER, FIRST = range(4)
 """What a packed frame is: between rows, of a row, the frame right after a row, a row's first frame."""
 
 
-@dataclass(frozen=True, eq=False)
-class PackedFrames:
-    """Where the rows of a packed batch lie."""
+class PackedFrames(NamedTuple):
+    """Where the rows of a packed batch lie.
+
+    tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
+    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`.
+    """
 
     tags: Tensor
-    """[frames] int32: PADDING, INSIDE, AFTER or FIRST."""
     row_of: Tensor
-    """[frames] int32: the row of each frame that is not PADDING."""
     rows: Tensor
-    """[rows, ROW_WIDTH] int64, see `kernels.row_table`."""
 
 
 def supports(config: VocoderConfig) -> bool:
@@ -56,11 +226,9 @@ def gap_frames(config: VocoderConfig) -> int:
 class PackedVocoder:
     """Weights laid out anew, and the steps from mel to samples. Nothing is waited for; launches are always the same.
 
-    Args:
-        vocoder: float32, on the device.
-        dtype: of the products, of what they read, and of the sums that residual blocks pass on (in float32 these would
-            take a quarter off the rounding, and half as much memory again); pitch, phases, source and both transforms
-            stay in float32.
+    vocoder: float32, on the device; dtype: of the products, of what they read, and of the sums that residual blocks
+    pass on (in float32 these would take a quarter off the rounding, and half as much memory again); pitch, phases,
+    source and both transforms stay in float32.
     """
 
     def __init__(self, vocoder: HiFT, dtype: torch.dtype) -> None:
@@ -68,14 +236,14 @@ class PackedVocoder:
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
         merge = vocoder.source.merge
-        self.lanes = harmonic_source.lanes(config.num_harmonics + 1)
+        self.lanes = vocoder_source.lanes(config.num_harmonics + 1)
         self._merge = torch.zeros(self.lanes, device=device)
         self._merge[: config.num_harmonics + 1] = merge.weight[0]
         self._bias, self._norm = float(merge.bias), float(merge.weight.norm())
-        self._forward = short_fourier.forward_table(config.n_fft).to(device)
-        self._inverse = short_fourier.inverse_table(config.n_fft).to(device)
+        self._forward = vocoder_source.forward_table(config.n_fft).to(device)
+        self._inverse = vocoder_source.inverse_table(config.n_fft).to(device)
         self._envelope = torch.hann_window(config.n_fft, device=device).square()
-        self._shape = harmonic_source.SourceShape(
+        self._shape = vocoder_source.SourceShape(
             config.num_harmonics + 1,
             config.samples_per_frame,
             config.sample_rate,
@@ -94,36 +262,23 @@ class PackedVocoder:
         for conv in convs:
             x = self._convolve(x, conv, frames, activated=self._weights.pitch_activation)[1][0]
         pitch, _ = self._convolve(x, out, frames, raw=torch.float32)
-        return harmonic_source.make_source(
-            pitch,
-            frames.tags,
-            frames.row_of,
-            frames.rows,
-            carried,
-            self._merge,
-            self._bias,
-            self._norm,
-            source,
-            self._shape,
-            noise=noise,
-        )
+        merge = (self._merge, self._bias, self._norm)
+        return vocoder_source.make_source(pitch, *frames, carried, *merge, source, self._shape, noise=noise)
 
     def decode(self, mel: Tensor, frames: PackedFrames, source: Tensor) -> Tensor:
         """mel, source: as in `excite`  →  [frames · samples per frame] float32, zero outside of the rows."""
         config, weights = self.config, self._weights
         rate = config.samples_per_frame // config.hop
-        spectrum = short_fourier.spectrum(
-            source, frames.tags, frames.row_of, frames.rows, self._forward, rate, config.hop, self._dtype
-        )
+        spectrum = vocoder_source.spectrum(source, *frames, self._forward, rate, config.hop, self._dtype)
         x = self._convolve(mel, weights.first, frames, activated=weights.first_activation)[1][0]
         for stage in weights.stages:
             x = self._stage(stage, x, spectrum, frames)
         polar, _ = self._convolve(x, weights.last, frames, raw=torch.float32)
-        return short_fourier.wave(
+        return vocoder_source.wave(
             polar, frames.tags, self._inverse, self._envelope, rate, config.hop, config.audio_limit, MAX_MAGNITUDE
         )
 
-    def _stage(self, stage: Stage, x: Tensor, spectrum: Tensor, frames: PackedFrames) -> Tensor:
+    def _stage(self, stage: PackedStage, x: Tensor, spectrum: Tensor, frames: PackedFrames) -> Tensor:
         """x: [positions, channels], activated  →  [positions · rate, channels / 2], activated."""
         up, _ = self._convolve(x, stage.up, frames, raw=self._dtype)
         injected, entry = self._convolve(spectrum, stage.down, frames, raw=self._dtype, activated=stage.source.entry)
@@ -138,7 +293,7 @@ class PackedVocoder:
 
     def _block(
         self,
-        block: Block,
+        block: PackedBlock,
         x: Tensor,
         entry: Tensor,
         frames: PackedFrames,
@@ -156,16 +311,5 @@ class PackedVocoder:
         h = self._convolve(entry, pair.first, frames, activated=pair.between)[1][0]
         return self._convolve(h, pair.second, frames, added=(x, *added), scale=scale, raw=raw, activated=leaving)
 
-    def _convolve(
-        self,
-        x: Tensor,
-        conv: Convolution,
-        frames: PackedFrames,
-        *,
-        added: tuple[Tensor, ...] = (),
-        scale: float = 1.0,
-        raw: torch.dtype | None = None,
-        activated: Activated | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        tile = tile_for(conv, len(frames.tags), x.device)
-        return convolve(x, conv, frames.tags, tile, added=added, scale=scale, raw=raw, activated=activated)
+    def _convolve(self, x: Tensor, conv: Convolution, frames: PackedFrames, **options: Any) -> tuple[Tensor, Tensor]:
+        return convolve(x, conv, frames.tags, tile_for(conv, len(frames.tags), x.device), **options)

@@ -1,4 +1,4 @@
-"""Changes the sample rate: as the official front end does for prompts, and with soxr for everything else."""
+"""Changes the sample rate as the official front end does for prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vivavoce.service.audio.types import Samples
+from vivavoce.service.audio.samples import Samples
 
 _ZERO_CROSSINGS = 6
 _ROLLOFF = 0.99
@@ -44,13 +44,6 @@ def resample_sinc(samples: Tensor | Samples, from_rate: int, to_rate: int) -> Te
     # Each step over `old` input samples gives `new` output samples, one per kernel.
     phases = functional.conv1d(padded, _sinc_kernels(old, new).to(wave.device), stride=old)
     return phases.transpose(1, 2).flatten(1)[:, :num_samples].reshape(*wave.shape[:-1], num_samples)
-
-
-def resample(samples: Samples, from_rate: int, to_rate: int) -> Samples:
-    """Resample `samples` [n] with soxr (high quality) to n·to_rate/from_rate samples, give or take one."""
-    if from_rate == to_rate:
-        return samples
-    return np.asarray(soxr.resample(samples, from_rate, to_rate), np.float32)
 
 
 def _half_width(old: int, new: int) -> int:

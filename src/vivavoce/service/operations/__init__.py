@@ -1,1 +1,1 @@
-"""What every server door shares beside the speaker: callers, allowances, the book of requests, settings."""
+"""What all doors of a server share beside the speaker: settings, keys, limits, the request log and metrics."""

@@ -1,88 +1,99 @@
-"""API keys: who may ask a server, by a file of hashes that is read again when it changes.
+"""API keys: a file of hashes that the server reads again when it changes, and that the commands add to and cut from.
 
-A key is 32 random bytes, so that one SHA-256 of it is all that the file needs to hold: nobody can try them all.
+::
+
+    [[key]]
+    name = "team-a"
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    owner = "team-a"               # whose voices it sees and keeps; default: its name
+    may_publish = false            # may add and remove public voices
+    requests_per_minute = 60
+    characters_per_minute = 20000
+    concurrent = 4
+    expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
+
+A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is all that the file needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import json
 import logging
+import math
 import os
+import re
+import secrets
+import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from vivavoce.errors import InvalidRequest, Unauthorized
-from vivavoce.service.operations.callers import ANYBODY, Caller
-from vivavoce.service.operations.keys_file import KeyEntry, read_keys
+from vivavoce.files import locked, replacing
+from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
+from vivavoce.service.operations.toml_file import TomlFile, closest, parse_toml, read_toml
 
 _log = logging.getLogger(__name__)
 
+FIELD = "auth.keys_file"
+"""The setting that errors name."""
 _HOW = "send yours as `Authorization: Bearer KEY`"
-_BEARER = "bearer "
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-_State = tuple[int, int, int, int] | None
-"""What of a file tells that it has changed: when, its size, and which it is; None: it is not there."""
+
+@dataclass(frozen=True)
+class KeyEntry(Principal):
+    """One key, and who sends it; sha256: in hexadecimal; expires: None: never."""
+
+    may_publish: bool = False
+    sha256: str = field(default="", repr=False)
+    expires: datetime | None = None
 
 
 class KeyRing:
-    """The keys that are known now. Made by `load` or `none`; used in one event loop."""
+    """The keys that hold now; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
 
-    def __init__(self, entries: Sequence[KeyEntry], path: Path | None, clock: Callable[[], float]) -> None:
-        self._entries = tuple(entries)
-        self._path = path
-        self._clock = clock
-        self._state = _state_of(path) if path is not None else None
+    InvalidRequest: the file is missing, malformed, or everyone may write it.
+    """
 
-    @classmethod
-    def load(cls, path: Path, *, clock: Callable[[], float] = time.time) -> KeyRing:
-        """The keys of a file (see `keys_file`); a file without any lets nobody in. clock: seconds since 1970.
-
-        Raises:
-            InvalidRequest: the file is missing, malformed, or others may write it.
-        """
-        ring = cls((), path, clock)  # its state is noted before the file is read, so that no change is missed
-        ring._entries = read_keys(path)
-        return ring
-
-    @classmethod
-    def none(cls) -> KeyRing:
-        """No keys are wanted: everyone is `ANYBODY`."""
-        return cls((), None, time.time)
+    def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = path, clock
+        # Noted before the file is read, so that no change is missed.
+        self._state = None if path is None else _state_of(path)
+        self._entries = () if path is None else read_keys(path)
 
     @property
     def required(self) -> bool:
-        """Whether a key is wanted at all."""
+        """Whether a request needs a key."""
         return self._path is not None
 
-    def caller(self, token: str | None) -> Caller:
-        """Who has this key; None: none was sent. Its time does not tell how much of a key is right.
+    def authenticate(self, token: str | None) -> Principal:
+        """The principal of a key. Unauthorized, without the key: it is needed, and missing, unknown or expired.
 
-        Raises:
-            Unauthorized: a key is wanted, and it is missing, unknown or expired. The message never holds the key.
+        The time taken does not tell how much of a key is right.
         """
         if self._path is None:
-            return ANYBODY
+            return ANONYMOUS
         if not token:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
         self._refresh(self._path)
-        entry = self._find(token)
-        if entry is None:
-            raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
-        if entry.expires is not None and self._clock() >= entry.expires.timestamp():
-            raise Unauthorized(
-                f"API key: that of {entry.name!r} has expired at {_utc(entry.expires)}; ask the operator for a new one"
-            )
-        return entry.caller
-
-    def _find(self, token: str) -> KeyEntry | None:
-        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-        found = None
+        digest, found = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest(), None
         for entry in self._entries:  # all of them, so that the time does not tell which one fits
             if hmac.compare_digest(entry.sha256, digest):
                 found = entry
+        if found is None:
+            raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
+        if found.expires is not None and self._clock() >= found.expires.timestamp():
+            moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+            raise Unauthorized(
+                f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
+            )
         return found
 
     def _refresh(self, path: Path) -> None:
@@ -92,25 +103,69 @@ class KeyRing:
         self._state = state
         try:
             self._entries = read_keys(path)
-        except InvalidRequest as error:
-            # A slip of the pen must not lock everyone out; the keys that were known go on.
-            _log.error("%s (the %d keys read before stay valid)", error, len(self._entries))
-        else:
             _log.info("%s has changed: %d keys", path, len(self._entries))
+        except InvalidRequest as error:
+            # A typing mistake must not lock everyone out: the keys that were known go on.
+            _log.error("%s (the %d keys read before stay valid)", error, len(self._entries))
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
-    """The key that a request brings as `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; None: none.
-
-    headers: of HTTP or gRPC's metadata, by names in lower case.
-    """
-    authorization = headers.get("authorization", "")
-    if authorization.lower().startswith(_BEARER):
-        return authorization[len(_BEARER) :].strip() or None
+    """The key of `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; headers by lower-case names."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return token.strip() or None
     return headers.get("x-api-key") or headers.get("xi-api-key") or None
 
 
-def _state_of(path: Path) -> _State:
+def read_keys(path: Path) -> tuple[KeyEntry, ...]:
+    """All entries of a file; InvalidRequest: it is missing, malformed, or everyone may write it."""
+    file = read_toml(path, FIELD)
+    mode = 0
+    with contextlib.suppress(OSError):  # it went away since it was read
+        mode = stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0
+    if mode & stat.S_IWOTH:
+        raise InvalidRequest(f"{FIELD}: {path} may be written by everyone (mode {mode:o}); chmod 600 it")
+    if mode & (stat.S_IWGRP | stat.S_IROTH):
+        _log.warning("%s: %s may be used by others than its owner (mode %o); chmod 600 it", FIELD, path, mode)
+    return _entries_of(file)
+
+
+def new_key() -> str:
+    """A new key: "vv_", by which a search finds one that was published, and 43 letters, digits, dashes, underscores."""
+    return f"vv_{secrets.token_urlsafe(32)}"
+
+
+def new_entry(key: str, name: str, **others: object) -> KeyEntry:
+    """The entry of a key; others: fields as the file has them, None: left out. InvalidRequest names a wrong one."""
+    given = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **others}
+    checked = {one: _value(one, value) for one, value in given.items() if value is not None}
+    return KeyEntry(**{"owner": name, **checked})
+
+
+def add_key(path: Path, entry: KeyEntry) -> None:
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: its name has a key, or the file is no good."""
+    with _changing(path):
+        old = read_keys(path) if path.exists() else ()
+        text = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        if any(entry.name == other.name for other in old):
+            raise InvalidRequest(f"name: {entry.name!r} has a key in {path} already; remove it, or choose another name")
+        gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        _replace(path, text + gap + _written(entry), (*old, entry))
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove the entry of that name; comments above others stay. InvalidRequest: as `add_key`, or there is none."""
+    with _changing(path):
+        old = read_keys(path)
+        names = [entry.name for entry in old]
+        if name not in names:
+            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(names) or 'none'}")
+        text = _without(path.read_bytes().decode("utf-8-sig"), names.index(name))
+        _replace(path, text, tuple(entry for entry in old if entry.name != name))
+
+
+def _state_of(path: Path) -> tuple[int, int, int, int] | None:
+    """Changes with the file; None: it is not there."""
     try:
         found = os.stat(path)
     except OSError:
@@ -118,5 +173,140 @@ def _state_of(path: Path) -> _State:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
-def _utc(moment: datetime) -> str:
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+def _expiry(value: object) -> datetime | None:
+    """A day (00:00 UTC) or a moment, as TOML or as text: 2027-01-01, 2027-01-01T12:00:00Z; without a zone: UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(re.sub(r"[Zz]$", "+00:00", value))
+        except ValueError:
+            return None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime) or not 1970 <= value.year < 9999:
+        return None
+    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else None
+
+
+def _digest(value: object) -> str | None:
+    return value.lower() if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value.lower()) else None
+
+
+def _rate(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and value is not True and 0 < value < math.inf else None
+
+
+_NAME_WANTED = "1 to 64 letters, digits, dots, dashes or underscores that begin with a letter or digit"
+_RATE_WANTED = "a number above 0, or leave it out for no limit"
+_FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "name": (_name, _NAME_WANTED),
+    "sha256": (_digest, "the SHA-256 of the key, 64 hexadecimal digits; `vivavoce keys add` writes it"),
+    "owner": (_name, _NAME_WANTED),
+    "may_publish": (lambda value: value if isinstance(value, bool) else None, "true or false"),
+    "requests_per_minute": (_rate, _RATE_WANTED),
+    "characters_per_minute": (_rate, _RATE_WANTED),
+    "concurrent": (
+        lambda value: value if type(value) is int and value >= 1 else None,
+        "a whole number from 1 on, or leave it out for no limit",
+    ),
+    "expires": (_expiry, "a day such as 2027-01-01"),
+}
+"""Each field's value as an entry has it (None: it cannot be), and what is wanted."""
+_TWICE = {"name": "is there twice; give each key a name of its own", "sha256": "has another's key; make one for each"}
+
+
+def _value(name: str, value: object, place: str = "") -> Any:
+    read, wanted = _FIELDS[name]
+    if (found := read(value)) is None:
+        # A key that was pasted for its hash must not come to light.
+        shown = "what it holds" if name == "sha256" else repr(value)
+        raise InvalidRequest(f"{place}{name}: {shown} cannot be; give {wanted}")
+    return found
+
+
+def _entries_of(file: TomlFile) -> tuple[KeyEntry, ...]:
+    for name in file.values:
+        if name != "key":
+            raise InvalidRequest(f"{file.place(name)}: {name!r} is unknown; a key begins with [[key]]")
+    tables = file.values.get("key", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidRequest(f"{file.place('key')}: key is no array of tables; begin each key with [[key]]")
+    entries: list[KeyEntry] = []
+    for index, table in enumerate(tables):
+        checked: dict[str, Any] = {}
+        for name, value in table.items():
+            place = file.place(f"key[{index}].{name}")
+            if name not in _FIELDS:
+                raise InvalidRequest(f"{place}: {name!r} is unknown in [[key]]; {closest(name, _FIELDS)}")
+            checked[name] = _value(name, value, f"{place}: ")
+        for name, problem in _TWICE.items():
+            if name not in checked:
+                raise InvalidRequest(f"{file.place(f'key[{index}]')}: key {index + 1} lacks {name}; give it")
+            if any(checked[name] == getattr(other, name) for other in entries):
+                place = file.place(f"key[{index}].{name}")
+                raise InvalidRequest(f"{place}: {name}: {checked['name']!r} {problem}")
+        entries.append(KeyEntry(**{"owner": checked["name"], **checked}))
+    return tuple(entries)
+
+
+def _written(entry: KeyEntry) -> str:
+    """The entry as TOML, defaults left out; its names need no escapes."""
+    usual = {one.name: one.default for one in fields(entry)} | {"owner": entry.name}
+    lines = ["[[key]]"]
+    for name in _FIELDS:
+        value = getattr(entry, name)
+        if isinstance(value, datetime):
+            value = value.astimezone(timezone.utc).isoformat().removesuffix("T00:00:00+00:00")
+        elif isinstance(value, float) and value == int(value):
+            value = int(value)
+        if value != usual[name]:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _without(text: str, index: int) -> str:
+    """The text without its n-th table, from its header to its last field."""
+    lines = text.splitlines(keepends=True)
+    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    if index >= len(headers):
+        return text
+    begin, end = headers[index], [*headers, len(lines)][index + 1]
+    while end > begin and re.match(r"\s*(#.*)?$", lines[end - 1]):
+        end -= 1
+    return "".join(lines[:begin] + lines[end:]).lstrip("\r\n")
+
+
+def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
+    """Put the text in the file's place, if it reads as it is meant to."""
+    try:
+        read = _entries_of(parse_toml(text, path))
+    except InvalidRequest:
+        read = None
+    if read != meant:
+        raise InvalidRequest(f"{FIELD}: {path} is written in a way that only a person can change; edit it by hand")
+    path = path.resolve()  # a link stays a link
+    found = path.stat() if path.exists() else None
+    with replacing(path, private=True, sync=True) as file:
+        if found is not None:  # the server that reads it may be another user
+            with contextlib.suppress(PermissionError):
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o640)
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """One process at a time; the folder is locked, because the file itself is replaced."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"{FIELD}: {path.parent} is missing; make the folder")
+    try:
+        with locked(folder):
+            yield
+    except OSError as error:
+        raise InvalidRequest(
+            f"{FIELD}: {path} cannot be written ({error.strerror}); check the place and its permissions"
+        ) from None

@@ -1,240 +1,281 @@
-"""A server's settings: every field with its meaning, its limits and what it is if nobody says.
+"""A server's settings: each declared once, with its type, limits, default, meaning and flag of `vivavoce serve`.
 
-They come from a TOML file, variables of the environment and flags: see `settings_resolve`.
+The flags, variables of the environment, the TOML file, `vivavoce config` and the table in docs/configuration.md all
+come from here; `settings_sources` reads them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+import re
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.service.operations.settings_forms import (
-    Device,
-    FilePath,
-    Host,
-    HostName,
-    Model,
-    Origin,
-    RootPath,
-    TritonAddress,
-    Variant,
-    VoicePlace,
-    WebAddress,
-)
 
-FLAG, EXAMPLE = "x-flag", "x-example"
-"""What a field's schema holds beside the usual: its flag of `vivavoce serve`, and a value where its default is none."""
 _MIB = 1 << 20
+_NAME_PARTS = r"[A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*"
 
 
-def _setting(
-    default: object, description: str, *, flag: str | None = None, example: object = None, **limits: Any
-) -> Any:
-    extra: dict[str, Any] = {key: value for key, value in ((FLAG, flag), (EXAMPLE, example)) if value is not None}
-    return Field(default, description=description, json_schema_extra=extra, **limits)
+def is_address(place: str) -> bool:
+    """Whether a place is an address such as redis://host, not a folder."""
+    return "://" in place
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address, as far as the address tells."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _like(pattern: str, wanted: str, change: Callable[[str], str] = str) -> AfterValidator:
+    """Takes a text of this form, in an address a host and, if any, a port in 0 … 65535; `wanted` ends the error."""
+
+    def check(value: str) -> str:
+        if value.isprintable() and re.fullmatch(pattern, value) and (not is_address(value) or _has_host(value)):
+            return change(value)
+        raise ValueError(wanted)
+
+    return AfterValidator(check)
+
+
+def _has_host(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.hostname is not None and (parts.port or 0) >= 0
+    except ValueError:  # the port's
+        return False
+
+
+def _path(wanted: str) -> BeforeValidator:
+    """Takes the path of a file or folder; ~ is the user's own folder."""
+
+    def check(value: object) -> object:
+        if value == "" or (isinstance(value, str) and "\x00" in value):
+            raise ValueError(wanted)
+        return os.path.expanduser(value) if isinstance(value, (str, Path)) else value
+
+    return BeforeValidator(check)
+
+
+def _redis(value: str) -> str:
+    if is_address(value) and not value.startswith(("redis://", "rediss://")):
+        raise ValueError("a folder, or an address of redis://, rediss://")
+    return value
+
+
+def _parted(value: object, info: ValidationInfo) -> object:
+    """Commas part the names in a variable; a file, which is read as JSON, has a list."""
+    if isinstance(value, str) and info.mode == "python":
+        value = [part.strip() for part in value.split(",")]
+    return tuple(value) if isinstance(value, list) else value
+
+
+_Port = Annotated[int, Field(ge=0, le=65_535)]
+_FilePath = Annotated[Path, _path("a path")]
+_Host = Annotated[str, _like(r"[^\s/]+", "an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0 for all")]
+_HostName = Annotated[
+    str, _like(rf"[*]|{_NAME_PARTS}", "* or a host's name without a port, such as tts.example.org", str.lower)
+]
+_Origin = Annotated[str, _like(r"[*]|https?://[^/?#\s]+", "* or a page's origin, such as https://example.org")]
+_Commas = BeforeValidator(_parted)
+_RootPath = Annotated[str, _like("(/[A-Za-z0-9._~-]+)*", "a path such as /tts, without a slash at its end")]
+_TritonAddress = Annotated[str, _like(r"triton://[^/?#@\s]+:\d+/*", "triton://HOST:PORT of its gRPC interface")]
+_WebAddress = Annotated[str, _like(r"(?i:https?)://\S*", "an address such as http://localhost:4318")]
+_Model = Annotated[str, _path("a downloaded model's name, or a model's folder")]
+_Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cuda, cuda:N or mps")]
+_Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
+_VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
+
+
+def _setting(default: object, flag: str = "", *, example: object = None, **more: Any) -> Any:
+    """A field.
+
+    flag: its flag of `serve` with other spellings, metavar and help: "--drain SECONDS: For running requests."; the help
+    ends with a default that is not the field's own; example: a value, where the default is unset or empty.
+    """
+    extra: dict[str, Any] = {name: value for name, value in (("x-flag", flag), ("x-example", example)) if value}
+    return Field(default, json_schema_extra=extra, **more)
+
+
+def _unset(example: object, flag: str = "", **more: Any) -> Any:
+    """A field that is None by default."""
+    return _setting(None, flag, example=example, **more)
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ServerSection(_Section):
     """Where the server listens, and what it grants its clients."""
 
-    host: Host = _setting("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", flag="--host")
-    port: int = _setting(
-        8880, "Port of the HTTP API, WebSockets and pages; 0: a free one.", flag="--port", ge=0, le=65_535
-    )
-    legacy: bool = _setting(
-        False, "Also serve the routes of CosyVoice's own HTTP service, on a port of their own.", flag="--legacy"
-    )
-    legacy_port: int = _setting(50_000, "Port of those routes.", flag="--legacy-port", ge=0, le=65_535)
-    grpc_port: int | None = _setting(
-        None, "Port of the gRPC service; unset: there is none.", flag="--grpc-port", example=50_051, ge=0, le=65_535
-    )
-    max_conc: int = _setting(
-        4,
-        "Requests at once through gRPC; more are refused.",
-        flag="--max-conc",
-        ge=1,
-        le=4_096,
-    )
-    tls_certificate: FilePath | None = _setting(
-        None,
-        "PEM file of the server's certificate and those above it.",
-        flag="--tls-cert",
-        example="/etc/vivavoce/tls.crt",
-    )
-    tls_key: FilePath | None = _setting(
-        None, "PEM file of its private key, without a password.", flag="--tls-key", example="/etc/vivavoce/tls.key"
-    )
-    tls_client_ca: FilePath | None = _setting(
-        None,
-        "PEM file of who signs clients' certificates; clients without one are refused then.",
-        example="/etc/vivavoce/clients.crt",
-    )
-    cors_origins: tuple[Origin, ...] = _setting(
+    host: _Host = _setting("127.0.0.1", "--host ADDRESS: Where to listen; 0.0.0.0: everywhere.")
+    """Address to listen at; 0.0.0.0: all of this machine."""
+    port: _Port = _setting(8880, "--port -p: Of the HTTP API.")
+    """Port of the HTTP API, WebSockets and pages; 0: a free one."""
+    legacy: bool = _setting(False, "--legacy: Also serve CosyVoice's own HTTP routes, on a port of their own.")
+    """Also serve the routes of CosyVoice's own HTTP service, on a port of their own."""
+    legacy_port: _Port = _setting(50_000, "--legacy-port: Of those routes.")
+    """Port of those routes."""
+    grpc_port: _Port | None = _unset(50_051, "--grpc-port: Of the gRPC service.  [default: there is none]")
+    """Port of the gRPC service; unset: there is none."""
+    max_conc: int = _setting(4, "--max-conc: Requests at once through gRPC.", ge=1, le=4_096)
+    """Requests at once through gRPC; more are refused."""
+    tls_certificate: _FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
+    """PEM file of the server's certificate and those above it."""
+    tls_key: _FilePath | None = _unset("/etc/vivavoce/tls.key", "--tls-key: Its private key, PEM.")
+    """PEM file of its private key, without a password."""
+    tls_client_ca: _FilePath | None = _unset("/etc/vivavoce/clients.crt")
+    """PEM file of who signs clients' certificates; clients without one are refused then."""
+    cors_origins: Annotated[tuple[_Origin, ...], _Commas] = _setting(
         (),
-        "Web pages of other origins that may use the API; * is any.",
-        flag="--cors-origin",
+        "--cors-origin ORIGIN: Web pages of this origin may use the API; may be repeated; *: any.",
         example=["https://example.org"],
     )
-    allowed_hosts: tuple[HostName, ...] = _setting(
+    """Web pages of other origins that may use the API; * is any."""
+    allowed_hosts: Annotated[tuple[_HostName, ...], _Commas] = _setting(
         (),
-        "Names that clients may ask this server under, beside localhost and addresses; * is any. None given: any name, "
-        "but no other where only this machine reaches the server and no keys are wanted.",
-        flag="--allowed-host",
+        "--allowed-host: Clients may ask under this name; may be repeated; *: any; see docs.",
         example=["tts.example.org"],
+        description="Names that clients may ask this server under, beside localhost and addresses; * is any. None "
+        "given: any name, but no other where only this machine reaches the server and no keys are wanted.",
     )
-    root_path: RootPath = _setting("", "Path under which a proxy in front serves this server.", example="/tts")
-    drain_s: float = _setting(
-        30.0,
-        "Seconds that running requests have to finish when the server is told to stop.",
-        flag="--drain",
-        ge=0,
-        le=86_400,
+    root_path: _RootPath = _setting("", example="/tts")
+    """Path under which a proxy in front serves this server."""
+    drain_s: float = _setting(30.0, "--drain SECONDS: For running requests when told to stop.", ge=0, le=86_400)
+    """Seconds that running requests have to finish when the server is told to stop."""
+    listener_timeout_s: float = _setting(30.0, gt=0, le=86_400)
+    """Seconds that a listener may leave its audio unread before its request is ended."""
+    request_timeout_s: float = _setting(30.0, gt=0, le=86_400)
+    """Seconds that a request's headers may take to arrive."""
+    keep_alive_s: int = _setting(75, ge=1, le=86_400)
+    """Seconds that a connection stays open between requests."""
+    max_body_bytes: int = _setting(32 * _MIB, ge=65_536, le=1_024 * _MIB)
+    """Bytes of a request's body; a message through gRPC or a WebSocket likewise."""
+    max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
+    """Bytes of a request's headers."""
+    max_connections: int = _setting(1_024, ge=1, le=1_000_000)
+    """Connections at once; more are answered with 503."""
+    web_page: bool = _setting(True, "--web-page: Serve the web page.  [default: yes]")
+    """Serve the web page at /, with its parts."""
+    docs: bool = True
+    """Serve the API's description at /openapi.json."""
+    metrics: bool = True
+    """Serve figures for Prometheus at /metrics."""
+    metrics_key_required: bool = False
+    """Figures are for callers with an API key only."""
+    upstream: _TritonAddress | None = _unset(
+        "triton://localhost:8001", "--upstream triton://HOST:PORT: Speak through a Triton server, without a model."
     )
-    listener_timeout_s: float = _setting(
-        30.0, "Seconds that a listener may leave its audio unread before its request is ended.", gt=0, le=86_400
+    """Speak through this Triton server instead of a model here."""
+    reference_dir: _FilePath | None = _unset(
+        "/srv/voices", "--reference-dir FOLDER: With --upstream: recordings that are its voices."
     )
-    request_timeout_s: float = _setting(30.0, "Seconds that a request's headers may take to arrive.", gt=0, le=86_400)
-    keep_alive_s: int = _setting(75, "Seconds that a connection stays open between requests.", ge=1, le=86_400)
-    max_body_bytes: int = _setting(
-        32 * _MIB,
-        "Bytes of a request's body; a message through gRPC or a WebSocket likewise.",
-        ge=65_536,
-        le=1_024 * _MIB,
-    )
-    max_header_bytes: int = _setting(65_536, "Bytes of a request's headers.", ge=4_096, le=_MIB)
-    max_connections: int = _setting(1_024, "Connections at once; more are answered with 503.", ge=1, le=1_000_000)
-    web_page: bool = _setting(True, "Serve the web page at /, with its parts.", flag="--web-page")
-    docs: bool = _setting(True, "Serve the API's description at /openapi.json.")
-    metrics: bool = _setting(True, "Serve figures for Prometheus at /metrics.")
-    metrics_key_required: bool = _setting(False, "Figures are for callers with an API key only.")
-    upstream: TritonAddress | None = _setting(
-        None,
-        "Speak through this Triton server instead of a model here.",
-        flag="--upstream",
-        example="triton://localhost:8001",
-    )
-    reference_dir: FilePath | None = _setting(
-        None,
-        "Recordings (NAME.wav with NAME.txt) that are voices of the Triton server.",
-        flag="--reference-dir",
-        example="/srv/voices",
-    )
+    """Recordings (NAME.wav with NAME.txt) that are voices of the Triton server."""
 
 
 class ModelSection(_Section):
     """Which model speaks, and on what."""
 
-    model: Model | None = _setting(
-        None,
-        "A downloaded model's name, or a model's folder; unset: mini, a small demo in English.",
-        flag="--model",
-        example="CosyVoice2-0.5B",
+    model: _Model | None = _unset(
+        "CosyVoice2-0.5B",
+        "--model -m --model-dir NAME|FOLDER: A downloaded model or a model folder.  "
+        "[default: $VIVAVOCE_MODEL, else mini, a small demo in English]",
     )
-    device: Device = _setting(
-        "auto", "Where it computes: auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested).", flag="--device"
-    )
+    """A downloaded model's name, or a model's folder; unset: mini, a small demo in English."""
+    device: _Device = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
+    """Where it computes: auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "Precision; auto: float16 on a GPU, else float32.", flag="--dtype"
+        "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
     )
-    variant: Variant | None = _setting(
-        None, "Take llm.VARIANT.pt and the like where the model has them.", flag="--variant", example="rl"
+    """Precision; auto: float16 on a GPU, else float32."""
+    variant: _Variant | None = _unset("rl", "--variant: Take llm.NAME.pt and the like where the model has them.")
+    """Take llm.VARIANT.pt and the like where the model has them."""
+    memory_gb: float | None = _unset(
+        16.0, "--memory GB: Most GPU memory that is taken, the weights included.  [default: all]", gt=0, le=10_000
     )
-    memory_gb: float | None = _setting(
-        None,
-        "Most GPU memory in GB that is taken, the weights included; unset: all.",
-        flag="--memory",
-        example=16.0,
-        gt=0,
-        le=10_000,
-    )
-    kernels: bool | None = _setting(
-        None, "Our own GPU kernels and recorded launches; unset: where they are faster.", flag="--kernels", example=True
-    )
-    deterministic: bool = _setting(
-        False, "The same bits whoever else is served: slower, for audits.", flag="--deterministic"
-    )
-    int8_lm: bool = _setting(False, "Read the language model's matrices as int8: less exact.", flag="--int8-lm")
-    fp8_flow: bool = _setting(False, "Multiply in fp8 within the flow: less exact.", flag="--fp8-flow")
-    text_processes: int | None = _setting(
-        None,
-        "Processes that read numbers and dates out; unset: up to four with a GPU, none without.",
-        example=4,
-        ge=0,
-        le=64,
-    )
-    warm_up_s: float = _setting(3.0, "Seconds of measuring before the server is ready; 0: none.", ge=0, le=3_600)
+    """Most GPU memory in GB that is taken, the weights included; unset: all."""
+    kernels: bool | None = _unset(True, "--kernels: Our own GPU kernels.  [default: where they are faster]")
+    """Our own GPU kernels and recorded launches; unset: where they are faster."""
+    deterministic: bool = _setting(False, "--deterministic: The same bits whoever else is served: slower.")
+    """The same bits whoever else is served: slower, for audits."""
+    text_processes: int | None = _unset(4, ge=0, le=64)
+    """Processes that read numbers and dates out; unset: up to four with a GPU, none without."""
+    warm_up_s: float = _setting(3.0, ge=0, le=3_600)
+    """Seconds of measuring before the server is ready; 0: none."""
 
 
 class EngineSection(_Section):
     """How many are served at once."""
 
-    slots: int | None = _setting(
-        None, "Sequences that are decoded at once; unset: as memory allows.", flag="--slots", example=64, ge=1, le=4_096
-    )
-    admission: AdmissionMode = _setting(
-        AdmissionMode.REFUSE,
-        "Streams that would let others run dry: refuse (429 at once), queue (they wait), all (there may be gaps).",
-        flag="--admission",
-    )
-    max_waiting: int = _setting(1_000, "Requests that may wait; more are refused.", ge=1, le=1_000_000)
-    first_chunk_s: float = _setting(1.0, "Seconds to a stream's first audio that admission plans for.", gt=0, le=600)
-    headroom: float = _setting(
-        0.85, "Share of real time that streams may use before more are refused or wait.", gt=0, le=1
-    )
+    slots: int | None = _unset(64, "--slots: Sequences at once.  [default: as memory allows]", ge=1, le=4_096)
+    """Sequences that are decoded at once; unset: as memory allows."""
+    admission: AdmissionMode = _setting(AdmissionMode.REFUSE, "--admission: Streams too many: refuse, queue or all.")
+    """Streams that would let others run dry: refuse (429 at once), queue (they wait), all (there may be gaps)."""
+    max_waiting: int = _setting(1_000, ge=1, le=1_000_000)
+    """Requests that may wait; more are refused."""
+    first_chunk_s: float = _setting(1.0, gt=0, le=600)
+    """Seconds to a stream's first audio that admission plans for."""
+    headroom: float = _setting(0.85, gt=0, le=1)
+    """Share of real time that streams may use before more are refused or wait."""
 
 
 class VoicesSection(_Section):
     """Where voices are kept, and how many."""
 
-    place: VoicePlace | None = _setting(
-        None,
-        "A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder.",
-        flag="--voices",
-        example="/srv/vivavoce/voices",
+    place: _VoicePlace | None = _unset(
+        "/srv/vivavoce/voices",
+        "--voices FOLDER|ADDRESS: Where voices are kept; redis://HOST:PORT shares them.  "
+        "[default: the user's own folder]",
     )
-    cache: int = _setting(256, "Voices that stay in memory, of a megabyte each at most.", ge=1, le=1_000_000)
-    quota: int = _setting(1_000, "Voices that one owner may store, and that are public.", ge=0, le=100_000)
-    max_recording_bytes: int = _setting(16 * _MIB, "Bytes of a reference recording.", ge=65_536, le=1_024 * _MIB)
+    """A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder."""
+    cache: int = _setting(256, ge=1, le=1_000_000)
+    """Voices that stay in memory, of a megabyte each at most."""
+    quota: int = _setting(1_000, ge=0, le=100_000)
+    """Voices that one owner may store, and that are public."""
+    max_recording_bytes: int = _setting(16 * _MIB, ge=65_536, le=1_024 * _MIB)
+    """Bytes of a reference recording."""
 
 
 class AuthSection(_Section):
     """Who may ask."""
 
-    keys_file: FilePath | None = _setting(
-        None,
-        "File of API keys, as `vivavoce keys add` writes it; unset: everyone may ask.",
-        flag="--keys",
-        example="/etc/vivavoce/keys.toml",
+    keys_file: _FilePath | None = _unset(
+        "/etc/vivavoce/keys.toml", "--keys: API keys of who may ask; see `vivavoce keys`.  [default: everyone]"
     )
+    """File of API keys, as `vivavoce keys add` writes it; unset: everyone may ask."""
 
 
 class LoggingSection(_Section):
     """What is logged, on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", "The least severity that is logged.", flag="--log-level"
+        "info", "--log-level: debug, info, warning or error."
     )
-    format: Literal["text", "json"] = _setting(
-        "text", "Lines for people, or one JSON object a line.", flag="--log-format"
-    )
-    log_text: bool = _setting(False, "Log what is spoken, too: it may be confidential.")
+    """The least severity that is logged."""
+    format: Literal["text", "json"] = _setting("text", "--log-format: text or json.")
+    """Lines for people, or one JSON object a line."""
+    log_text: bool = False
+    """Log what is spoken, too: it may be confidential."""
 
 
 class TelemetrySection(_Section):
     """Traces for OpenTelemetry."""
 
-    otlp_endpoint: WebAddress | None = _setting(
-        None,
-        "Collector that takes OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry].",
-        example="http://localhost:4318",
-    )
-    service_name: str = _setting("vivavoce", "What traces call this server.", min_length=1, max_length=255)
+    otlp_endpoint: _WebAddress | None = _unset("http://localhost:4318")
+    """Collector that takes OTLP over HTTP; unset: no traces. Needs vivavoce[telemetry]."""
+    service_name: str = _setting("vivavoce", min_length=1, max_length=255)
+    """What traces call this server."""
 
 
 class ServerSettings(_Section):

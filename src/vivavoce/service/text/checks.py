@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import regex
 
 from vivavoce.errors import InvalidText
@@ -9,8 +11,15 @@ from vivavoce.errors import InvalidText
 MAX_TEXT_CHARS = 20_000
 """Characters of one text: about half an hour of speech. Longer texts belong in several requests."""
 
+_NAMED = 5
 _SURROGATE = regex.compile("[\ud800-\udfff]")
 _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
+
+
+def check_text(text: str) -> None:
+    """Raise `InvalidText` as `check_length` and `check_characters`."""
+    check_length(text)
+    check_characters(text)
 
 
 def check_length(text: str) -> None:
@@ -41,6 +50,12 @@ def check_surrogates(text: str) -> None:
             f"text: U+{ord(surrogate[0]):04X} at position {surrogate.start()} is half of a surrogate pair, "
             "not a character; decode the text as UTF-8 or UTF-16 before sending it"
         )
+
+
+def name_some(characters: Sequence[str]) -> str:
+    """The first five of the characters, quoted, and how many more there are, for use in a message."""
+    named = ", ".join(map(repr, characters[:_NAMED]))
+    return f"{named} and {len(characters) - _NAMED} more" if len(characters) > _NAMED else named
 
 
 def excerpt(text: str, limit: int = 40) -> str:

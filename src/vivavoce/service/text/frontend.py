@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import regex
 
-from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.text.bound import cut_long
-from vivavoce.service.text.checks import check_characters, check_length, excerpt
-from vivavoce.service.text.normalize import load_languages, parse_language
-from vivavoce.service.text.readers import ReadingProcesses
-from vivavoce.service.text.rules import has_markup, is_only_punctuation, is_speakable
-from vivavoce.service.text.scripts import KnownScripts, drop_symbols
-from vivavoce.service.text.split import Language, split_paragraph
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.service.text.checks import check_text, excerpt, name_some
+from vivavoce.service.text.reading import (
+    Language,
+    Languages,
+    is_only_punctuation,
+    is_speakable,
+    load_languages,
+    parse_language,
+)
+from vivavoce.service.text.reading_processes import ReadingProcesses
+from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 MAX_SEGMENT_TOKENS = 200
@@ -22,17 +26,26 @@ MAX_SEGMENT_TOKENS_SMALL = 500
 """The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids (the release has 151,665), which writes one
 word in several tokens, or byte by byte."""
 
+_NAME = regex.compile(r"\w+")
+
+# Symbols outside ASCII, but not modifiers such as ´, which people type for an apostrophe. Variation selectors and the
+# keycap mark belong to emoji only; joiners and tags do inside a run of them.
+_SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
+_SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
+_SPACES = regex.compile(r" {2,}")
+_SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
+
 
 class TextFrontEnd:
     """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
 
     Wherever the official code returns a result, so does this, the same one, with these exceptions: text in which
     nothing can be spoken is refused; pieces longer than the bound on tokens are cut; of text longer than 500
-    characters the numbers are read block by block (`languages/reader.py`). Safe to use from several threads.
+    characters the numbers are read block by block (see `reading`). Safe to use from several threads.
 
     `normalize=False` gives text to the model as it is written, unsplit but for the bound. `scripts` names the scripts
     a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and symbols that remain after
-    normalisation left out. `processes`: so many others read the texts, which holds the interpreter for milliseconds
+    normalisation left out. `processes`: this many others read the texts, which holds the interpreter for milliseconds
     each; 0: this one does.
     """
 
@@ -46,20 +59,20 @@ class TextFrontEnd:
     ) -> None:
         """Load the rules of the languages if `normalize`; `CheckpointError` if `scripts` holds an unknown name."""
         self._tokenizer = tokenizer
-        self._scripts = None if scripts is None else KnownScripts(scripts)
-        digits_in_chinese = self._scripts is None or self._scripts.has_chinese
-        self._languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
-        self._elsewhere = None
-        if self._languages is not None and processes:
-            self._elsewhere = ReadingProcesses(processes, self._languages, digits_in_chinese=digits_in_chinese)
+        self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
+        self._foreign = None if scripts is None else _letters_of_others(scripts)
+        digits_in_chinese = scripts is None or "Han" in scripts
+        languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
+        self._languages: Languages | ReadingProcesses | None = languages
+        if languages is not None and processes:
+            self._languages = ReadingProcesses(processes, languages, digits_in_chinese=digits_in_chinese)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def close(self) -> None:
         """End the processes that read; then this one does."""
-        if self._elsewhere is not None:
-            self._elsewhere.close()
-            self._elsewhere = None
+        if isinstance(self._languages, ReadingProcesses):
+            self._languages.close()
 
     def segments(self, text: str, language: str | None = None) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -71,13 +84,25 @@ class TextFrontEnd:
         lone surrogates, or with characters that the model does not know.
         """
         self._check(text)
-        spoken, read_in = self._spoken_form(text, self._wanted(language))
-        pieces = [spoken] if read_in is None else split_paragraph(spoken, self._measure(read_in), read_in)
+        wanted = None if language is None else parse_language(language)
+        if wanted == "zh" and self._scripts is not None and "Han" not in self._scripts:
+            raise InvalidRequest(
+                f"language: the model does not know 'zh' (it knows the script {self._known}); leave it out or choose "
+                "another model"
+            )
+        spoken, read_in = self._spoken_form(text, wanted)
+        # Length as the splitting counts it: characters of Chinese, tokens of anything else.
+        measure = len if read_in == "zh" else self._num_tokens
+        pieces = [spoken] if read_in is None else split_paragraph(spoken, measure, read_in)
         bounded = (part for piece in pieces for part in cut_long(piece, self._num_tokens, self._max_tokens))
         segments = [segment for segment in bounded if not is_only_punctuation(segment)]
         if not any(is_speakable(segment) for segment in segments):
             raise InvalidText(f"text: nothing in {excerpt(text)} can be spoken; write at least one word")
         return segments
+
+    def located(self, text: str, language: str | None = None) -> list[TextSegment]:
+        """`segments`, each with the characters of the text that it speaks: all of them, in order."""
+        return find_spans(text, self.segments(text, language))
 
     def normalize(self, text: str) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
@@ -97,33 +122,51 @@ class TextFrontEnd:
         return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 
     def _check(self, text: str) -> None:
-        check_length(text)
-        check_characters(text)
-        if self._scripts is not None:
-            self._scripts.check(text)
-
-    def _wanted(self, language: str | None) -> Language | None:
-        wanted = None if language is None else parse_language(language)
-        if wanted == "zh" and self._scripts is not None and not self._scripts.has_chinese:
-            raise InvalidRequest(
-                f"language: the model does not know 'zh' (it knows the script {', '.join(sorted(self._scripts.names))})"
-                "; leave it out or choose another model"
+        check_text(text)
+        foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
+        if foreign:
+            raise InvalidText(
+                f"text: the model does not know the letters {name_some(foreign)} (it knows the script {self._known}); "
+                "write them in a script that it knows or choose another model"
             )
-        return wanted
 
     def _spoken_form(self, text: str, language: Language | None = None) -> tuple[str, Language | None]:
         """The text to speak, and the language to split it by (None: not to be split)."""
-        read_in: Language | None = None
         if not text.strip():
-            return "", read_in
-        if self._languages is not None and not has_markup(text):
-            spoken = (self._elsewhere or self._languages).spoken_form(text, language)
-            text, read_in = spoken.text, spoken.language
+            return "", None
+        read_in = None
+        if self._languages is not None and not ("<|" in text and "|>" in text):
+            text, read_in = self._languages.spoken_form(text, language)
         return (text if self._scripts is None else drop_symbols(text)), read_in
-
-    def _measure(self, language: Language) -> Callable[[str], int]:
-        """Length as the splitting counts it: characters of Chinese, tokens of anything else."""
-        return len if language == "zh" else self._num_tokens
 
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))
+
+
+def _letters_of_others(scripts: frozenset[str]) -> regex.Pattern[str]:
+    """Letters of other scripts than those of these Unicode names (`Latin`, `Han`, `Cyrillic`, …).
+
+    A letter belongs to the scripts of its Unicode property Script_Extensions; letters common to all scripts, digits,
+    punctuation and combining marks always pass.
+    """
+    own = "".join(rf"\p{{Script_Extensions={name}}}" for name in (*sorted(scripts), "Common", "Inherited"))
+    try:
+        if all(_NAME.fullmatch(name) for name in scripts):
+            return regex.compile(rf"[[\p{{L}}\p{{Nl}}]--[{own}]]", regex.V1)
+    except regex.error:
+        pass
+    raise CheckpointError(
+        f"scripts: {sorted(scripts)} holds a name that Unicode does not know; use names such as Latin or Han"
+    )
+
+
+def drop_symbols(text: str) -> str:
+    """Leave out emoji and other symbols beyond ASCII; a space takes their place where words would touch.
+
+    So goes the backslash that wetext puts before a quotation mark: such a model has never seen one.
+    """
+    text = text.replace('\\"', '"')
+    without = _SYMBOLS.sub(" ", text)
+    if without == text:
+        return text
+    return _SPACE_BEFORE_MARK.sub("", _SPACES.sub(" ", without))

@@ -16,29 +16,13 @@ import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from vivavoce.errors import CheckpointError, InvalidText
-from vivavoce.service.text.checks import check_surrogates
+from vivavoce.service.text.checks import check_surrogates, name_some
 
 SPECIAL_TOKENS = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endofprompt|>",
-    "[breath]",
-    "<strong>",
-    "</strong>",
-    "[noise]",
-    "[laughter]",
-    "[cough]",
-    "[clucking]",
-    "[accent]",
-    "[quick_breath]",
-    "<laughter>",
-    "</laughter>",
-    "[hissing]",
-    "[sigh]",
-    "[vocalized-noise]",
-    "[lipsmack]",
-    "[mn]",
-)
+    "<|im_start|>", "<|im_end|>", "<|endofprompt|>", "[breath]", "<strong>", "</strong>", "[noise]", "[laughter]",
+    "[cough]", "[clucking]", "[accent]", "[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]",
+    "[vocalized-noise]", "[lipsmack]", "[mn]",
+)  # fmt: skip
 """CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
 free ids in this order (in the release `<|endofprompt|>` is 151646); known ones keep theirs."""
 
@@ -48,7 +32,8 @@ _WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
-_NAMED_CHARACTERS = 5
+_ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+"""What an entry of `added_tokens_decoder` may leave out."""
 
 
 class TextTokenizer:
@@ -56,7 +41,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint."""
-        tokenizer.add_special_tokens([_special(token) for token in SPECIAL_TOKENS])
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
         self._tokenizer = tokenizer
         self._missing_bytes = _missing_bytes(tokenizer)
         added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len)
@@ -77,8 +62,14 @@ class TextTokenizer:
         Raises `InvalidText` for characters that the vocabulary has no bytes for, and for lone surrogates.
         """
         check_surrogates(text)
-        if self._missing_bytes:
-            self._check_writable(text)
+        if self._missing_bytes:  # BPE drops a character for want of one of its bytes, without a word
+            plain = unicodedata.normalize("NFC", self._added.sub("", text))
+            lost = [one for one in dict.fromkeys(plain) if not self._missing_bytes.isdisjoint(one.encode("utf-8"))]
+            if lost:
+                raise InvalidText(
+                    f"text: the model's vocabulary cannot write {name_some(lost)}; leave them out or choose another "
+                    "model"
+                )
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -87,8 +78,7 @@ class TextTokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of one token of the vocabulary as it is spelled there, or None."""
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        return self._tokenizer.token_to_id(token)
 
     def to_json(self) -> str:
         """The whole tokenizer as the content of a `tokenizer.json`, CosyVoice2's special tokens included."""
@@ -97,24 +87,8 @@ class TextTokenizer:
     def __len__(self) -> int:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def _check_writable(self, text: str) -> None:
-        """Raise if BPE would drop a character for want of one of its bytes, as it does without a word."""
-        plain = unicodedata.normalize("NFC", self._added.sub("", text))
-        lost = [
-            character
-            for character in dict.fromkeys(plain)
-            if not self._missing_bytes.isdisjoint(character.encode("utf-8"))
-        ]
-        if lost:
-            named = ", ".join(repr(character) for character in lost[:_NAMED_CHARACTERS])
-            more = f" and {len(lost) - _NAMED_CHARACTERS} more" if len(lost) > _NAMED_CHARACTERS else ""
-            raise InvalidText(
-                f"text: the model's vocabulary cannot write {named}{more}; leave them out or choose another model"
-            )
-
 
 def _read_whole(path: Path) -> Tokenizer:
-    """A tokenizer from the one file `tokenizer.json`."""
     content = _read_text(path)
     try:
         tokenizer = Tokenizer.from_str(content)
@@ -126,8 +100,9 @@ def _read_whole(path: Path) -> Tokenizer:
 
 
 def _read_parts(folder: Path) -> Tokenizer:
-    """A tokenizer from vocabulary, merges and the list of added tokens."""
-    vocabulary = _read_vocabulary(folder / "vocab.json")
+    vocabulary = _read_json(folder / "vocab.json")
+    if not vocabulary or not all(type(token_id) is int for token_id in vocabulary.values()):
+        raise CheckpointError(f"{folder / 'vocab.json'}: not a mapping from tokens to ids; {_REMEDY}")
     merges = _read_merges(folder / "merges.txt")
     try:
         model = models.BPE(vocab=vocabulary, merges=merges)
@@ -146,16 +121,7 @@ def _read_parts(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    """The ids by token, checked to be a mapping from text to whole numbers."""
-    vocabulary = _read_json(path)
-    if not vocabulary or not all(type(token_id) is int for token_id in vocabulary.values()):
-        raise CheckpointError(f"{path}: not a mapping from tokens to ids; {_REMEDY}")
-    return vocabulary
-
-
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    """The merges in their order of rank."""
     merges: list[tuple[str, str]] = []
     # not splitlines(): tokens may hold characters that it takes for line ends
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
@@ -170,10 +136,13 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
 
 
 def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
-    """Add the tokens that the tokenizer's configuration lists, and check that they get the ids it says."""
-    listed = _read_json(path).get("added_tokens_decoder", {})
     try:
-        tokens = {int(token_id): _added(settings) for token_id, settings in listed.items()}
+        tokens = {
+            int(token_id): AddedToken(
+                settings["content"], **{name: settings.get(name, left_out) for name, left_out in _ADDED.items()}
+            )
+            for token_id, settings in _read_json(path).get("added_tokens_decoder", {}).items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _unusable(path, error) from error
     for token_id, token in sorted(tokens.items()):
@@ -185,37 +154,17 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
             )
 
 
-def _added(settings: dict[str, Any]) -> AddedToken:
-    """A token as an entry of `added_tokens_decoder` describes it."""
-    return AddedToken(
-        settings["content"],
-        single_word=settings.get("single_word", False),
-        lstrip=settings.get("lstrip", False),
-        rstrip=settings.get("rstrip", False),
-        normalized=settings.get("normalized", False),
-        special=settings.get("special", True),
-    )
-
-
-def _special(token: str) -> AddedToken:
-    """A token found in text exactly as it is written."""
-    return AddedToken(token, normalized=False, special=True)
-
-
 def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
-    """The bytes without a token of their own: a small vocabulary may lack some."""
-    symbols = {byte: _byte_symbol(byte) for byte in range(256)}
-    return frozenset(byte for byte, symbol in symbols.items() if tokenizer.token_to_id(symbol) is None)
+    """The bytes without a token of their own: a small vocabulary may lack some.
 
-
-def _byte_symbol(byte: int) -> str:
-    """The character that stands for a byte in GPT-2's byte-level BPE: itself if printable, else one from U+0100 on."""
+    GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on.
+    """
     hidden = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
-    return chr(0x100 + hidden.index(byte)) if byte in hidden else chr(byte)
+    symbols = (chr(0x100 + hidden.index(byte)) if byte in hidden else chr(byte) for byte in range(256))
+    return frozenset(byte for byte, symbol in enumerate(symbols) if tokenizer.token_to_id(symbol) is None)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
     try:
         content = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
@@ -226,7 +175,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file of the checkpoint."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -236,5 +184,4 @@ def _read_text(path: Path) -> str:
 
 
 def _unusable(path: Path, error: Exception) -> CheckpointError:
-    """The error for a file that is there but cannot be used; the reason is put on one line."""
     return CheckpointError(f"{path}: cannot be used ({' '.join(str(error).split())}); {_REMEDY}")

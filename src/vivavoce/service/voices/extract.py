@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.models.features.mel import prompt_mel
-from vivavoce.models.features.whisper_mel import SAMPLE_RATE as ENCODER_RATE
-from vivavoce.models.speaker_encoder.onnx import SpeakerEncoder
-from vivavoce.models.speech_tokenizer.onnx import SpeechTokenizer
-from vivavoce.service.audio.checks import MAX_REFERENCE_S, check_reference
-from vivavoce.service.audio.decode import decode_audio
+from vivavoce.errors import InvalidRequest
+from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
+from vivavoce.models.features import prompt_mel
+from vivavoce.service.audio.decode import decode_audio, read_source
 from vivavoce.service.audio.resample import resample_sinc
-from vivavoce.service.audio.types import Audio
+from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
 from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.voices.voice import Voice
 
@@ -23,22 +26,15 @@ AudioSource = str | Path | bytes | BinaryIO | Audio
 """A recording: a path, a file's bytes, an open file, or samples."""
 
 
+@dataclass(eq=False)
 class VoiceExtractor:
-    """The front end of one model for reference recordings."""
+    """The front end of one model for reference recordings; fingerprint: of the model, as its voices carry it."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        speech_tokenizer: SpeechTokenizer,
-        speaker_encoder: SpeakerEncoder,
-        text: TextFrontEnd,
-        fingerprint: str,
-    ) -> None:
-        self._config = config
-        self._speech_tokenizer, self._speaker_encoder = speech_tokenizer, speaker_encoder
-        self._text = text
-        self.fingerprint = fingerprint
-        """Of the model, as its voices carry it."""
+    config: ModelConfig
+    speech_tokenizer: SpeechTokenizer
+    speaker_encoder: SpeakerEncoder
+    text: TextFrontEnd
+    fingerprint: str
 
     def extract(
         self, source: AudioSource, transcript: str = "", *, align: bool = True, field: str = "reference audio"
@@ -55,32 +51,59 @@ class VoiceExtractor:
             InvalidAudio: unreadable, too short, too long, silent or not finite.
             InvalidText: a transcript that the model cannot read.
         """
-        audio = self.read(source, field)
-        encoder_wave = resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE)
-        mel_wave = resample_sinc(audio.samples, audio.sample_rate, self._config.rates.sample_rate)
-        normalised = self._text.normalize(transcript)
+        audio = _read(source, field)
+        encoder_wave = _resampled(audio)
+        mel_wave = _resampled(audio, self.config.rates.sample_rate)
+        normalised = self.text.normalize(transcript)
         voice = Voice(
-            embedding=self._speaker_encoder(encoder_wave),
+            embedding=self.speaker_encoder(encoder_wave),
             fingerprint=self.fingerprint,
             transcript=transcript,
-            prompt_text=self._text.encode(normalised) if normalised else (),
-            speech_tokens=self._speech_tokenizer(encoder_wave),
-            mel=prompt_mel(mel_wave[None], self._config.mel)[0],
+            prompt_text=self.text.encode(normalised) if normalised else (),
+            speech_tokens=self.speech_tokenizer(encoder_wave),
+            mel=prompt_mel(mel_wave[None], self.config.mel)[0],
         )
-        return voice.aligned(self._config.rates.frames_per_token) if align else voice
+        return voice.aligned(self.config.rates.frames_per_token) if align else voice
 
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
-        audio = self.read(source, field)
-        return self._speech_tokenizer(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
+        return self.speech_tokenizer(_resampled(_read(source, field)))
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
         """The speaker embedding of a recording and nothing else of a voice: [192] float32, not normalised."""
-        audio = self.read(source, field)
-        return self._speaker_encoder(resample_sinc(audio.samples, audio.sample_rate, ENCODER_RATE))
+        return self.speaker_encoder(_resampled(_read(source, field)))
 
-    def read(self, source: AudioSource, field: str) -> Audio:
-        """Decode and check a recording."""
-        audio = source if isinstance(source, Audio) else decode_audio(source, field=field, max_seconds=MAX_REFERENCE_S)
-        check_reference(audio, field=field)
-        return audio
+
+def _read(source: AudioSource, field: str) -> Audio:
+    audio = source if isinstance(source, Audio) else decode_audio(source, field=field, max_seconds=MAX_REFERENCE_S)
+    check_reference(audio, field=field)
+    return audio
+
+
+def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:
+    return resample_sinc(audio.samples, audio.sample_rate, rate)
+
+
+def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
+    """What an extractor is to be given, and the SHA-256 of exactly that in hexadecimal.
+
+    The recording is read once, undecoded, so that what is hashed is what is extracted, even if the file changes. The
+    digest is of a file's bytes, whatever it is called, or of samples and their rate.
+
+    Raises:
+        InvalidRequest: neither a path, bytes, an open file nor `Audio`.
+        InvalidAudio: the file is missing, unreadable, empty or too large.
+    """
+    if isinstance(source, Audio):
+        digest = hashlib.sha256(f"{source.sample_rate} Hz float32\n".encode())
+        digest.update(np.ascontiguousarray(source.samples).data)
+        return source, digest.hexdigest()
+    if not isinstance(source, (str, Path, bytes)) and not hasattr(source, "read"):
+        raise InvalidRequest(
+            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file or "
+            "vivavoce.Audio"
+        )
+    data, _ = read_source(source, "reference audio")
+    content = io.BytesIO(data)
+    content.name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)  # for messages
+    return content, hashlib.sha256(data).hexdigest()

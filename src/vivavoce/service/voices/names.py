@@ -1,13 +1,21 @@
-"""What a stored voice may be called. A name is also a file's name, so the rules keep it inside of its folder."""
+"""Voices without their tensors: what a stored one may be called, what a list tells of it, errors about names.
+
+A name is also a file's name, so the rules keep it inside of its folder.
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
-from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
+from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.service.text.checks import excerpt
+
+PUBLIC = ""
+"""The owner of the voices that everybody sees."""
 
 MAX_NAME_CHARS = 64
 MAX_NAME_BYTES = 240
@@ -20,6 +28,22 @@ _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, n
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
 """Code points that NFC may join into one. Longer names are refused as they are: normalising is quadratic at worst."""
+
+
+@dataclass(frozen=True)
+class VoiceSummary:
+    """A voice that may be asked for by its name.
+
+    kind: "built_in" (of the model) or "stored"; public: all callers see it, else its owner alone; transcript: what its
+    reference says, "" if unknown; has_prompt: it has reference speech, beside the speaker embedding.
+    """
+
+    name: str
+    kind: Literal["built_in", "stored"]
+    public: bool
+    description: str = ""
+    transcript: str = ""
+    has_prompt: bool = True
 
 
 def check_voice_name(name: str) -> str:
@@ -48,32 +72,20 @@ def is_voice_name(name: str) -> bool:
     return True
 
 
-def same_but_for_case(one: str, other: str) -> bool:
-    """Whether a file system that folds case takes both names for one (canonical caseless matching, Unicode 3.13)."""
-    return folded(one) == folded(other)
-
-
 def folded(name: str) -> str:
-    """What all names that differ in case only have in common."""
+    """What all names that differ in case only have in common (canonical caseless matching, Unicode 3.13).
+
+    A file system that folds case takes them for one.
+    """
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for a name that nothing has; takes at most nine of the known names."""
+    """The error for a name that no voice has; takes at most nine of the known names."""
     first = list(islice(known, MAX_LISTED + 1))
     listed = ", ".join(first[:MAX_LISTED]) + (" and more" if len(first) > MAX_LISTED else "")
     known_text = f"known: {listed}" if first else "no voice is known yet"
     return VoiceNotFound(f"voice: {excerpt(name)} is not registered ({known_text}); add it with `vivavoce voice add`")
-
-
-def taken_name(name: str) -> VoiceExists:
-    """The error for a name that another voice has."""
-    return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
-
-
-def differs_in_case_only(name: str, taken: str) -> VoiceExists:
-    """The error for a name that some file systems would take for another voice's."""
-    return VoiceExists(f"voice: {name!r} differs from the stored {taken!r} in case only; choose another name")
 
 
 def _problem(name: str) -> str | None:
@@ -85,18 +97,14 @@ def _problem(name: str) -> str | None:
         return "begins with '.'"
     if name != name.strip(" "):
         return "begins or ends with a space"
-    foreign = next((character for character in name if not _is_allowed(character)), None)
-    if foreign is not None:
-        return f"holds {foreign!a}"
+    for character in name:
+        if not (character in _SIGNS or character.isalpha() or character.isdecimal() or _is_mark(character)):
+            return f"holds {character!a}"
     if _is_mark(name[0]):
         return f"begins with the mark {name[0]!a}"
     if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
         return f"takes {num_bytes} bytes in UTF-8, more than {MAX_NAME_BYTES}"
     return None
-
-
-def _is_allowed(character: str) -> bool:
-    return character in _SIGNS or character.isalpha() or character.isdecimal() or _is_mark(character)
 
 
 def _is_mark(character: str) -> bool:

@@ -1,39 +1,60 @@
-"""What a request calls a voice → Voice."""
+"""The voices that a request may mean: stored ones, those of the model, and recordings."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as changed
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from threading import Lock
+from typing import Literal, Protocol
 
-from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreAway
+from vivavoce.lru_cache import CacheCounts, LruCache
+from vivavoce.service.speech import Recording
 from vivavoce.service.text.checks import excerpt
-from vivavoce.service.voices.cache import DEFAULT_CAPACITY
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.lookup import first_of
-from vivavoce.service.voices.model_voices import Extractor, ModelVoices, label
-from vivavoce.service.voices.names import unknown_voice
-from vivavoce.service.voices.stores.protocol import NamedVoices
+from vivavoce.service.voices.extract import AudioSource, take_recording
+from vivavoce.service.voices.names import PUBLIC, VoiceSummary, check_voice_name, unknown_voice
+from vivavoce.service.voices.stores import Quota, VoiceStore, taken_name
 from vivavoce.service.voices.voice import Voice
 
+log = logging.getLogger(__name__)
+
+_OK = "ok"
 _AUDIO_SUFFIXES = frozenset(
     {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}
 )
 _PATH_EXCERPT = 200
 
 
+class Extractor(Protocol):
+    """A model's front end for recordings, wherever it runs."""
+
+    def extract(self, source: AudioSource, transcript: str = "") -> Voice:
+        """The voice of a recording that says `transcript`, "" if unknown; see `VoiceExtractor`."""
+
+
 class VoiceRegistry:
-    """All voices of one model: stored ones, those the model brings along, and recordings. Safe between threads."""
+    """All voices of one model, for every caller. Safe between threads.
+
+    An owner sees its own voices, then the public ones, then the model's; the first of a name is meant. The owner ""
+    stands for the public voices. The last voices are kept in memory, and shared: their tensors must not be written to.
+    """
 
     def __init__(
         self,
         extractor: Extractor,
-        store: NamedVoices,
+        store: VoiceStore,
         built_in: Mapping[str, Voice],
         fingerprint: str | Callable[[], str],
         *,
-        capacity: int = DEFAULT_CAPACITY,
+        recordings: int = 32,
+        stored: int = 64,
+        owner_quota: Quota = Quota(),
+        public_quota: Quota = Quota(),
     ) -> None:
         """Nothing is read or computed yet.
 
@@ -42,16 +63,27 @@ class VoiceRegistry:
             store: voices that are kept by name.
             built_in: the model's own voices by name; the first is the default voice.
             fingerprint: the model's identity, or what computes it; called when a voice first has to be compared.
-            capacity: recordings whose voices are kept in memory.
+            recordings, stored: recordings whose voices stay in memory (half a megabyte for 30 s), and stored voices.
+            owner_quota, public_quota: how much each owner may keep, and how much is kept for all.
         """
-        self._store = store
-        self._model = ModelVoices(extractor, built_in, fingerprint, capacity=capacity)
+        self.built_in = built_in
+        self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
+        self._owner_quota, self._public_quota = owner_quota, public_quota
+        self._extracted: LruCache[Voice] = LruCache(recordings)
+        self._loaded: LruCache[Voice] = LruCache(stored)
+        self._lock = Lock()
+        self._logged_state = _OK
+
+    @property
+    def recordings(self) -> CacheCounts:
+        """Recordings whose voices were extracted, and remembered."""
+        return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """The voice that a request means.
+        """The voice that a trusted caller means; for strangers' requests use `requested`, which reads no path.
 
-        A name is looked up in the store, then among the built-in voices; a string that is neither may be the path
-        of a recording. Requests of strangers must not name files: use `named` for those.
+        A name is looked up among the public voices, then among the model's; a string that is neither may be the path of
+        a recording.
 
         Args:
             voice: a voice, a name, a recording (path, bytes, open file, samples), or None for the default voice.
@@ -61,60 +93,182 @@ class VoiceRegistry:
             VoiceNotFound: neither a known name nor a file.
             InvalidRequest: a voice of another model, a transcript without a recording, no default voice.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
-            VoiceStoreError: the stored voice's file is damaged.
+            VoiceStoreError: the stored voice is damaged, or its store cannot be read or reached.
         """
-        if voice is None:
-            return self._ready(self._model.default(), prompt_text)
-        if isinstance(voice, Voice):
-            return self._ready(voice, prompt_text)
-        if not isinstance(voice, str):
-            return self._model.extract(voice, prompt_text)
-        known = self._find(voice)
-        if known is not None:
-            return self._ready(known, prompt_text)
-        path = os.path.expanduser(voice)
-        if not os.path.isfile(path):
-            raise self._unknown(voice)
-        return self._model.extract(path, prompt_text)
+        if isinstance(voice, str):
+            voice = self._find(voice, PUBLIC) or self._path(voice)
+        if voice is not None and not isinstance(voice, Voice):
+            return self._extract(voice, prompt_text)
+        if prompt_text:
+            called = "the default one" if voice is None else voice.label
+            raise InvalidRequest(
+                f"prompt_text: belongs to a recording; the voice, {called}, is extracted already, leave prompt_text out"
+            )
+        return self._check(voice or self._default())
 
-    def named(self, name: str) -> Voice:
-        """The stored or built-in voice of that name; never reads any other file.
+    def requested(self, voice: str | Recording | None, owner: str) -> Voice:
+        """The voice that a request means: a name, a recording, or None for the model's first voice.
 
         Raises:
-            VoiceNotFound: no voice has the name.
-            InvalidRequest: it belongs to another model.
-            VoiceStoreError: its file is damaged.
+            VoiceNotFound: no voice that the owner sees has the name.
+            InvalidRequest, InvalidAudio, InvalidText, VoiceStoreError: as in `resolve`.
         """
-        known = self._find(name)
-        if known is None:
-            raise unknown_voice(name, self._names())
-        return self._model.check(known)
+        if voice is None:
+            return self._check(self._default())
+        if isinstance(voice, Recording):
+            return self._extract(voice.content, voice.transcript)
+        return self.find(voice, owner)
+
+    def find(self, name: str, owner: str = PUBLIC) -> Voice:
+        """The owner's own voice of that name, else the public one, else the model's; errors as in `requested`.
+
+        A voice that has not changed is the same object as before, while it stays in memory.
+        """
+        found = self._find(name, owner)
+        if found is None:
+            raise unknown_voice(name, self._names(owner))
+        return self._check(found)
 
     def names(self) -> list[str]:
-        """Built-in voices in the model's order, then the stored ones; a name that is both counts once."""
-        return list(self._names())
+        """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
+        return list(self._names(PUBLIC))
 
-    def _names(self) -> Iterator[str]:
-        built_in = self._model.built_in
-        return chain(built_in, (name for name in self._store if name not in built_in))
+    def summaries(self, owner: str) -> list[VoiceSummary]:
+        """The voices that `find` finds: the model's in its order, then public ones, then the owner's own.
 
-    def _find(self, name: str) -> Voice | None:
-        return first_of(name, [self._store], lambda store, _: store.load(name), self._model.built_in.get(name))
+        Of several of one name there is the one that is meant. Voices of other models in the same store are among them.
+        """
+        own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
+        public = {one.name: one for one in self._store.summaries() if one.name not in own}
+        built_in = (
+            _summary(voice, "built_in", public=True)
+            for name, voice in self.built_in.items()
+            if name not in own and name not in public
+        )
+        return [*built_in, *public.values(), *own.values()]
 
-    def _ready(self, voice: Voice, prompt_text: str) -> Voice:
-        if prompt_text:
+    def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
+        """Keep a voice under its name; for everybody if the owner is "".
+
+        Raises:
+            InvalidRequest: no possible name, a voice of another model, or a quota that is full.
+            VoiceExists: the owner has a voice of that name, or of one that differs in case only.
+            VoiceStoreError: the store refuses, or cannot be reached: the voice is not known to be kept.
+        """
+        voice = self._check(voice).named(check_voice_name(voice.name))
+        quota = self._public_quota if owner == PUBLIC else self._owner_quota
+        self._store.save(voice, owner, replace=replace, quota=quota)
+        return _summary(voice, "stored", public=owner == PUBLIC)
+
+    def add_recording(
+        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+    ) -> VoiceSummary:
+        """Keep the voice of a recording; one that was spoken with before is not extracted again.
+
+        Raises:
+            InvalidAudio, InvalidText: the recording or its transcript cannot be used.
+            VivavoceError: as in `add`.
+        """
+        name = check_voice_name(name)
+        if not replace and self._store.version(name, owner) is not None:
+            raise taken_name(name)  # before the work, and once more when it is kept
+        voice = self._extract(recording.content, recording.transcript)
+        return self.add(owner, changed(voice, name=name, description=description), replace=replace)
+
+    def remove(self, owner: str, name: str) -> None:
+        """Forget a voice of the owner's own, or, with owner "", a public one.
+
+        Raises:
+            VoiceNotFound: the owner has none of that name.
+            InvalidRequest: it is the model's, and stays.
+            VoiceStoreError: the store refuses, or cannot be reached.
+        """
+        if self._store.version(name, owner) is not None:
+            self._store.remove(name, owner)
+        elif owner != PUBLIC and self._store.version(name) is not None:
+            raise VoiceNotFound(f"voice: {excerpt(name)} is a public voice, none of your own; it stays for the others")
+        elif name in self.built_in:
+            raise InvalidRequest(f"voice: {excerpt(name)} is built into the model and cannot be removed")
+        else:
+            raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
+
+    def state(self) -> str:
+        """Answer "ok", or what is wrong with the store; see `VoiceStore.state`. A change is logged."""
+        state = self._store.state()
+        with self._lock:
+            before, self._logged_state = self._logged_state, state
+        if state != before and state == _OK:
+            log.info("voice store: is in order again")
+        elif state != before:
+            log.warning("%s", state)
+        return state
+
+    def close(self) -> None:
+        """Close the store's connections."""
+        self._store.close()
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._given_fingerprint() if callable(self._given_fingerprint) else self._given_fingerprint
+
+    def _extract(self, source: AudioSource, transcript: str) -> Voice:
+        """The voice of a recording, which is extracted once, however many threads ask."""
+        source, digest = take_recording(source)
+        return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
+
+    def _default(self) -> Voice:
+        for voice in self.built_in.values():
+            return voice
+        raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
+
+    def _check(self, voice: Voice) -> Voice:
+        """The voice itself, unless it is known to be of another model."""
+        if voice.fingerprint and voice.fingerprint != self._fingerprint:
             raise InvalidRequest(
-                f"prompt_text: belongs to a recording; the voice, {label(voice)}, is extracted already, leave "
-                "prompt_text out"
+                f"voice: {voice.label} was extracted for another model ({excerpt(voice.fingerprint)}, this one is "
+                f"{self._fingerprint!r}); extract it again from its recording"
             )
-        return self._model.check(voice)
+        return voice
 
-    def _unknown(self, voice: str) -> VoiceNotFound:
-        if not _looks_like_path(voice):
-            return unknown_voice(voice, self._names())
+    def _find(self, name: str, owner: str) -> Voice | None:
+        """The voice `name` of the first that has it: the owner, the public ones, the model.
+
+        A store that is away and cannot tell is passed over: those after it may have the name. One that is known to
+        have it is not: another voice than the one that is meant must not speak.
+        """
+        away: VoiceStoreAway | None = None
+        for namespace in dict.fromkeys((owner, PUBLIC)):
+            try:
+                version = self._store.version(name, namespace)
+            except VoiceStoreAway as error:
+                away = error
+                continue
+            if version is not None:
+                # A voice that is replaced between the two calls is merely kept under a version that never comes back.
+                return self._loaded.get((namespace, name, version), partial(self._store.load, name, namespace))
+        built_in = self.built_in.get(name)
+        if built_in is None and away is not None:
+            raise away
+        return built_in
+
+    def _names(self, owner: str) -> Iterator[str]:
+        """What the owner sees, each name once; no more of the store is read than is taken."""
+        stored = (summary.name for one in dict.fromkeys((owner, PUBLIC)) for summary in self._store.summaries(one))
+        seen: set[str] = set()
+        for name in chain(self.built_in, stored):
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+    def _path(self, voice: str) -> Path:
+        path = os.path.expanduser(voice)
+        if os.path.isfile(path):
+            return Path(path)
+        if "/" not in voice and os.sep not in voice and Path(voice).suffix.lower() not in _AUDIO_SUFFIXES:
+            raise unknown_voice(voice, self._names(PUBLIC))
         problem = "is a folder" if os.path.isdir(voice) else "does not exist"
-        return VoiceNotFound(f"voice: the file {excerpt(voice, _PATH_EXCERPT)} {problem}; check the path")
+        raise VoiceNotFound(f"voice: the file {excerpt(voice, _PATH_EXCERPT)} {problem}; check the path")
 
 
-def _looks_like_path(name: str) -> bool:
-    return "/" in name or os.sep in name or Path(name).suffix.lower() in _AUDIO_SUFFIXES
+def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
+    return VoiceSummary(voice.name, kind, public, voice.description, voice.transcript, voice.has_prompt)

@@ -1,0 +1,370 @@
+"""Download a known model: only what inference needs, resumable, checked, pinned to what the hub reported.
+
+Both hubs are reached in one way: their lists of files are brought into one form, then files are fetched by plain HTTP.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from vivavoce.checkpoint.folder import YAML_OF, sha256_of
+from vivavoce.checkpoint.known_models import (
+    RECORD,
+    DownloadRecord,
+    FileRecord,
+    KnownModel,
+    check_path,
+    is_needed,
+    known_model,
+    model_folder,
+    read_record,
+    size_of,
+    write_record,
+)
+from vivavoce.errors import DownloadError, InvalidRequest
+from vivavoce.files import locked
+
+LOCK = ".vivavoce-download.lock"
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+MAX_ATTEMPTS = 5
+"""Tries at a file whose connection breaks; each must bring new bytes."""
+
+_YES = frozenset({"1", "on", "yes", "true"})
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DownloadProgress:
+    """How far a download is; all sizes in bytes."""
+
+    file: str
+    file_done: int
+    file_size: int
+    done: int
+    """Of all files that have to be transferred, with what an earlier try brought."""
+    total: int
+
+
+class RemoteFile(NamedTuple):
+    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksum, if it has any."""
+
+    path: str
+    size: int
+    sha256: str | None
+    url: str
+
+
+Listing = tuple[str, list[RemoteFile]]
+"""All files of one revision: the commit where the hub reports one (Hugging Face), else the name that was asked for."""
+
+
+class Hub(NamedTuple):
+    """How one hub is reached. list_files: (client, endpoint, repository, revision) → Listing."""
+
+    title: str
+    endpoint: str
+    endpoint_variable: str
+    """Environment variable that replaces `endpoint`, for mirrors."""
+    default_revision: str
+    list_files: Callable[[httpx.Client, str, str, str], Listing]
+    token_variable: str = ""
+    offline_variable: str = ""
+
+
+def download(
+    name: str,
+    *,
+    source: Literal["hf", "modelscope"] = "hf",
+    revision: str | None = None,
+    target: Path | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
+    progress: Callable[[DownloadProgress], None] = lambda _: None,
+) -> Path:
+    """Bring a known model to this machine and return its folder.
+
+    New files replace old ones only once all have arrived, so a folder that worked goes on working. A complete folder is
+    returned without asking the hub, unless `revision` names another commit, a branch or a tag. Processes that ask for
+    the same folder at once wait for the first.
+
+    target: None: `model_folder`; endpoint: None: `HF_ENDPOINT` or `VIVAVOCE_MODELSCOPE_ENDPOINT`, else the public hub;
+    token: sent to `endpoint` alone; None: `HF_TOKEN` for Hugging Face; progress: called after every piece that arrives.
+    DownloadError: hub, network or disk fail, or the bytes are not those that the hub announced.
+    """
+    model = known_model(name)
+    if source not in HUBS:
+        raise InvalidRequest(f"source: {source!r} is no hub; choose one of {', '.join(HUBS)}")
+    hub, repository = HUBS[source], model.hf_id if source == "hf" else model.modelscope_id
+    folder = target if target is not None else model_folder(model)
+    if _is_done(folder, model, revision):
+        return folder
+    if os.environ.get(hub.offline_variable, "").strip().lower() in _YES:
+        raise DownloadError(
+            f"hub: {hub.offline_variable} is set and {model.name} is not complete in {folder}; unset it, "
+            + _by_hand(folder)
+        )
+    base = (endpoint or os.environ.get(hub.endpoint_variable) or hub.endpoint).rstrip("/")
+    token = token or os.environ.get(hub.token_variable)
+    with _explained(hub, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / LOCK, on_wait=lambda: _log.warning("another process downloads into %s; waiting", folder)):
+            if _is_done(folder, model, revision):
+                return folder
+            with _client(base, token) as client:
+                try:
+                    found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    raise DownloadError(
+                        f"hub: {base} answers with something that is no file list; check the endpoint"
+                    ) from None
+                files = [file for file in files if is_needed(file.path)]
+                if not any(file.path in YAML_OF.values() for file in files):
+                    raise DownloadError(
+                        f"hub: {hub.title} lists no cosyvoice yaml in {repository} at revision {found}; check the "
+                        "revision, or use the other hub"
+                    )
+                written = _fetch_missing(client, found, files, folder, progress)
+            _put_in_place(folder, DownloadRecord(model.name, source, repository, found, written))
+    return folder
+
+
+def _is_done(folder: Path, model: KnownModel, revision: str | None) -> bool:
+    record = read_record(folder)
+    if record is None:
+        return False
+    if record.model != model.name:
+        raise DownloadError(
+            f"target: {folder} holds {record.model}, not {model.name}; choose another folder for each model"
+        )
+    pinned = revision is None or (revision == record.revision and _COMMIT.fullmatch(revision) is not None)
+    return pinned and record.is_whole(folder)
+
+
+def _client(base: str, token: str | None) -> httpx.Client:
+    home = httpx.URL(base)
+
+    def add_token(request: httpx.Request) -> None:
+        # Large files are redirected to other hosts, which must not see the token.
+        to, at_home = request.url, (home.scheme, home.host, home.port)
+        if token and (to.scheme, to.host, to.port) == at_home:
+            request.headers["Authorization"] = f"Bearer {token.strip()}"
+
+    return httpx.Client(
+        follow_redirects=True,
+        timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+        # Compressed bytes could neither be resumed nor compared with the published size.
+        headers={"User-Agent": "vivavoce", "Accept-Encoding": "identity"},
+        event_hooks={"request": [add_token]},
+    )
+
+
+@contextmanager
+def _explained(hub: Hub, folder: Path) -> Iterator[None]:
+    """Turn failures of the network and of the disk into DownloadError, one line that ends with a way out."""
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        permission = (
+            f"set {hub.token_variable} to a token that may read it" if hub.token_variable else "use the other hub"
+        )
+        advice = {
+            401: permission,
+            403: permission,
+            404: "the hub has no such model, revision or file: check the revision, or use the other hub",
+        }.get(status, "try again later, or use the other hub")
+        raise DownloadError(
+            f"hub: {hub.title} answered {status} to {error.response.request.url}; {advice}, {_by_hand(folder)}"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DownloadError(
+            f"hub: {hub.title} cannot be reached ({reason}); check the network and try again (it goes on where it "
+            f"stopped), or set {hub.endpoint_variable} to a mirror, {_by_hand(folder)}"
+        ) from None
+    except OSError as error:
+        if error.errno in _SPACE:
+            raise DownloadError(
+                f"disk: {folder} is full; free some space and try again (it goes on where it stopped), or "
+                "choose another place with VIVAVOCE_HOME"
+            ) from None
+        raise DownloadError(
+            f"disk: {error.filename or folder}: {error.strerror or error}; check that {folder} can be written, "
+            "or choose another place with VIVAVOCE_HOME"
+        ) from None
+
+
+def _by_hand(folder: Path) -> str:
+    """The way out that needs no network."""
+    return f"or copy the model's files by hand, for example to {folder}, and give that path in place of the name"
+
+
+def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
+    """Files are pinned to the commit that the answer names."""
+    url = f"{endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
+    answer = client.get(url, params={"blobs": "true"}).raise_for_status().json()
+    resolved = f"{endpoint}/{repository}/resolve/{answer['sha']}"
+    return str(answer["sha"]), [
+        _remote_file(
+            one["rfilename"],
+            one["size"],
+            (one.get("lfs") or {}).get("sha256"),
+            f"{resolved}/{quote(str(one['rfilename']))}",
+        )
+        for one in answer["siblings"]
+    ]
+
+
+def _list_modelscope(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
+    base = f"{endpoint}/api/v1/models/{repository}/repo"
+    response = client.get(f"{base}/files", params={"Revision": revision, "Recursive": "true"})
+    listed = [one for one in response.raise_for_status().json()["Data"]["Files"] if one["Type"] != "tree"]
+    urls = [str(httpx.URL(base, params={"Revision": revision, "FilePath": str(one["Path"])})) for one in listed]
+    return revision, [
+        _remote_file(one["Path"], one["Size"], one.get("Sha256"), url) for one, url in zip(listed, urls, strict=True)
+    ]
+
+
+def _remote_file(path: Any, size: Any, sha256: Any, url: str) -> RemoteFile:
+    check_path(str(path))
+    return RemoteFile(str(path), int(size), str(sha256).lower() if sha256 else None, url)
+
+
+HUBS = {
+    "hf": Hub(
+        *("Hugging Face", "https://huggingface.co", "HF_ENDPOINT", "main", _list_huggingface),
+        token_variable="HF_TOKEN",
+        offline_variable="HF_HUB_OFFLINE",
+    ),
+    "modelscope": Hub(
+        *("ModelScope", "https://www.modelscope.cn", "VIVAVOCE_MODELSCOPE_ENDPOINT", "master", _list_modelscope)
+    ),
+}
+"""Both hubs by the name that `source` takes."""
+
+
+def _fetch_missing(
+    client: httpx.Client,
+    revision: str,
+    files: list[RemoteFile],
+    folder: Path,
+    progress: Callable[[DownloadProgress], None],
+) -> dict[str, FileRecord]:
+    """Bring each file that is not in `folder` yet into its `.part` there; what the record will say of every file."""
+    record = read_record(folder)
+    digests = {file.path: found for file in files if (found := _present(folder, file, revision, record))}
+    missing = [file for file in files if file.path not in digests]
+    needed = sum(file.size - max(size_of(_part(folder, file.path)), 0) for file in missing)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DownloadError(
+            f"disk: {needed / 1e9:.2f} GB are needed in {folder} and {free / 1e9:.2f} GB are free; free some "
+            "space, or choose another place with VIVAVOCE_HOME"
+        )
+    done, total = 0, sum(file.size for file in missing)
+    for file in missing:
+
+        def report(file_done: int, file: RemoteFile = file, before: int = done) -> None:
+            progress(DownloadProgress(file.path, file_done, file.size, before + file_done, total))
+
+        part = _part(folder, file.path)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        digests[file.path] = _fetch(client, file, part, report)
+        done += file.size
+    return {file.path: FileRecord(file.size, digests[file.path]) for file in files}
+
+
+def _put_in_place(folder: Path, record: DownloadRecord) -> None:
+    """Name every fetched file, remove what the revision before had more, and leave the record.
+
+    The old record goes first: a folder that this was interrupted in counts as incomplete.
+    """
+    before = read_record(folder)
+    (folder / RECORD).unlink(missing_ok=True)
+    for path in record.files:
+        if _part(folder, path).exists():
+            os.replace(_part(folder, path), folder / path)
+    for path in set(before.files if before else ()) - set(record.files):
+        (folder / path).unlink(missing_ok=True)
+    write_record(folder, record)
+
+
+def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadRecord | None) -> str | None:
+    """The SHA-256 of `file` if the folder holds it already, else None."""
+    path = folder / file.path
+    if size_of(path) != file.size:
+        return None
+    known = record.files.get(file.path) if record else None
+    if file.sha256 is None:  # only the commit can tell that nothing changed
+        unchanged = record and record.revision == revision and _COMMIT.fullmatch(revision)
+        return known.sha256 if known and unchanged else None
+    digest = known.sha256 if known else sha256_of(path)
+    return digest if digest == file.sha256 else None
+
+
+def _part(folder: Path, path: str) -> Path:
+    return folder / f"{path}.part"
+
+
+def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> str:
+    """Fill `part` with all of `file` and return its SHA-256; `report` gets the bytes so far.
+
+    What `part` holds already is kept where a published checksum can tell that it belongs to this file. If it does not,
+    it may stem from another revision: all is fetched once more, from the first byte. Wrong bytes are removed.
+    """
+    if file.sha256 is None:
+        part.unlink(missing_ok=True)
+    found = ""
+    for _ in range(2 if size_of(part) > 0 else 1):
+        _complete(client, file, part, report)
+        digest = sha256_of(part)
+        if size_of(part) == file.size and file.sha256 in (None, digest):
+            return digest
+        found = f"{size_of(part)} bytes with SHA-256 {digest}"
+        part.unlink(missing_ok=True)
+    raise DownloadError(
+        f"file: {file.path}: expected {file.size} bytes with SHA-256 {file.sha256 or 'unpublished'}, got {found}; the "
+        "bytes are deleted, download again or use the other hub"
+    )
+
+
+def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> None:
+    """Append what `part` lacks, over as many connections as bring new bytes."""
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        before = size_of(part)
+        if before >= file.size > 0:
+            return
+        try:
+            return _append(client, file, part, max(before, 0), report)
+        except httpx.TransportError:
+            if attempt == MAX_ATTEMPTS or size_of(part) <= before:
+                raise
+
+
+def _append(client: httpx.Client, file: RemoteFile, part: Path, start: int, report: Callable[[int], None]) -> None:
+    with client.stream("GET", file.url, headers={"Range": f"bytes={start}-"} if start else {}) as response:
+        response.raise_for_status()
+        if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            start = 0  # the server sends the whole file
+        with part.open("ab" if start else "wb") as out:
+            for piece in response.iter_bytes():
+                out.write(piece)
+                start += len(piece)
+                if start > file.size:
+                    return  # more than was announced
+                report(start)

@@ -1,0 +1,176 @@
+"""The official models by name: where the hubs keep them, what of them is needed, and where they lie on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import SUPPORTED
+from vivavoce.errors import DownloadError, ModelNotFound, UnsupportedModel
+from vivavoce.files import replace_file
+
+HOME_VARIABLE = "VIVAVOCE_HOME"
+RECORD = "vivavoce-download.json"
+
+# The repositories also hold archives, TensorRT and estimator exports, sample audio, and the language model's
+# starting weights (CosyVoice-BlankEN/model.safetensors), every value of which llm.pt replaces.
+_NEEDED = re.compile(
+    r"""
+      (llm|flow|hift)(\.[\w-]+)?\.(pt|safetensors)      # llm.pt, llm.rl.pt, flow.cache.pt …
+    | spk2info\.pt
+    | campplus\.onnx
+    | speech_tokenizer_v\d+\.onnx
+    | cosyvoice\d*\.yaml
+    | configuration\.json
+    | CosyVoice-BlankEN/(config|generation_config|vocab|tokenizer_config|tokenizer)\.json
+    | CosyVoice-BlankEN/merges\.txt
+    | LICENSE[\w.-]*
+    | README\.md
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """One published model."""
+
+    name: str
+    generation: Generation
+    hf_id: str
+    modelscope_id: str
+    summary: str
+
+
+_FIRST = "CosyVoice, first generation: "
+_INSTRUCTIONS = "voice cloning, instructions, streaming; 24 kHz"
+_PUBLISHED = (
+    ("CosyVoice2-0.5B", "", "v2", "iic", f"CosyVoice2: {_INSTRUCTIONS}"),
+    ("Fun-CosyVoice3-0.5B", "-2512", "v3", "FunAudioLLM", f"Fun-CosyVoice3: {_INSTRUCTIONS}"),
+    ("CosyVoice-300M", "", "v1", "iic", f"{_FIRST}voice cloning; 22.05 kHz"),
+    ("CosyVoice-300M-SFT", "", "v1", "iic", f"{_FIRST}built-in speakers; 22.05 kHz"),
+    ("CosyVoice-300M-Instruct", "", "v1", "iic", f"{_FIRST}built-in speakers that follow instructions; 22.05 kHz"),
+)
+"""Name, what the hubs add to it, generation, owner on ModelScope, summary."""
+KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
+    {
+        name: KnownModel(name, Generation(generation), f"FunAudioLLM/{name}{more}", f"{owner}/{name}{more}", summary)
+        for name, more, generation, owner, summary in _PUBLISHED
+    }
+)
+"""Every published model by its name."""
+
+
+def known_model(name: str, choice: str = ", ".join(KNOWN_MODELS)) -> KnownModel:
+    """Look up a model by its name or by its id on either hub, in upper or lower case; choice: what the error lists."""
+    wanted = name.casefold()
+    for model in KNOWN_MODELS.values():
+        if wanted in {alias.casefold() for alias in (model.name, model.hf_id, model.modelscope_id)}:
+            return model
+    raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {choice}")
+
+
+def is_needed(path: str) -> bool:
+    """Whether inference reads the file `path` (relative to the repository, `/` between folders)."""
+    return _NEEDED.fullmatch(path) is not None
+
+
+def check_path(path: str) -> None:
+    """Refuse a name that would be written outside of the model folder."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path:
+        raise DownloadError(f"file: the hub lists {path!r}, which is no safe file name; do not use this hub")
+
+
+def models_home() -> Path:
+    """The folder of downloaded models: `$VIVAVOCE_HOME/models`, else one in the user's cache."""
+    home = os.environ.get(HOME_VARIABLE)
+    if home:
+        return Path(home).expanduser() / "models"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("vivavoce", appauthor=False) / "models"
+
+
+def model_folder(model: KnownModel) -> Path:
+    """Where `model` is downloaded to unless another folder is named."""
+    return models_home() / model.name
+
+
+def find_model(name_or_path: str | Path) -> Path:
+    """The folder of a model: the given folder, or where a known name was downloaded to; no network.
+
+    ModelNotFound: neither a folder nor a known name; UnsupportedModel: of a generation that this version cannot run;
+    DownloadError: it was not downloaded to its end.
+    """
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    runnable = ", ".join(model.name for model in KNOWN_MODELS.values() if model.generation in SUPPORTED)
+    model = known_model(str(name_or_path), runnable)
+    if model.generation not in SUPPORTED:
+        raise UnsupportedModel(
+            f"model: {model.name} is of generation {model.generation.value}; this version runs "
+            f"{', '.join(generation.value for generation in SUPPORTED)} only, use {runnable}"
+        )
+    folder = model_folder(model)
+    record = read_record(folder)
+    if record is not None and record.is_whole(folder):
+        return folder
+    raise DownloadError(
+        f"model: {model.name} is not complete in {folder}; type `vivavoce download {model.name}`, or give the "
+        "path of a folder that holds it"
+    )
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file as it was written."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class DownloadRecord:
+    """What a folder was filled with; written last, so its presence means that every file was complete."""
+
+    model: str
+    source: str
+    repository: str
+    revision: str
+    files: Mapping[str, FileRecord]
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether every file is still there with its size; contents are not read again."""
+        return all(size_of(folder / path) == file.size for path, file in self.files.items())
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, -1 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
+def read_record(folder: Path) -> DownloadRecord | None:
+    """The note in `folder`; None where there is none or it cannot be understood."""
+    try:
+        fields = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}
+        named = {key: str(fields[key]) for key in ("model", "source", "repository", "revision")}
+        return DownloadRecord(files=files, **named)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_record(folder: Path, record: DownloadRecord) -> None:
+    """Write the note, replacing an older one in one step."""
+    replace_file(folder / RECORD, json.dumps(asdict(record), indent=1, ensure_ascii=False) + "\n")

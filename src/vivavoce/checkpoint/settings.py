@@ -1,0 +1,228 @@
+"""All sizes of a CosyVoice2 folder, read from its settings files and held against one another.
+
+An error gives the setting's full path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from vivavoce.checkpoint.config import (
+    MAX_SIZE,
+    FileKey,
+    FlowConfig,
+    LMConfig,
+    MelConfig,
+    ModelConfig,
+    SamplingDefaults,
+    TokenEncoderConfig,
+    UNetConfig,
+    Vocabulary,
+    VocoderConfig,
+)
+from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, detect_generation, read_json
+from vivavoce.checkpoint.official_yaml import read_official_yaml
+from vivavoce.errors import CheckpointError, UnsupportedModel
+from vivavoce.rates import Rates
+
+NUM_EULER_STEPS = 10
+"""Steps of the official inference; no checkpoint file holds the number."""
+
+Config = TypeVar("Config")
+
+
+def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
+    """Read all sizes of a CosyVoice2 folder; an error gives the path of the setting that is wrong.
+
+    flow_keys: parameter names of flow.pt, which say how many conformer blocks follow the upsampling; the yaml does not.
+    """
+    generation = detect_generation(folder)
+    name = YAML_OF[generation]
+    root = Section(name, read_official_yaml(folder / name))
+    backbone_path = folder / BACKBONE / "config.json"
+    if not backbone_path.is_file():
+        raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
+    backbone, llm = Section(f"{BACKBONE}/config.json", read_json(backbone_path)), root.section("llm")
+    sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(VocoderConfig)
+    try:
+        rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
+    except ValueError as error:
+        raise CheckpointError(f"{name}: sample_rate: {error}; download the file again") from None
+    lm, mel = lm_config(backbone, llm, llm.integer("speech_token_size")), root.section("feat_extractor")
+    highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
+    flow = _flow(root.section("flow"), flow_keys)
+    config = ModelConfig(generation, rates, lm, flow, vocoder, mel.read(MelConfig, fmax_hz=highest))
+    for contradiction in _contradictions(config):
+        raise CheckpointError(f"model: {contradiction}; download the yaml file and CosyVoice-BlankEN/config.json again")
+    return config
+
+
+class Section:
+    """One mapping of a settings file and its place in it."""
+
+    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self._values = values
+
+    def where(self, key: str) -> str:
+        """A setting's full path."""
+        return f"{self.path}.{key}" if ":" in self.path else f"{self.path}: {key}"
+
+    def section(self, key: str) -> Section:
+        """The mapping under `key`."""
+        value = self._values.get(key)
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, "a group of settings")
+        return Section(self.where(key), value)
+
+    def read(self, kind: type[Config], **known: Any) -> Config:
+        """A record whose fields say by a `FileKey` where they stand in this section; known: its other fields."""
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if name not in known:
+                (setting,) = hint.__metadata__
+                known[name] = self._value(setting, hint.__origin__)
+        return kind(**known)
+
+    def _value(self, setting: FileKey, kind: Any) -> Any:
+        *groups, key = setting.path.split(".")
+        section = self
+        for group in groups:
+            section = section.section(group)
+        if kind is int:
+            return section.integer(key, setting.least, setting.most)
+        if kind is float:
+            return section.number(key)
+        return section.integers(key) if kind == tuple[int, ...] else section._integer_rows(key)
+
+    def integer(self, key: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """A whole number from `minimum` to `maximum`."""
+        number = self.number(key)
+        if number != int(number) or not minimum <= number <= maximum:
+            raise self._wrong(key, f"a whole number from {minimum} to {maximum}")
+        return int(number)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number; `default` stands for a setting that is null or absent. YAML 1.1 reads `1e-6` as text."""
+        value = self._values.get(key)
+        if value is None and default is not None:
+            return default
+        try:
+            if isinstance(value, bool) or value is None:
+                raise ValueError
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong(key, "a number") from None
+        if not math.isfinite(number):
+            raise self._wrong(key, "a finite number")
+        return number
+
+    def integers(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """A list of whole numbers from 1 to MAX_SIZE."""
+        value = self._values.get(key, default)
+        fits = isinstance(value, list | tuple) and value
+        if not fits or any(type(item) is not int or not 1 <= item <= MAX_SIZE for item in value):
+            raise self._wrong(key, f"a list of whole numbers from 1 to {MAX_SIZE}")
+        return tuple(value)
+
+    def _integer_rows(self, key: str) -> tuple[tuple[int, ...], ...]:
+        value = self._values.get(key)
+        if not isinstance(value, list) or not value:
+            raise self._wrong(key, "a list of lists")
+        return tuple(Section(self.path, {key: row}).integers(key) for row in value)
+
+    def _wrong(self, key: str, wanted: str) -> CheckpointError:
+        found = repr(self._values[key])[:60] if key in self._values else "nothing"
+        return CheckpointError(f"{self.where(key)}: expected {wanted}, found {found}; download the file again")
+
+
+def lm_config(backbone: Section, speech: Section, num_speech_tokens: int, **known: float) -> LMConfig:
+    """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
+    mix = speech.integers("mix_ratio", (5, 15))
+    if len(mix) != 2:
+        raise CheckpointError(f"{speech.where('mix_ratio')}: {list(mix)} are not two numbers; download the file again")
+    return backbone.read(
+        LMConfig,
+        mix_text=mix[0],
+        mix_speech=mix[1],
+        # CosyVoice2: three ids after the speech tokens (end, task, fill), all of which end a plain decode.
+        vocabulary=Vocabulary(
+            num_speech_tokens=num_speech_tokens,
+            num_logits=num_speech_tokens + 3,
+            sos=0,
+            task=1,
+            eos=num_speech_tokens,
+            fill=num_speech_tokens + 2,
+            masked_before_minimum=num_speech_tokens,
+        ),
+        sampling=speech.section("sampling").read(SamplingDefaults),
+        **known,
+    )
+
+
+def _flow(flow: Section, flow_keys: Iterable[str]) -> FlowConfig:
+    estimator = flow.section("decoder").section("estimator")
+    channels = estimator.integers("channels")
+    if len(channels) != 1:
+        raise UnsupportedModel(f"{estimator.path}.channels: {list(channels)}; a causal U-Net has one level of channels")
+    up_blocks = {key.split(".")[2] for key in flow_keys if key.startswith("encoder.up_encoders.")}
+    return flow.read(
+        FlowConfig,
+        num_steps=NUM_EULER_STEPS,
+        encoder=flow.read(TokenEncoderConfig, num_up_blocks=len(up_blocks)),
+        estimator=estimator.read(UNetConfig, channels=channels[0]),
+    )
+
+
+def _contradictions(config: ModelConfig) -> Iterator[str]:
+    lm, vocoder = config.lm, config.vocoder
+    if lm.hidden_size % lm.num_heads:
+        yield f"num_attention_heads {lm.num_heads} does not divide hidden_size {lm.hidden_size}"
+    if lm.num_heads % lm.num_kv_heads:
+        yield f"num_key_value_heads {lm.num_kv_heads} does not divide num_attention_heads {lm.num_heads}"
+    if lm.head_dim % 2:
+        yield f"hidden_size {lm.hidden_size} gives {lm.num_heads} heads an odd number of channels"
+    if lm.rope_theta <= 0:
+        yield f"rope_theta {lm.rope_theta:g} is not above 0"
+    encoder, rates, mel = config.flow.encoder, config.rates, config.mel
+    if encoder.hidden_size % encoder.num_heads:
+        yield f"flow.encoder: attention_heads {encoder.num_heads} does not divide output_size {encoder.hidden_size}"
+    if encoder.hidden_size % 2:
+        yield f"flow.encoder: output_size {encoder.hidden_size} is odd"
+    if encoder.upsampling != rates.frames_per_token:
+        yield f"flow: token_mel_ratio {encoder.upsampling}, but the rates give {rates.frames_per_token}"
+    for name, sample_rate in (("hift", vocoder.sample_rate), ("feat_extractor", mel.sample_rate)):
+        if sample_rate != rates.sample_rate:
+            yield f"{name}: sampling_rate {sample_rate} is not sample_rate {rates.sample_rate}"
+    if mel.win_size > mel.n_fft:
+        yield f"feat_extractor: win_size {mel.win_size} is above n_fft {mel.n_fft}"
+    if not 0 <= mel.fmin_hz < mel.fmax_hz <= mel.sample_rate / 2:
+        yield f"feat_extractor: fmin {mel.fmin_hz:g} and fmax {mel.fmax_hz:g} are no band below half the sample rate"
+    yield from _of_vocoder(vocoder)
+
+
+def _of_vocoder(vocoder: VocoderConfig) -> Iterator[str]:
+    rates, kernels = vocoder.upsample_rates, vocoder.upsample_kernels
+    if len(kernels) != len(rates):
+        yield f"hift: {len(kernels)} upsample_kernel_sizes for {len(rates)} upsample_rates"
+    for rate, kernel in zip(rates, kernels, strict=False):
+        if kernel < rate or (kernel - rate) % 2:
+            yield f"hift: upsample_kernel_sizes has {kernel} for the rate {rate}, not larger by an even number"
+    if vocoder.base_channels % 2 ** len(rates):
+        yield f"hift: base_channels {vocoder.base_channels} cannot be halved for each of {len(rates)} upsample_rates"
+    rows = len(vocoder.resblock_dilations)
+    if rows != len(vocoder.resblock_kernels):
+        yield f"hift: {rows} resblock_dilation_sizes for {len(vocoder.resblock_kernels)} resblock_kernel_sizes"
+    source_kernels, source_rows = len(vocoder.source_resblock_kernels), len(vocoder.source_resblock_dilations)
+    if not source_kernels == source_rows == len(rates):
+        yield (
+            f"hift: {source_kernels} source_resblock_kernel_sizes and {source_rows} source_resblock_dilation_sizes "
+            f"for {len(rates)} upsample_rates"
+        )
+    for kernel in (*vocoder.resblock_kernels, *vocoder.source_resblock_kernels):
+        if kernel % 2 == 0:
+            yield f"hift: a resblock kernel of {kernel} is even"
+    if vocoder.n_fft % 2 or vocoder.n_fft < vocoder.hop:
+        yield f"hift: n_fft {vocoder.n_fft} is odd or below hop_len {vocoder.hop}"

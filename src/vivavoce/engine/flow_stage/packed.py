@@ -1,0 +1,390 @@
+"""Batches without padding, by kernels: rows lie end to end, and each size's work is recorded over tensors that stay.
+
+A batch's tables are copied to the device, its tokens are encoded by one recording, and each Euler step is another.
+Batches past the largest common size have no recording: each of their kernels is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.engine.device import copy_into, to_device, upload
+from vivavoce.engine.flow_stage.packed_tables import EncoderLayout, EstimatorLayout
+from vivavoce.engine.flow_stage.padded import PaddedPath, voice_features
+from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
+from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket, Graphs, Launch, in_order_of_recording
+from vivavoce.models.build import Models
+from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderPast, PackedEncoder
+from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
+from vivavoce.models.kernels.common import compiled_ahead
+from vivavoce.models.kernels.encoder_windows import EncoderTails
+from vivavoce.models.kernels.flow_products import TAIL, ConvTails
+from vivavoce.models.kernels.layouts import KEY_TILE
+
+Record = Callable[[Launch], Launch]
+"""Turns work that may be repeated into something that does the same."""
+Memory = TypeVar("Memory")
+Run = TypeVar("Run")
+
+
+class RecordedSizes(Generic[Memory, Run]):
+    """A run for each common size, made when it is first needed, or ahead; all take turns in the same memory.
+
+    paged: whether rows may have pages; allocate: makes memory in which batches of any of the given buckets have room;
+    make: makes a bucket's run in memory; what is recorded is all padding and leaves no trace in the pages.
+    """
+
+    def __init__(
+        self,
+        sizes: BatchSizes,
+        paged: bool,
+        device: torch.device,
+        allocate: Callable[[Sequence[Bucket]], Memory],
+        make: Callable[[Bucket, Memory, Record], Run],
+    ) -> None:
+        self.sizes, self.allocate, self.make = sizes, allocate, make
+        self._sources = (True, False) if paged else (False,)
+        self.graphs = Graphs(device)
+        self.memory = allocate(self.common(None))
+        self._runs: dict[Bucket, Run] = {}
+
+    def of(self, positions: int, rows: int, paged: bool) -> Run:
+        """That of the bucket for this many positions and rows; of one that is not common, a new one."""
+        bucket = self.sizes.bucket(positions, rows, paged)
+        if not self.sizes.is_common(bucket):
+            # Launching takes little beside so large a batch, and each would need a recording of its own.
+            return self.make(bucket, self.allocate([bucket]), lambda work: work)
+        if bucket not in self._runs:
+            self._runs[bucket] = self.make(bucket, self.memory, self.graphs.capture)
+        return self._runs[bucket]
+
+    def common(self, positions: int | None) -> list[Bucket]:
+        """The common buckets that batches of up to this many positions come in; None: all."""
+        sizes = in_order_of_recording(self.sizes.positions, positions)
+        return [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
+
+    def prepare(self, positions: int | None) -> None:
+        """Record the same."""
+        for bucket in self.common(positions):
+            self.of(bucket.positions, bucket.rows, bucket.paged)
+
+
+class EncodedRows(NamedTuple):
+    """What the encoder made of rows.
+
+    mu: [frames, bins], the rows' new frames end to end; it stays until anything is encoded again, so it must be read
+    before, on the same stream. slots: [2, rows] int64 on the device, pages beside which tails lie and will lie, None
+    without state. tails: [rows, tails of both rates, size], what the rows leave, their own for good. pools: where the
+    tails will lie.
+    """
+
+    mu: Tensor
+    slots: Tensor | None
+    tails: Tensor
+    pools: Sequence[BufferPool]
+
+    def commit(self) -> None:
+        """Write the encoder's tails to the pool."""
+        if self.slots is not None:
+            parts = self.tails.split([pool.tail for pool in self.pools], dim=1)
+            for pool, tails in zip(self.pools, parts, strict=True):
+                pool.tails.index_copy_(0, self.slots[1], tails[:, None, None])
+
+
+class EncoderMemory(NamedTuple):
+    """Of batches up to a size, one at a time; each bucket's overlap those of all others."""
+
+    tables: Tensor
+    mu: Tensor
+    after: Tensor
+
+
+class EncoderRun(NamedTuple):
+    """The encoder over one bucket's memory, recorded."""
+
+    layout: EncoderLayout
+    memory: EncoderMemory
+    replay: Launch
+
+    def write(self, rows: Sequence[FlowRow]) -> None:
+        """Fill the tables."""
+        copy_into(self.memory.tables[: self.layout.size], torch.from_numpy(self.layout.numbers(rows)))
+
+
+class PackedEncoding:
+    """Encodes packed batches, which share memory and recordings; sizes: the common ones, in tokens.
+
+    invariant: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
+    computed again, to the bit; slower. ValueError: sizes that the kernels do not take.
+    """
+
+    def __init__(self, models: Models, pool: PagePool, sizes: BatchSizes, *, invariant: bool) -> None:
+        self._config, self._device = models.config.flow, models.device
+        self._network, self._pools = PackedEncoder(models.flow, invariant=invariant), pool.buffers[:2]
+        paged = bool(len(self._pools[0].keys))
+        self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make)
+
+    def encode(self, rows: Sequence[FlowRow]) -> EncodedRows:
+        """Rows that all leave a state, or none; keys and values go to their pages, tails to the pool at `commit`."""
+        paged, new = rows[0].after is not None, sum(row.new for row in rows)
+        run = self.runs.of(new, len(rows), paged)
+        run.write(rows)
+        run.replay()
+        mu, tails = run.memory.mu[: new * run.layout.upsampling], run.memory.after[: len(rows) if paged else 0].clone()
+        slots = None
+        if paged:
+            pairs = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
+            (slots,) = upload((np.array(pairs, dtype=np.int64).T.copy(),), self._device)
+        return EncodedRows(mu, slots, tails, self._pools)
+
+    def prepare(self, tokens: int | None) -> None:
+        """Record all common sizes that batches of up to this many tokens come in."""
+        with compiled_ahead() as apart:
+            for bucket in self.runs.common(tokens) if apart else ():
+                self._make(bucket, self.runs.memory, lambda work: work).replay()
+        self.runs.prepare(tokens)
+
+    def _layout(self, bucket: Bucket) -> EncoderLayout:
+        encoder, queries = self._config.encoder, self._network.cuts(bucket.positions).attention.queries
+        return EncoderLayout(bucket, queries, encoder.lookahead, encoder.upsampling)
+
+    def _allocate(self, buckets: Sequence[Bucket]) -> EncoderMemory:
+        layouts, like = [self._layout(bucket) for bucket in buckets], self._pools[0].keys
+        rows = max((bucket.rows for bucket in buckets if bucket.paged), default=0)
+        return EncoderMemory(
+            torch.zeros(max(one.size for one in layouts), dtype=torch.int32, device=like.device),
+            like.new_zeros(max(one.frames for one in layouts), self._config.num_mel_bins),
+            like.new_zeros(rows, sum(pool.tail for pool in self._pools), self._pools[0].tails.shape[-1]),
+        )
+
+    def _make(self, bucket: Bucket, memory: EncoderMemory, record: Record) -> EncoderRun:
+        layout = self._layout(bucket)
+        tables, past = layout.tables(memory.tables[: layout.size]), None
+        if bucket.paged:
+            after = memory.after[: bucket.rows].split([pool.tail for pool in self._pools], dim=1)
+            of_tokens, of_frames = (
+                EncoderPast(pool.keys, EncoderTails(pool.tails, tables.slots, part))
+                for pool, part in zip(self._pools, after, strict=True)
+            )
+            past = (of_tokens, of_frames)
+        batch = EncoderBatch(tables, memory.mu[: layout.frames], past)
+        run = EncoderRun(layout, memory, lambda: self._network.encode(batch))
+        run.write(())
+        return run._replace(replay=record(run.replay))
+
+
+@dataclass(eq=False)
+class EstimatorMemory:
+    """Of batches up to a size, which take turns in it, step by step; `holder` is the one that lies in it."""
+
+    tables: Tensor
+    features: Tensor
+    x: Tensor
+    step: Tensor
+    tails: Tensor
+    holder: PackedSolver | None = None
+
+
+class EstimatorRun:
+    """An Euler step over one bucket's tensors, recorded."""
+
+    def __init__(
+        self, layout: EstimatorLayout, memory: EstimatorMemory, network: PackedUNet, pool: BufferPool, record: Record
+    ) -> None:
+        self.layout, self._memory, self._tables = layout, memory, memory.tables[: layout.size]
+        bucket, tails = layout.bucket, None
+        if bucket.paged:
+            size = (2, bucket.rows, *pool.tails.shape[3:])
+            tails = ConvTails(*(part[: prod(size)].view(size) for part in memory.tails))
+        self._batch = PackedBatch(
+            memory.x[: bucket.positions],
+            memory.features[: 2 * bucket.positions],
+            memory.step,
+            layout.tables(self._tables),
+            pool.keys if bucket.paged else None,
+            tails,
+        )
+        memory.holder = None
+        self._tables.copy_(torch.from_numpy(layout.numbers((), 1)))
+        self._replay = record(lambda: network.step(self._batch))
+
+    def step(self, number: int, solver: PackedSolver) -> None:
+        """Take Euler step `number` of a batch, and leave in `solver` what the next one needs."""
+        batch, tails = self._batch, self._batch.tails
+        if self._memory.holder is not solver:
+            self._enter(solver)
+        batch.step.fill_(number)
+        if tails is None or solver.before is None or solver.after is None:
+            self._replay()
+        else:
+            rows = solver.before.shape[2]
+            tails.before[:, :rows].copy_(solver.before[number])
+            self._replay()
+            solver.after[number].copy_(tails.after[:, :rows])
+        solver.x.copy_(batch.x[: len(solver.x)])
+
+    def leave(self, solver: PackedSolver) -> None:
+        """The batch takes no more steps here."""
+        if self._memory.holder is solver:
+            self._memory.holder = None
+
+    def _enter(self, solver: PackedSolver) -> None:
+        used, bins = solver.x.shape
+        features = self._batch.features.view(2, -1, self._batch.features.shape[1])
+        self._tables.copy_(solver.tables)
+        self._batch.x[:used].copy_(solver.x)
+        features[:, :used, :bins] = solver.x
+        features[0, :used, bins:] = solver.given
+        features[1, :used, bins:] = 0
+        self._memory.holder = solver
+
+
+class PackedPath:
+    """Begins packed batches, which share memory and recordings.
+
+    deterministic: what a row computes does not depend on its neighbours, nor on whether its past was kept or is
+    computed again, to the bit; slower. most_frames: of the largest batch that is recorded; None: of all common sizes.
+    ValueError: sizes that the kernels do not take.
+    """
+
+    def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
+        flow, models = context.models.config.flow, context.models
+        self._pool, self._up = context.pool.buffers[2], flow.encoder.upsampling
+        if self._pool.positions != KEY_TILE or self._up < TAIL:
+            raise ValueError(
+                f"upsampling {self._up}, the flow's kernels need a power of two from {TAIL} to {KEY_TILE}; "
+                "run without kernels"
+            )
+        self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
+        self._network = PackedUNet(models.flow.estimator, context.schedule, flow.guidance, invariant=deterministic)
+        sizes = FRAME_SIZES.within(most_frames)
+        self._most = sizes.common(sizes.positions[-1], True)
+        tokens = TOKEN_SIZES.within(-(-self._most.positions // self._up))
+        self.encoding = PackedEncoding(models, context.pool, tokens, invariant=deterministic)
+        self.runs = RecordedSizes(sizes, bool(len(self._pool.keys)), models.device, self._allocate, self._make)
+
+    def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
+        """Parts that have recordings: pasts that are computed again may make a batch larger than it was planned."""
+        parts: list[list[FlowRow]] = [[]]
+        frames = 0
+        for row in rows:
+            new = row.new * self._up
+            if parts[-1] and (frames + new > self._most.positions or len(parts[-1]) == self._most.rows):
+                parts.append([])
+                frames = 0
+            parts[-1].append(row)
+            frames += new
+        return parts
+
+    def begin(self, rows: Sequence[FlowRow]) -> PackedSolver:
+        """Rows that all leave a state, or none."""
+        run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
+        if not self._deterministic:
+            load_voices([row.chunk.stream for row in rows], self._context.models)
+        return PackedSolver(self._context, rows, self.encoding.encode(rows), run)
+
+    def prepare(self, frames: int | None) -> None:
+        """Record the encoder and the steps of all common sizes that batches of up to this many frames come in."""
+        self.encoding.prepare(None if frames is None else -(-frames // self._up))
+        self.runs.prepare(frames)
+
+    def _layout(self, bucket: Bucket) -> EstimatorLayout:
+        return EstimatorLayout(bucket, self._network.cuts(bucket.positions).attention.queries)
+
+    def _allocate(self, buckets: Sequence[Bucket]) -> EstimatorMemory:
+        like, frames = self._pool.keys, max(bucket.positions for bucket in buckets)
+        tail_rows = max((bucket.rows for bucket in buckets if bucket.paged), default=0)
+        return EstimatorMemory(
+            torch.zeros(max(self._layout(one).size for one in buckets), dtype=torch.int32, device=like.device),
+            like.new_zeros(2 * frames, self._estimator.in_channels),
+            torch.zeros(frames, self._estimator.out_channels, device=like.device),
+            torch.zeros(1, dtype=torch.int32, device=like.device),
+            like.new_zeros(2, 2 * tail_rows * prod(self._pool.tails.shape[3:])),
+        )
+
+    def _make(self, bucket: Bucket, memory: EstimatorMemory, record: Record) -> EstimatorRun:
+        return EstimatorRun(self._layout(bucket), memory, self._network, self._pool, record)
+
+
+class PackedSolver:
+    """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
+
+    All work is enqueued on the device; the host waits for none of it. Between two steps the batch lies in tensors of
+    its own. tables: [numbers] int32, as its bucket's layout says; x: [frames, bins] float32; given: [frames, in −
+    bins], the features that do not change; before, after: [steps, 2, rows, tail, channels], its convolutions' tails.
+    """
+
+    def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
+        models, self.rows, self._encoded, self._run = context.models, rows, encoded, run
+        self._up, self._pool = models.config.flow.encoder.upsampling, context.pool.buffers[2]
+        features = [voice_features(row.chunk.stream, models) for row in rows]
+        order = {one: place for place, one in enumerate(dict.fromkeys(features))}
+        voices, places = list(order), [order[one] for one in features]
+        tables = run.layout.numbers(rows, self._up)
+        new = [row.new * self._up for row in rows]
+        position = tables[2 * run.layout.bucket.positions :][: sum(new)]
+        voice, lengths = np.repeat(places, new), np.array([len(one.mel) for one in voices])
+        in_prompt = position < lengths[voice]
+        # Where each prompt's mel begins behind a first frame of silence.
+        mel = np.where(in_prompt, (1 + np.cumsum(lengths) - lengths)[voice] + position, 0)
+        sent = upload((tables, voice, mel, position), models.device, torch.int32)
+        # Encoded frames lie in the rows' order, too; the next batch's will lie in their place.
+        mu = encoded.mu
+        speaker = torch.stack([one.speaker for one in voices]).index_select(0, sent[1])
+        silence = torch.zeros(1, mu.shape[1], device=models.device)
+        condition = torch.cat((silence, *(one.mel for one in voices if len(one.mel)))) if in_prompt.any() else silence
+        self.tables, self.x = sent[0], context.noise.index_select(0, sent[3])
+        self.given = torch.cat((mu, speaker, condition.index_select(0, sent[2]).to(mu.dtype)), dim=1)
+        self.before: Tensor | None = None
+        self.after: Tensor | None = None
+        if encoded.slots is not None:
+            self.before = self._pool.tails.index_select(0, encoded.slots[0]).permute(1, 2, 0, 3, 4).contiguous()
+            self.after = torch.empty_like(self.before)
+
+    def step(self, number: int) -> None:
+        """Take Euler step `number`."""
+        self._run.step(number, self)
+
+    def mels(self) -> list[Tensor | None]:
+        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+        self._run.leave(self)
+        parts = torch.split(self.x, [row.new * self._up for row in self.rows])
+        firsts = [row.first_frame(self._up) for row in self.rows]
+        return [None if first is None else mel[first:] for first, mel in zip(firsts, parts, strict=True)]
+
+    def commit(self) -> None:
+        """Write the tails to the pool."""
+        self._encoded.commit()
+        if self.after is not None and self._encoded.slots is not None:
+            self._pool.tails.index_copy_(0, self._encoded.slots[1], self.after.permute(2, 0, 1, 3, 4))
+
+
+def load_voices(streams: Sequence[FlowStream], models: Models) -> None:
+    """Work out the features of all streams that lack them, in two copies that the host does not wait for.
+
+    A speaker's projection may differ in its last bits by how many are projected together.
+    """
+    lacking: dict[bytes | FlowStream, list[FlowStream]] = {}
+    for stream in streams:
+        if stream.features is None:
+            lacking.setdefault(stream.voice or stream, []).append(stream)
+    if not lacking:
+        return
+    given = [alike[0].conditioning for alike in lacking.values()]
+    mels = [one.flow_mel.float() for one in given]
+    speakers = models.flow.speaker(to_device(torch.stack([one.embedding for one in given]), models.device))
+    # An empty prompt's mel may have no bins either.
+    whole = to_device(torch.cat([mel.flatten() for mel in mels]), models.device)
+    parts = torch.split(whole, [mel.numel() for mel in mels])
+    for alike, speaker, part, mel in zip(lacking.values(), speakers, parts, mels, strict=True):
+        features = VoiceFeatures(speaker, part.view(mel.shape))
+        for stream in alike:
+            stream.features = features

@@ -1,0 +1,225 @@
+"""Batches as padded rows, computed by the network as it is: any device, and the reference of the packed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.engine.device import upload
+from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
+from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.models.build import Models
+from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
+from vivavoce.models.layers import keys_before
+
+Indices = NDArray[np.int64]
+NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedPath:
+    """The network as it is, all rows at once, and what all batches share; noise: [MAX_FRAMES, bins] float32."""
+
+    models: Models
+    pool: PagePool
+    schedule: EulerSchedule
+    noise: Tensor
+
+    def prepare(self, frames: int | None) -> None:
+        """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""
+
+    def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
+        """The rows in the order in which they came, as many together as can be."""
+        return [rows]
+
+    def begin(self, rows: Sequence[FlowRow]) -> PaddedSolver:
+        """Rows that all leave a state, or none."""
+        return PaddedSolver(self, rows)
+
+
+class PaddedSolver:
+    """A batch on its way from tokens to mel. Either every row leaves a state, and may have a past, or none does.
+
+    All work is enqueued on the device; the host waits for none of it.
+    """
+
+    def __init__(self, context: PaddedPath, rows: Sequence[FlowRow]) -> None:
+        models, pool = context.models, context.pool
+        encoder, flow, device = models.config.flow.encoder, models.flow, models.device
+        up, size, keys = encoder.upsampling, max(row.new for row in rows), max(row.end for row in rows)
+        self.rows, self._up = rows, up
+        tokens = np.zeros((len(rows), size + encoder.lookahead), dtype=np.int64)
+        for place, row in enumerate(rows):
+            tokens[place, : len(row.tokens)] = row.tokens
+        past = np.array([row.past for row in rows])
+        slots = [(row.before.slot if row.before else SINK, row.after.slot) for row in rows if row.after]
+        widths = (keys, keys * up, keys * up)
+        own = (
+            tokens,
+            np.array([len(row.tokens) for row in rows]),
+            past,
+            np.minimum(past[:, None] * up + np.arange(size * up), MAX_FRAMES - 1).ravel(),
+            _lookahead_ends(rows, size, encoder.lookahead),
+            _ends([row.span.tokens for row in rows], size, keys),
+            _ends([row.span.up_frames for row in rows], size * up, keys * up),
+            _ends([row.span.frames for row in rows], size * up, keys * up),
+            np.array(slots, dtype=np.int64).reshape(-1, 2).T,
+        )
+        buffers = pool.buffers if slots else ()
+        indices = [array for buffer in buffers for array in page_indices(buffer, rows)]
+        sent = upload((*own, *indices), device)
+        ids, lengths, pasts, noise_places, lookahead_ends, *seen, self._slots = sent[: len(own)]
+        self._memories = [
+            BatchMemory(buffer, sent[first : first + 3], keys * buffer.per_token, self._slots[0])
+            for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
+        ]
+        masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
+        mu = flow.encoder.encode(
+            flow.token_embedding(ids),
+            lengths,
+            size,
+            (masks[0], masks[1]),
+            keys,
+            pasts if len({row.past for row in rows}) > 1 else None,
+            (self._memories[0], self._memories[1]) if slots else None,
+            lookahead_ends if lookahead_ends.numel() else None,
+        )
+        voices = [voice_features(row.chunk.stream, models) for row in rows]
+        condition = torch.zeros_like(mu, dtype=torch.float32)
+        for row, voice, given in zip(rows, voices, condition, strict=True):
+            if len(mel := voice.mel[row.past * up : row.end * up]):
+                given[: len(mel)] = mel
+        noise = context.noise.index_select(0, noise_places).view(mu.shape)
+        speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
+        self._path = Path(flow.estimator, context.schedule, guidance, noise, mu, speakers, condition, masks[2])
+
+    def step(self, number: int) -> None:
+        """Take Euler step `number`."""
+        memory = self._memories[2] if self._memories else None
+        if memory is not None:
+            memory.number = number
+        self._path.step(number, memory)
+
+    def mels(self) -> list[Tensor | None]:
+        """New frames of each row, [2 · hop, bins] float32; None for prompts."""
+        firsts = [row.first_frame(self._up) for row in self.rows]
+        return [
+            None if first is None else mel[first : row.new * self._up]
+            for row, first, mel in zip(self.rows, firsts, self._path.x, strict=True)
+        ]
+
+    def commit(self) -> None:
+        """Write the tails to the pool: what the rows' next chunks will need."""
+        for memory in self._memories:
+            memory.commit(self._slots[1])
+
+
+def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
+    """A stream's voice on the device, worked out once."""
+    if stream.features is None:
+        given, device = stream.conditioning, models.device
+        speaker = models.flow.speaker(given.embedding[None].to(device, non_blocking=True))[0]
+        stream.features = VoiceFeatures(speaker, given.flow_mel.to(device, non_blocking=True).float())
+    return stream.features
+
+
+class BatchMemory:
+    """A batch's memory in the pages of one network, a `vivavoce.models.layers.Memory` of its pass `number`.
+
+    Keys and values are written to their pages as they are computed: no row reads past the tokens that its state
+    stands for. Tails are kept aside until `commit`, so that a batch that is given up leaves no trace.
+    indices: of `page_indices`, on the device; keys: positions of the longest row; slots: [rows] pages beside which the
+    rows' tails lie now, the sink for rows without a past.
+    """
+
+    def __init__(self, buffer: BufferPool, indices: Sequence[Tensor], keys: int, slots: Tensor) -> None:
+        self.number = 0
+        self._buffer, self._keys = buffer, keys
+        self._write, self._read, self._tails = (one.flatten() for one in indices)
+        self._positions = buffer.keys.view(-1, buffer.keys.shape[-1])
+        self._slabs = buffer.keys.view(-1, buffer.positions * buffer.keys.shape[-1])
+        before = buffer.tails.index_select(0, slots)
+        self._before = before.permute(1, 2, 0, 3, 4).flatten(1, 2).contiguous()
+        self._after = torch.empty_like(self._before)
+
+    def extend(self, first: int, x: Tensor) -> Tensor:
+        """See `Memory`."""
+        channels = slice(first, first + x.shape[2])
+        extended = torch.cat((self._before[self.number, ..., channels], x), dim=1)
+        if len(self._tails):
+            tails = extended.flatten(0, 1).index_select(0, self._tails).view(len(x), -1, x.shape[2])
+        else:
+            tails = extended[:, x.shape[1] :]
+        self._after[self.number, ..., channels] = tails
+        return extended
+
+    def recall(self, site: int, keys: Tensor) -> Tensor:
+        """See `Memory`."""
+        slab = (self.number * self._buffer.sites + site) * self._buffer.copies
+        self._positions[slab * self._buffer.positions :].index_copy_(0, self._write, keys.flatten(0, 1))
+        if not len(self._read):
+            return keys
+        recalled = self._slabs[slab:].index_select(0, self._read)
+        return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
+
+    def commit(self, slots: Tensor) -> None:
+        """Keep the tails; slots: [rows] pages beside which they shall lie."""
+        after = self._after.unflatten(1, (-1, len(slots)))
+        self._buffer.tails.index_copy_(0, slots, after.permute(2, 0, 1, 3, 4))
+
+
+def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, Indices, Indices]:
+    """Where the rows of a batch read and write in one network's pages; each row comes once for every copy.
+
+    →  write: [copies · rows, time] positions; read: [copies · rows, pages] slabs of one page each, empty if no row has
+    a past; tails: [copies · rows, tail] places in [tail + time] whose inputs the next chunk needs, empty if these are
+    the last ones in every row
+    """
+    spans = [(row.past * buffer.per_token, row.end * buffer.per_token) for row in rows]
+    time, keys = max(end - past for past, end in spans), max(end for _, end in spans)
+    pages = np.empty((len(spans), -(-keys // buffer.positions)), dtype=np.int64)
+    write = np.full((len(spans), time), SINK, dtype=np.int64)
+    tables = [np.asarray(row.after.pages) for row in rows if row.after]
+    for place, ((past, end), table) in enumerate(zip(spans, tables, strict=True)):
+        # What lies past a row's pages is masked; it reads its own, which no other row can have spoilt.
+        pages[place] = table[np.minimum(np.arange(pages.shape[1]), len(table) - 1)]
+        position = np.arange(past, end)
+        slabs = table[position // buffer.positions] * buffer.slabs
+        write[place, : len(position)] = slabs * buffer.positions + position % buffer.positions
+    copy = np.arange(buffer.copies)[:, None, None]
+    lengths = np.array([end - past for past, end in spans])
+    lines = np.arange(buffer.copies * len(spans)).reshape(buffer.copies, -1)
+    read = (pages * buffer.slabs + copy).reshape(-1, pages.shape[1])
+    tails = (lines * (time + buffer.tail) + lengths).reshape(-1, 1) + np.arange(buffer.tail)
+    return (
+        (write + copy * buffer.positions).reshape(-1, time),
+        read if any(past for past, _ in spans) else read[:0],
+        tails if (lengths < time).any() else tails[:0],
+    )
+
+
+def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indices:
+    """[rows, new tokens], places in the rows' tokens where the lookahead of each ends.
+
+    Empty if each hears all that there are: the bits of a row may depend on which of the two it is.
+    """
+    for row in rows:
+        heard = np.minimum(np.arange(row.past, row.end) + 1 + lookahead, row.past + len(row.tokens))
+        if (row.span.lookahead_ends < heard).any():
+            return np.stack([np.pad(one.span.lookahead_ends - one.past, (0, size - one.new), "edge") for one in rows])
+    return NONE
+
+
+def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
+    """What positions see: [rows, positions or 1], empty if every position sees every key."""
+    if all(len(ends) == size and (ends == keys).all() for ends in rows):
+        return NONE
+    if all((ends == ends[-1]).all() for ends in rows):
+        return np.array([[ends[-1]] for ends in rows])
+    # Positions of padding see what the row's last one sees: a query that sees nothing would answer NaN.
+    return np.stack([np.pad(ends, (0, size - len(ends)), mode="edge") for ends in rows])

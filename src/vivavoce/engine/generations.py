@@ -1,0 +1,27 @@
+"""Which stages run each generation of models: the one place of the engine that names them.
+
+A stage implements its interface in `stages.py`; loop, scheduler, runners and entry points know nothing else of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.flow_stage import FlowStage
+from vivavoce.engine.lm_stage import LMStage
+from vivavoce.engine.stages import FlowInterface, LMInterface, VocoderInterface
+from vivavoce.engine.vocoder_stage import VocoderStage
+
+
+@dataclass(frozen=True)
+class StageBuilders:
+    """Make a generation's stages of its networks; arguments as those of `LMStage`, `FlowStage` and `VocoderStage`."""
+
+    lm: Callable[..., LMInterface]
+    flow: Callable[..., FlowInterface]
+    vocoder: Callable[..., VocoderInterface]
+
+
+STAGES: dict[Generation, StageBuilders] = {Generation.V2: StageBuilders(LMStage, FlowStage, VocoderStage)}

@@ -1,0 +1,192 @@
+"""The language model's work: the loop says for which sequences, the stage does it, ids arrive late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
+from vivavoce.engine.device import DeviceQueue
+from vivavoce.engine.request_state import Phase, SequenceState
+from vivavoce.engine.stages import Fail, LMInterface
+from vivavoce.engine.statistics import Statistics
+from vivavoce.errors import InvalidRequest
+
+
+class LMRunner:
+    """Prefills and decode steps on a queue of their own; `fail` is the loop's."""
+
+    fail: Fail
+
+    def __init__(self, stage: LMInterface, device: torch.device, costs: CostModel, statistics: Statistics) -> None:
+        self.stage, self._costs, self._statistics = stage, costs, statistics
+        self.queue = DeviceQueue(device, urgent=True)
+        self._sequences: dict[int, SequenceState] = {}
+        """By the slot that they hold."""
+
+    @property
+    def busy(self) -> bool:
+        """Ids, or ends of steps, are still to come."""
+        # A step's end may be seen later than its ids: until then it takes a place in the queue.
+        return self.stage.in_flight > 0 or self.queue.busy
+
+    def prepare(self, slots: int | None) -> None:
+        """Get ready for steps of up to this many slots; None: of all."""
+        with self.queue.entered():
+            self.stage.prepare(slots)
+
+    def prefill(self, sequences: Sequence[SequenceState]) -> None:
+        """Read the sequences' rows in one forward; sequences without a slot take one."""
+        now = time.perf_counter()
+        begun: list[SequenceState] = []
+        queued: list[float] = []
+        for sequence in sequences:
+            request = sequence.request
+            if sequence.slot is None:
+                sequence.slot = self.stage.open(sequence.segment.sampling, sequence.segment.seed)
+                self._sequences[sequence.slot] = sequence
+                if request.timings.started_s is None:
+                    request.timings.started_s = now - request.accepted_at
+                if sequence.place == 0 or request.policy is None:
+                    queued.append(now - request.accepted_at)
+            assert sequence.run is not None
+            try:
+                self.stage.check(sequence.run, sequence.slot)
+            except InvalidRequest as error:  # all that was made of the text before is still handed out
+                request.error = error
+                self._decoded(sequence)
+                continue
+            sequence.phase, sequence.read_at = Phase.DECODING, now
+            begun.append(sequence)
+        # If it fails for several at once, each is tried alone: one of them may be to blame, or memory.
+        batches = [begun] if begun else []
+        while batches:
+            batch, decoding = batches.pop(0), self.stage.decoding
+            runs = {one.slot: one.run for one in batch if one.slot is not None and one.run is not None}
+            size = BatchSize(len(batch), sum(len(run.rows) for run in runs.values()))
+            try:
+                self._launch(Stage.PREFILL, size, batch, partial(self.stage.prefill, runs), queued)
+            except Exception as error:
+                if len(batch) == 1 or decoding != self.stage.decoding:
+                    self.fail(batch, error)
+                else:
+                    batches, queued = [[one] for one in batch], []
+        for sequence in begun:
+            sequence.run = None
+        self._count_slots()
+
+    def decode(self, steps: int) -> bool:
+        """Steps of all slots that decode; False: all ids of their runs were asked for and are on their way."""
+        if not self.stage.decoding:
+            return False
+        decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
+        past = sum(one.prompt_rows + one.produced for one in decoding) + len(decoding) * (steps - 1) // 2
+        size = BatchSize(len(decoding), 0, past)
+        try:
+            self._launch(Stage.DECODE, size, decoding, partial(self.stage.decode, steps), (), steps)
+        except Exception as error:
+            # A step is everybody's: whose ids were drawn and whose were not is not known any more.
+            self.fail(decoding, error)
+        return True
+
+    def wait(self) -> None:
+        """Block until the oldest step is done."""
+        if self.queue.busy:
+            self.queue.settle(wait=True)
+        else:  # ids of a launch that failed behind them
+            self.stage.wait()
+
+    def collect(self) -> list[SequenceState]:
+        """Give the ids that have arrived to their sequences; returns those that have more tokens, or all of them."""
+        changed = []
+        try:
+            arrived = self.stage.collect(wait=False)
+        except Exception as error:
+            # The device reports late: whose step it was is not known any more.
+            self.fail(list(self._sequences.values()), error)
+            arrived = []
+        now = time.perf_counter()
+        for slot, ids, ended in arrived:
+            sequence = self._sequences.get(slot)
+            if sequence is None:
+                continue
+            changed.append(sequence)
+            request, text = sequence.request, sequence.text
+            if request.timings.first_token_s is None:
+                request.timings.first_token_s = now - request.accepted_at
+            try:
+                if text is not None:
+                    ids = text.accept(ids)
+                elif ended:
+                    ids = ids[:-1]
+                sequence.tokens.extend(ids)
+                sequence.produced += len(ids)
+                if text is not None and ended:
+                    self.ask_for_text(sequence)
+                elif ended or (text is None and sequence.produced >= sequence.most_tokens):
+                    # The id that a run is ended with by force need not be waited for.
+                    self._decoded(sequence)
+            except Exception as error:
+                self.fail([sequence], error)
+        self.queue.settle()
+        return changed
+
+    def release(self, sequence: SequenceState) -> None:
+        """Free the sequence's slot at once."""
+        if sequence.slot is not None:
+            self.stage.close(sequence.slot)
+            del self._sequences[sequence.slot]
+            sequence.slot = None
+            self._count_slots()
+
+    def ask_for_text(self, sequence: SequenceState) -> None:
+        """Go on with a sequence whose text arrives, as far as its text has."""
+        assert sequence.text is not None
+        try:
+            sequence.run = sequence.text.next_run()
+        except InvalidRequest as error:  # too long: all that was made of what came before is still handed out
+            sequence.request.error = error
+            self._decoded(sequence)
+            return
+        if sequence.text.done:
+            self._decoded(sequence)
+        elif sequence.run is None:
+            sequence.phase = Phase.STARVED
+        else:
+            sequence.phase = Phase.READING if sequence.slot is not None else Phase.WAITING
+            sequence.prompt_rows = len(sequence.run.rows)
+
+    def _launch(
+        self,
+        stage: Stage,
+        size: BatchSize,
+        sequences: Sequence[SequenceState],
+        work: Callable[[], None],
+        queued: Sequence[float],
+        batches: int = 1,
+    ) -> None:
+        """Have work done in this many equal batches, of which each is of that size."""
+
+        def on_done(seconds: float) -> None:
+            share_s = seconds / len(sequences)
+            for sequence in sequences:
+                sequence.request.timings.lm_s += share_s
+            self._costs.observe(stage, size, seconds / batches)
+            self._statistics.batch(stage, size.rows, seconds / batches, queued, batches)
+
+        self.queue.launch(work, on_done)
+
+    def _count_slots(self) -> None:
+        used = len(self._sequences)
+        with self._statistics.lock:
+            slots = self._statistics.now.slots
+            slots.used, slots.peak, slots.total = used, max(used, slots.peak), self.stage.slots
+
+    def _decoded(self, sequence: SequenceState) -> None:
+        sequence.phase = Phase.DECODED
+        if sequence.text is None:
+            sequence.cut = sequence.limited and len(sequence.tokens) >= sequence.most_tokens
+        self.release(sequence)

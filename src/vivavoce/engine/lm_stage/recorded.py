@@ -1,0 +1,201 @@
+"""Forwards by kernels of our own, recorded once for each size: one launch per step, nothing done by the host.
+
+Keys, values and state have one slot more than there are, which takes what only pads. Needs the package `triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.config import Vocabulary
+from vivavoce.engine.device import copy_into
+from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
+from vivavoce.engine.lm_stage.plain import KINDS, PLAIN_SLOTS, SlotSteps
+from vivavoce.engine.lm_stage.run import Run
+from vivavoce.engine.lm_stage.slots import Slot, repetition_aware
+from vivavoce.models.build import LanguageModel, Models
+from vivavoce.models.kernels.common import compiled_ahead
+from vivavoce.models.kernels.layouts import Field
+from vivavoce.models.kernels.lm_products import TILES, Tiles
+from vivavoce.models.kernels.lm_rows import dependent_launches
+from vivavoce.models.kernels.lm_sampler import MOST_CANDIDATES, advance_slots
+from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
+
+SLOTS = (1, *PLAIN_SLOTS)
+"""Slots of a decode step."""
+ROWS = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+"""Rows of a prefill, of sequences that begin at multiples of a tile's rows."""
+SEQUENCES = (1, 8, 32)
+"""Sequences of a prefill."""
+ROWS_AHEAD = 1024
+"""Prefills of this many rows are recorded before any is asked for, larger ones when they first are."""
+_ROW_ARRAYS = 4
+
+
+@dataclass(frozen=True)
+class PrefillLayout:
+    """Sizes of a prefill's integers: rows, sequences, and a slot's state at the start of a run."""
+
+    rows: int
+    sequences: int
+    state: int
+
+    def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
+        """What the network reads, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
+
+        inputs: as `numbers` lays them.
+        """
+        rows, places, last, states = inputs.split(
+            [_ROW_ARRAYS * self.rows, self.sequences, self.sequences, self.state * self.sequences]
+        )
+        kinds, ids, slots, positions = rows.view(_ROW_ARRAYS, self.rows)
+        return TiledRows(kinds, ids, slots, positions, last), places, states.view(self.sequences, self.state)
+
+    def numbers(self, begun: Sequence[tuple[Slot, Run]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
+        """The runs of some slots, int64. What only pads belongs to the slot `sink`, which never runs."""
+        rows = np.zeros((_ROW_ARRAYS, self.rows), dtype=np.int64)
+        rows[2] = sink
+        places, last = np.full(self.sequences, sink), np.zeros(self.sequences, dtype=np.int64)
+        states = np.zeros((self.sequences, self.state), dtype=np.int64)
+        first = 0
+        for number, (slot, run) in enumerate(begun):
+            states[number], size = slot.start_row(run, vocabulary), len(run.rows)
+            own = rows[:, first : first + size]
+            own[0], own[1] = [KINDS[row.kind] for row in run.rows], [row.id for row in run.rows]
+            own[2], own[3] = slot.place, np.arange(slot.positions, slot.positions + size)
+            places[number], last[number] = slot.place, first + size - 1
+            first += rounded(size, ROW_TILE)
+        return np.concatenate([rows.ravel(), places, last, states.ravel()])
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A forward of one size. inputs: what a prefill reads, [size] int64; out: ids, [n] int64, or scores, [n, ids]
+    float32, where the ids are chosen outside.
+    """
+
+    launch: Launch
+    inputs: Tensor
+    out: Tensor
+
+
+class RecordedSteps(SlotSteps):
+    """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products.
+
+    A slot whose top_k is above `MOST_CANDIDATES` has the ids of the whole step chosen by torch's operations.
+    """
+
+    def __init__(
+        self,
+        models: Models | LanguageModel,
+        slots: int,
+        capacity: int,
+        window: int,
+        *,
+        fixed: bool,
+        tiles: Tiles = TILES,
+    ) -> None:
+        super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
+        self._lm = FusedLM(models.lm, capacity, tiles)
+        self._places = torch.arange(slots, device=models.device)
+        self._dependent = dependent_launches(models.device)
+        self._graphs = Graphs(models.device)
+        self.captured: dict[tuple[int | PrefillLayout, bool], CapturedGraph] = {}
+        """Decode steps of some slots and prefills, each by whether the ids are chosen in it."""
+
+    def bucket(self, slots: int) -> int:
+        """Slots that a step for the first `slots` covers."""
+        return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
+
+    def prefill(self, begun: Sequence[tuple[Slot, Run]], most: int) -> Tensor:
+        """As `PlainSteps.prefill`."""
+        rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
+        # Past the largest sizes few shapes are met all the same: few prefills are so large.
+        layout = self._layout(
+            fitting(ROWS, rows) or rounded(rows, ROWS_AHEAD),
+            fitting(SEQUENCES, count) or rounded(count, SEQUENCES[-1]),
+        )
+        graph = self._graph(layout, most <= MOST_CANDIDATES)
+        copy_into(graph.inputs, torch.from_numpy(layout.numbers(begun, self._slots, self._vocabulary)))
+        graph.launch()
+        if most <= MOST_CANDIDATES:
+            return graph.out
+        _, places, states = layout.views(graph.inputs)
+        places = places[:count]
+        state = self._states.starting(places, states[:count])
+        ids = state.advance(graph.out[:count].log_softmax(dim=-1), repetition_aware, most)
+        self._states.put(places, state)
+        return ids
+
+    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+        """As `PlainSteps.decode`."""
+        bucket = self.bucket(max(slot.place for slot in held) + 1)
+        graph = self._graph(bucket, most <= MOST_CANDIDATES)
+        state = self._states.first(bucket)
+        for _ in range(steps):
+            graph.launch()
+            if most <= MOST_CANDIDATES:
+                yield graph.out
+            else:
+                yield state.advance(graph.out.log_softmax(dim=-1), repetition_aware, most)
+
+    def prepare(self, slots: int | None) -> None:
+        """Record the decode steps of up to this many slots, and the prefills that are usual."""
+        most = min(slots or self._slots, self._slots)
+        sizes: list[int | PrefillLayout] = [*{self.bucket(size) for size in (*sizes_for(SLOTS, most), most)}]
+        for sequences in SEQUENCES[:1] if self._fixed else SEQUENCES:
+            sizes += [self._layout(rows, sequences) for rows in ROWS if rows <= ROWS_AHEAD]
+        sizes = [size for size in sizes if (size, True) not in self.captured]
+        with compiled_ahead() as apart:
+            for size in sizes if apart else ():
+                self._work(size, sampled=True).launch()
+        for size in sizes:
+            self._graph(size, sampled=True)
+
+    def _layout(self, rows: int, sequences: int) -> PrefillLayout:
+        return PrefillLayout(rows, sequences, len(Field) + 2 * len(self._vocabulary.stop_ids))
+
+    def _graph(self, size: int | PrefillLayout, sampled: bool) -> CapturedGraph:
+        graph = self.captured.get((size, sampled))
+        if graph is None:
+            graph = self._work(size, sampled)
+            # Recording runs the work: keys and values are stored as they will be again, but slots must not advance.
+            with self._states.unchanged():
+                graph = replace(graph, launch=self._graphs.capture(graph.launch))
+            self.captured[size, sampled] = graph
+        return graph
+
+    def _work(self, size: int | PrefillLayout, sampled: bool) -> CapturedGraph:
+        """Not recorded yet; a prefill's rows belong to the slot that takes what only pads."""
+        count = size if isinstance(size, int) else size.sequences
+        if sampled:
+            out = torch.empty(count, dtype=torch.int64, device=self._device)
+        else:
+            out = torch.empty(count, self._vocabulary.num_logits, device=self._device)
+
+        def give(scores: Tensor, places: Tensor) -> None:
+            if sampled:
+                advance_slots(scores, places, *self._states, out, dependent=self._dependent)
+            else:
+                out.copy_(scores)
+
+        if isinstance(size, int):
+            numbers = self._states.numbers[:size]
+            last, position, running = (numbers[:, field] for field in (Field.LAST, Field.POSITION, Field.RUNNING))
+            return CapturedGraph(
+                lambda: give(self._lm.step(last, position, running, self._cache), self._places[:size]), numbers, out
+            )
+        inputs = torch.from_numpy(size.numbers((), self._slots, self._vocabulary)).to(self._device)
+        rows, places, states = size.views(inputs)
+
+        def prefill() -> None:
+            if sampled:
+                self._states.put(places, self._states.starting(places, states))
+            give(self._lm.prefill(rows, self._cache), places)
+
+        return CapturedGraph(prefill, inputs, out)

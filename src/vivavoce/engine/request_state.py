@@ -1,0 +1,275 @@
+"""A request inside the engine: how far each of its sequences is, and until when its listener has something to hear.
+
+Decisions about these numbers need no tensors: what a sequence holds in the stages is carried along, and not looked at.
+The loop and its runners write, the scheduler reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, Joins, Progress, Schedule
+from vivavoce.engine.handle import Outbox, RequestTimings
+from vivavoce.engine.request import Arrival, SpeechTokens
+from vivavoce.errors import InvalidRequest
+from vivavoce.rates import Rates
+
+if TYPE_CHECKING:
+    from vivavoce.engine.lm_stage import Run, TextIn
+    from vivavoce.engine.request import SegmentRequest, TokenRequest
+
+
+class Phase(Enum):
+    """Where a sequence's language-model work stands."""
+
+    WAITING = auto()
+    """It has no slot yet."""
+    READING = auto()
+    """It has a slot, and rows that must be prefilled before the next token."""
+    DECODING = auto()
+    """Each decode step brings a token."""
+    STARVED = auto()
+    """Its text, or its speech tokens, have not arrived yet."""
+    DECODED = auto()
+    """All its tokens are there."""
+
+
+class Cut(NamedTuple):
+    """A chunk that can be made now: `hop` speech tokens after those already spoken; the flow sees the first `seen`."""
+
+    hop: int
+    final: bool
+    attention: AttentionMode
+    seen: int
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One sequence of the language model and the audio made of it; owned by the loop.
+
+    prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice that the flow sees;
+    tokens: speech tokens so far; pushed: cuts whose tokens have arrived, of a request whose speech tokens arrive; run:
+    rows that wait for their prefill; text: of a text that arrives token by token; flow, wave: its places in the stages.
+    """
+
+    segment: SegmentRequest | TokenRequest
+    prompt_rows: int = 0
+    prompt_tokens: int = 0
+    phase: Phase = Phase.WAITING
+    produced: int = 0
+    """Speech tokens that are there."""
+    tokens: list[int] = field(default_factory=list)
+    pushed: deque[Cut] | None = None
+    run: Run | None = None
+    text: TextIn | None = None
+    request: RequestState = field(init=False)
+    place: int = 0
+    """Among the request's sequences."""
+    spoken: int = 0
+    """Tokens turned into mel; those of a chunk that is being made are not counted yet. Handed out, of tokens only."""
+    chunks: int = 0
+    """Chunks cut so far."""
+    asked: int = 0
+    """Of tokens that arrive: those that were to become audio so far."""
+    slot: int | None = None
+    most_tokens: int = 0
+    """The language model is ended at this many, whatever it says."""
+    limited: bool = True
+    """Not just this many were asked for."""
+    cut: bool = False
+    """It was limited, and ended there."""
+    flow: Any = None
+    wave: Any = None
+    lacks_prompt: bool = False
+    """The flow has no state of the voice's prompt yet and wants it."""
+    busy: bool = False
+    """A chunk or the prompt is in the flow or the vocoder now."""
+    finished: bool = False
+    """Its last chunk was cut."""
+    read_at: float = 0.0
+    """When its rows were read and it began to decode, on the engine's clock."""
+    ready_at: float | None = None
+    """Since when its next chunk could have been begun."""
+    _known: tuple[int, int, int, int] = (-1, -1, 0, 0)
+    """`spoken` and `chunks`, and what is wanted for these."""
+
+    def lacking(self, now: float) -> int:
+        """Speech tokens still to come before the next chunk can be made; 1 where that is not known."""
+        if self.phase is Phase.DECODED or self.pushed:
+            return 0
+        if self.request.policy is None or self.pushed is not None:
+            return 1
+        return max(0, self.spoken + self._wanted(now, self.request.policy)[1] - self.produced)
+
+    def may_cut(self, now: float) -> bool:
+        """Whether the next chunk can be made."""
+        return not self.finished and self.produced > 0 and self.lacking(now) == 0
+
+    def next_cut(self, now: float) -> Cut | None:
+        """The next chunk, if the tokens so far allow one."""
+        if not self.may_cut(now):
+            return None
+        if self.pushed:
+            return self.pushed[0]
+        policy, pending = self.request.policy, self.produced - self.spoken
+        if policy is None:
+            return Cut(pending, True, AttentionMode.FULL, self.produced)
+        seamless = policy.joins is Joins.SEAMLESS
+        hop, need = self._wanted(now, policy)
+        if pending < need:
+            return Cut(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
+        return Cut(
+            hop, False, AttentionMode.BLOCKS if seamless else AttentionMode.GRID, self.spoken + hop + policy.lookahead
+        )
+
+    def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
+        """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
+        # They are asked for many times a second and change once a chunk.
+        if self._known[:2] == (self.spoken, self.chunks):
+            return self._known[2:]
+        pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
+        progress = Progress(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s)
+        hop = policy.next_hop(progress, self.request.rates.tokens_per_second)
+        # One token at least stays for the last chunk, which carries the fade-out of the one before it.
+        need = hop + max(1, policy.lookahead)
+        if policy.schedule is not Schedule.TIME_BASED:  # whose hops change with the clock
+            self._known = (self.spoken, self.chunks, hop, need)
+        return hop, need
+
+    def frames(self, cut: Cut | None) -> tuple[int, int]:
+        """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
+        scale = self.request.rates.frames_per_token
+        if cut is None:
+            return self.prompt_tokens * scale, 0
+        past = (self.prompt_tokens + self.spoken) * scale
+        return (cut.hop * scale, past) if cut.attention is AttentionMode.BLOCKS else (past + cut.hop * scale, 0)
+
+
+@dataclass(eq=False)
+class RequestState:
+    """One accepted request; owned by the loop.
+
+    policy: how its audio is cut into chunks, None: offline work; outbox: where its listener takes it; tokens_only:
+    speech tokens are wanted, no audio; arrived: sequences that are not opened yet; complete: no more of them, or of its
+    speech tokens, will be pushed; asked: a client wants it, otherwise the engine measures itself.
+    """
+
+    id: int
+    policy: ChunkPolicy | None
+    accepted_at: float
+    rates: Rates
+    outbox: Outbox[Any]
+    arrived: deque[SequenceState] = field(default_factory=deque)
+    tokens_only: bool = False
+    arrival: Arrival = Arrival.WHOLE
+    complete: bool = True
+    asked: bool = True
+    sequences: list[SequenceState] = field(default_factory=list)
+    held: dict[int, tuple[Cut, Any]] = field(default_factory=dict)
+    """Offline sequences that are done before those in front of them, with their samples, by place."""
+    current: int = 0
+    """Place of the sequence whose audio comes next."""
+    decoded: int = 0
+    """Sequences at its front that are known to be decoded."""
+    closed: bool = False
+    """Cancelled, failed or done: nothing more is to be made for it."""
+    chunks: int = 0
+    """Chunks handed out."""
+    final_sent: bool = False
+    """The last one of them was marked as final."""
+    error: Exception | None = None
+    """What it ends with after the audio that could be made was handed out."""
+    sounding_since: float | None = None
+    """When the first chunk was handed out, on the engine's clock in seconds: from then on its listener plays."""
+    dry_at: float = 0.0
+    """When the listener will have played all that was handed out; only of a request that sounds."""
+    excused: bool = False
+    """The listener ran dry because text came too late."""
+    timings: RequestTimings = field(default_factory=RequestTimings)
+
+    @property
+    def starved(self) -> bool:
+        """Nothing can be made until more of its text, or of its speech tokens, arrives."""
+        for sequence in self.sequences:
+            if sequence.phase is not Phase.DECODED:
+                return sequence.phase is Phase.STARVED and not sequence.pushed
+        return not self.complete
+
+    def add(self, sequence: SequenceState) -> None:
+        """Open a sequence."""
+        sequence.request, sequence.place = self, len(self.sequences)
+        self.sequences.append(sequence)
+
+    def take(self, more: Taken, now: float) -> None:
+        """More of it has come; None: all of it; an error: all that will come.
+
+        Raises:
+            InvalidRequest: more speech tokens are to be spoken than have come.
+        """
+        # A listener that ran dry meanwhile did not do so through the engine's fault.
+        self.excused = self.excused or (self.starved and self.sounding_since is not None and now > self.dry_at)
+        if isinstance(more, Exception):
+            self.error, more = more, None
+        known = (*self.arrived, *self.sequences)
+        text = next((one.text for one in known if one.text is not None), None)
+        if isinstance(more, SequenceState):
+            self.arrived.append(more)
+        elif self.arrival is Arrival.SPEECH:
+            self._take_speech(known[0], more, now)  # type: ignore[arg-type]
+        elif text is None:
+            self.complete = True
+        elif more is None:
+            text.close()
+        else:
+            text.push(more)  # type: ignore[arg-type]
+
+    def _take_speech(self, sequence: SequenceState, more: SpeechTokens | None, now: float) -> None:
+        if more is None:
+            raise InvalidRequest("speech tokens: they have ended without a final push; say final with the last ones")
+        sequence.tokens.extend(more.tokens)
+        sequence.produced, sequence.asked = len(sequence.tokens), sequence.asked + more.hop
+        if more.hop < 1 or sequence.asked > sequence.produced or self.complete:
+            raise InvalidRequest(
+                f"speech tokens: {more.hop} more are to be spoken, {sequence.asked} in all, {sequence.produced} have "
+                "come; send as many, and at least one, before the final ones"
+            )
+        assert sequence.pushed is not None
+        sequence.pushed.append(Cut(more.hop, more.final, AttentionMode.BLOCKS, sequence.produced))
+        sequence.ready_at = sequence.ready_at or now
+        if more.final:
+            self.complete, sequence.phase = True, Phase.DECODED
+
+    def hand_out(self, duration_s: float, now: float) -> float:
+        """A chunk goes to the listener; returns the seconds that it came too late, through the engine's fault."""
+        late_s = 0.0
+        if self.sounding_since is None:
+            self.sounding_since = self.dry_at = now
+            self.timings.first_chunk_s = now - self.accepted_at
+        elif self.policy is not None and now > self.dry_at:
+            late_s = 0.0 if self.excused else now - self.dry_at
+            self.timings.underruns += late_s > 0
+            self.dry_at = now  # the silence moves all that is heard after it
+        self.excused = False
+        self.dry_at += duration_s
+        return late_s
+
+    def decodable(self) -> Sequence[SequenceState]:
+        """Sequences whose language-model work may go on now.
+
+        A stream's next sequence starts when the one before it is decoded: its tokens are there by the time they are
+        heard, and one slot is enough.
+        """
+        sequences = self.sequences
+        while self.decoded < len(sequences) and sequences[self.decoded].phase is Phase.DECODED:
+            self.decoded += 1
+        if self.policy is not None:
+            return sequences[self.decoded : self.decoded + 1]
+        return [sequence for sequence in sequences[self.decoded :] if sequence.phase is not Phase.DECODED]
+
+
+Taken = tuple[int, ...] | SequenceState | SpeechTokens | Exception | None
+"""More of a request, checked: text ids, a sequence or speech tokens; None: that was all; an error: no more can come."""

@@ -1,0 +1,282 @@
+"""Pieces of mel → samples in packed batches, by kernels: the path of a CUDA device in 16 bit.
+
+Every batch is laid into tensors that stay where they are, which a recording of its size reads. Tails of all streams lie
+in one tensor per kind, a row each, gathered and scattered in one launch. What a piece comes to is counts, by which the
+host tells kernels what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.device import copy_into
+from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
+from vivavoce.engine.vocoder_stage.stream import (
+    CONTEXT_FRAMES,
+    OVERLAP_FRAMES,
+    PieceRow,
+    PooledTails,
+    Tails,
+    join_rule,
+)
+from vivavoce.models.build import Models
+from vivavoce.models.kernels.common import compiled_ahead
+from vivavoce.models.kernels.layouts import WIDTH, PackedRow
+from vivavoce.models.kernels.vocoder_tails import Pool, lay_in, lay_out
+from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
+
+RULES = (Joins.OFFICIAL, Joins.SEAMLESS)
+"""Join rules by their number in the table."""
+
+FIRST_ROWS = 64
+
+
+class TailPool:
+    """Rows to be taken and given back. A row is written once, for the piece that it was taken for.
+
+    Work already enqueued on the stage's stream may still read a row that was given back: the next piece's work on it is
+    enqueued behind that. bins: of the mel; samples: per frame; lanes: of a phase.
+    """
+
+    def __init__(self, bins: int, samples: int, lanes: int, device: torch.device) -> None:
+        frames = OVERLAP_FRAMES + CONTEXT_FRAMES
+        shapes = ((frames, bins), (CONTEXT_FRAMES, samples), (OVERLAP_FRAMES, samples), (lanes,))
+        self.memory = Pool(*(torch.zeros(FIRST_ROWS, *shape, device=device) for shape in shapes))
+        self._free = list(range(FIRST_ROWS))
+
+    @property
+    def taken(self) -> int:
+        """Rows in use."""
+        return len(self.memory.mel) - len(self._free)
+
+    def take(self) -> int:
+        """A free row; the pool doubles if there is none."""
+        if not self._free:
+            rows = len(self.memory.mel)
+            self.memory = Pool(*(torch.cat((part, torch.zeros_like(part))) for part in self.memory))
+            self._free = list(range(rows, 2 * rows))
+        return self._free.pop()
+
+    def give(self, row: int) -> None:
+        """Give a row back."""
+        self._free.append(row)
+
+
+BUCKETS = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Frames of a batch, padding included: a recording for each."""
+
+
+class VocoderRun:
+    """The vocoder over one bucket's buffers; what it gives stays where it is until it is played again.
+
+    memory: mel [frames, bins], source [frames · samples per frame] and carried [rows, lanes], float32, of this size or
+    a larger one. The table is the run's own: it is all padding until it is written, so that a recording may be made at
+    any time.
+    """
+
+    def __init__(
+        self, vocoder: PackedVocoder, memory: tuple[Tensor, Tensor, Tensor], frames: int, rows: int, *, noise: bool
+    ) -> None:
+        self._vocoder, self._noise = vocoder, noise
+        self.mel, self.source, self.carried = (
+            part[:size]
+            for part, size in zip(memory, (frames, frames * vocoder.config.samples_per_frame, rows), strict=True)
+        )
+        self._table = torch.zeros(frames + rows * WIDTH, dtype=torch.int64, device=self.mel.device)
+        halves = self._table[:frames].view(torch.int32)
+        self.frames = PackedFrames(halves[:frames], halves[frames:], self._table[frames:].view(-1, WIDTH))
+        self.play: Callable[[], None] = self.compute
+        # Until it is played for the first time these are of the right sizes only.
+        self.wave, self.phases = self.source, self.carried
+
+    def compute(self) -> None:
+        """Samples and kept phases of what lies in the buffers."""
+        self.phases = self._vocoder.excite(self.mel, self.frames, self.carried, self.source, noise=self._noise)
+        self.wave = self._vocoder.decode(self.mel, self.frames, self.source)
+
+    def write_table(self, rows: Sequence[PackedRow]) -> None:
+        """One copy: what each frame is, whose it is, and the rows."""
+        size = len(self.mel)
+        host = np.zeros(len(self._table), np.int64)
+        tags, row_of = np.split(host[:size].view(np.int32), 2)
+        for number, row in enumerate(rows):
+            end = row.start + row.frames
+            tags[row.start] = FIRST
+            tags[row.start + 1 : end] = INSIDE
+            tags[end] = AFTER
+            row_of[row.start : end + 1] = number
+        host[size:].reshape(-1, WIDTH)[: len(rows)] = rows
+        copy_into(self._table, torch.from_numpy(host))
+
+
+@dataclass(frozen=True, eq=False)
+class PooledRow:
+    """A row of a batch, and the pool's row that is taken for its stream's tails; None: they are not kept."""
+
+    row: PieceRow
+    after: PooledTails | None
+
+    @property
+    def first_given(self) -> int:
+        """The first frame that is given out."""
+        return 0 if self.row.before.pooled is None else self.row.before.context - OVERLAP_FRAMES
+
+    @property
+    def given(self) -> int:
+        """Frames that are given out."""
+        return self.row.frames - self.first_given - (0 if self.row.ends else OVERLAP_FRAMES)
+
+    def packed(self, start: int, fresh: int, out: int) -> PackedRow:
+        """Its row of the table; start, fresh, out: see `PackedRow`."""
+        row, after, stream, before = self.row, self.after, self.row.piece.stream, self.row.before
+        runs_on = before.pooled is not None and stream.rule.continuous
+        known = before.pooled.known if before.pooled else 0
+        origin = known if runs_on else 0
+        return PackedRow(
+            start=start,
+            frames=row.frames,
+            known=known,
+            origin=origin,
+            carried=int(runs_on),
+            seed=stream.seed or 0,
+            counter=before.frames - before.context,
+            kept_phase=max(origin, row.frames - OVERLAP_FRAMES - 1),
+            context=before.context,
+            fresh=fresh,
+            before=before.pooled.row if before.pooled else 0,
+            after=after.row if after else -1,
+            tail=row.frames - after.context if after else 0,
+            tail_known=after.known if after else 0,
+            held=row.frames - OVERLAP_FRAMES,
+            fade=stream.rule.fade_frames,
+            rule=int(stream.rule.continuous),
+            faded=int(before.pooled is not None),
+            first=self.first_given,
+            end=self.first_given + self.given,
+            out=out,
+        )
+
+
+class PackedVocoding:
+    """What `PaddedVocoding` does, for all rows at once: a few launches per batch, whatever its rows are.
+
+    Where the networks are in 16 bit, of either kind, the vocoder's products are in float16: on the mini model it is
+    1.4e-3 of the waveform from float32, bfloat16 1.2e-2, and no operand is above 24. most_frames: of the largest batch
+    that is recorded; None: of all common sizes.
+    """
+
+    def __init__(self, models: Models, *, source_noise: bool, most_frames: int | None = None) -> None:
+        config, self._device = models.vocoder.config, models.device
+        dtype = torch.float32 if models.dtype == torch.float32 else torch.float16
+        self._vocoder, self._noise = PackedVocoder(models.vocoder, dtype), source_noise
+        self._gap, self._bins, self._samples = gap_frames(config), config.num_mel_bins, config.samples_per_frame
+        self.pool = TailPool(self._bins, self._samples, self._vocoder.lanes, models.device)
+        self._graphs, self._runs = Graphs(models.device), dict[int, VocoderRun]()
+        self._sizes = sizes_within(BUCKETS, most_frames)
+        self._memory = self._allocate(self._sizes[-1])
+        self._windows = torch.zeros(len(RULES), 2, OVERLAP_FRAMES * self._samples, device=models.device)
+        for number, joins in enumerate(RULES):
+            window = join_rule(joins, self._samples, models.device).window
+            self._windows[number, :, : len(window) // 2] = window.view(2, -1)
+        self._no_mel = torch.zeros(1, self._bins, device=models.device)
+
+    def prepare(self, frames: int | None) -> None:
+        """Compile and record all buckets that batches of up to this many frames come in."""
+        sizes = in_order_of_recording(self._sizes, frames)
+        with compiled_ahead() as compiling:
+            for run in map(self._make_run, sizes if compiling else ()):
+                self._lay_in_and_out(run, self._no_mel, self._no_mel.new_zeros(0), run.compute)
+        for size in sizes:
+            self._run(size)
+
+    def release(self, tails: Tails) -> None:
+        """Give back what the tails take."""
+        if tails.pooled is not None:
+            self.pool.give(tails.pooled.row)
+
+    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
+        """As `PaddedVocoding.vocode`."""
+        pooled: list[PooledRow] = []
+        try:
+            for row in rows:
+                keeps = not (row.ends or row.piece.stream.closed)
+                after = PooledTails(self.pool.take(), row.seen_again, row.source_kept) if keeps else None
+                pooled.append(PooledRow(row, after))
+            samples = [part for batch in self._batches(pooled) for part in self._vocode(batch)]
+        except BaseException:
+            for one in pooled:
+                if one.after is not None:
+                    self.pool.give(one.after.row)
+            raise
+        tails = [
+            Tails(speed=one.row.speed, pooled=one.after, frames=one.row.before.frames + one.row.new_frames)
+            if one.after
+            else Tails()
+            for one in pooled
+        ]
+        return list(zip(samples, tails, strict=True))
+
+    def _batches(self, rows: Sequence[PooledRow]) -> list[list[PooledRow]]:
+        """Rows in order, in batches of at most the largest size, a gap after each row; a longer row is alone."""
+        batches: list[list[PooledRow]] = []
+        room = 0
+        for one in rows:
+            size = one.row.frames + self._gap
+            if size > room:
+                batches.append([])
+                room = self._sizes[-1]
+            batches[-1].append(one)
+            room -= size
+        return batches
+
+    def _vocode(self, batch: Sequence[PooledRow]) -> Sequence[Tensor]:
+        table, start, fresh, out = [], 0, 0, 0
+        for one in batch:
+            table.append(one.packed(start, fresh, out))
+            start += one.row.frames + self._gap
+            fresh += one.row.new_frames
+            out += one.given
+        # Past the largest size a multiple of it.
+        run = self._run(fitting(self._sizes, start) or rounded(start, self._sizes[-1]))
+        run.write_table(table)
+        mel = torch.cat([part for one in batch for part in one.row.fresh]) if fresh else self._no_mel
+        given = self._no_mel.new_empty(out * self._samples)
+        self._lay_in_and_out(run, mel, given, run.play)
+        return given.split([one.given * self._samples for one in batch])
+
+    def _lay_in_and_out(self, run: VocoderRun, mel: Tensor, given: Tensor, compute: Callable[[], None]) -> None:
+        """mel: the fresh frames of all rows; given: where their samples go; compute: what makes them."""
+        memory = self.pool.memory
+        lay_in(mel, *run.frames, memory, run.mel, run.source, run.carried)
+        compute()
+        lay_out(run.wave, run.mel, run.source, run.phases, *run.frames, self._windows, memory, given)
+
+    def _run(self, size: int) -> VocoderRun:
+        """The bucket's run, made when it is first asked for; what is larger than all buckets has none."""
+        run = self._runs.get(size)
+        if run is None:
+            run = self._make_run(size)
+            if size <= self._sizes[-1]:
+                run.play = self._graphs.capture(run.compute)
+                self._runs[size] = run
+        return run
+
+    def _make_run(self, size: int) -> VocoderRun:
+        memory = self._memory if size <= self._sizes[-1] else self._allocate(size)
+        return VocoderRun(self._vocoder, memory, size, self._rows(size), noise=self._noise)
+
+    def _rows(self, frames: int) -> int:
+        """As many as can be in a batch of that many frames."""
+        return frames // (self._gap + 1) + 1
+
+    def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Zeros; a padding that was never written must be finite too."""
+        shapes = ((frames, self._bins), (frames * self._samples,), (self._rows(frames), self._vocoder.lanes))
+        mel, source, carried = (torch.zeros(shape, device=self._device) for shape in shapes)
+        return mel, source, carried

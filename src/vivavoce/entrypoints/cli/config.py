@@ -1,0 +1,92 @@
+"""`vivavoce config`: a server's settings, checked, shown and explained."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from vivavoce.entrypoints.cli.console import Reporter, print_error, print_table
+from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, argument, command, group
+from vivavoce.errors import MissingDependency
+
+app = group(
+    "Settings of a server: check, show, schema, example.",
+    "vivavoce config example > vivavoce.toml",
+    "vivavoce config check vivavoce.toml",
+)
+
+_FILE = argument("A TOML file of settings.  [default: $VIVAVOCE_CONFIG, else none]", "[FILE]")
+
+_EXIT_PROBLEMS = 2
+
+
+@command(app, "vivavoce config check vivavoce.toml")
+def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
+    """Say all that is wrong with a file and the environment.
+
+    Looks at the files and folders that they name, too. Exit code 2 if anything is wrong.
+    """
+    with needs_server():
+        from vivavoce.service.operations.settings_checks import advice, missing
+        from vivavoce.service.operations.settings_sources import DEFAULT, try_settings
+    resolved, problems = try_settings(file, os.environ, {})
+    if resolved is not None:
+        problems = list(missing(resolved.settings))
+    for problem in problems:
+        print_error(f"error: {problem}")
+    if resolved is None or problems:
+        raise typer.Exit(_EXIT_PROBLEMS)
+    reporter = Reporter(quiet)
+    for line in advice(resolved.settings):
+        reporter.note(line)
+    given = sum(origin != DEFAULT for origin in resolved.origins.values())
+    reporter.report(f"the settings are right: {given} given, {len(resolved.origins) - given} by default")
+
+
+@command(app, "vivavoce config show vivavoce.toml", "vivavoce config show --json")
+def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
+    """Show every setting and where it comes from. Passwords are left out."""
+    with needs_server():
+        from vivavoce.service.operations.settings_sources import plain, resolve_settings, written
+    resolved = resolve_settings(file, os.environ)
+    values = {name: plain(resolved.value(name)) for name in resolved.origins}
+    if as_json:
+        shown = {name: {"value": values[name], "origin": origin} for name, origin in resolved.origins.items()}
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return
+    rows = [(name, written(values[name]), origin) for name, origin in resolved.origins.items()]
+    print_table(rows, ("setting", "value", "origin"))
+
+
+@command(app, "vivavoce config schema > vivavoce.schema.json")
+def schema() -> None:
+    """Print the JSON schema of a settings file."""
+    with needs_server():
+        from vivavoce.service.operations.settings import ServerSettings
+    print(json.dumps(ServerSettings.model_json_schema(), indent=2, ensure_ascii=False))
+
+
+@command(app, "vivavoce config example > vivavoce.toml")
+def example() -> None:
+    """Print a settings file with every setting, its meaning and its default."""
+    with needs_server():
+        from vivavoce.service.operations.settings_sources import example_file
+    print(example_file(), end="")
+
+
+@contextmanager
+def needs_server() -> Iterator[None]:
+    """`MissingDependency` says what to install where a package of the server is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "vivavoce").partition(".")[0] == "vivavoce":
+            raise
+        raise MissingDependency(
+            f"server: the package {error.name} is missing; pip install 'vivavoce[server]'"
+        ) from None

@@ -1,0 +1,166 @@
+"""How commands talk: one line per message on stderr, tables on stdout, a spinner where someone watches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import typer
+
+from vivavoce.errors import InvalidRequest
+
+DEBUG_VARIABLE = "VIVAVOCE_DEBUG"
+"""Set to anything but 0, it lets tracebacks and library warnings through."""
+
+_UNTRAINED_LOGGER = "vivavoce.untrained"
+"""Where the library warns of a model that was never trained, and of nothing else."""
+_PIPE_WIDTH = 10_000
+"""Columns of a table that no terminal bounds."""
+
+
+def debugging() -> bool:
+    """Whether the user asked for tracebacks."""
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Whether a person sees `stream`; a closed one is None."""
+    return stream is not None and stream.isatty()
+
+
+def one_line(text: str) -> str:
+    """The text with all white space single and without characters that steer a terminal."""
+    return "".join(character if character.isprintable() else "�" for character in " ".join(text.split()))
+
+
+def print_error(text: str) -> None:
+    """One line on stderr that says what went wrong."""
+    print(one_line(text), file=sys.stderr)
+
+
+def size_text(num_bytes: int) -> str:
+    """A size as people write it: "2.02 GB", "917 kB", "12 bytes"."""
+    for unit, bytes_of in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= bytes_of:
+            return f"{num_bytes / bytes_of:.3g} {unit}"
+    return f"{num_bytes} bytes"
+
+
+def confirm_removal(field: str, name: str, what: str) -> None:
+    """Ask before something is removed; `InvalidRequest`: stdin is no terminal; `typer.Exit`: the answer is no."""
+    if not is_terminal(sys.stdin):
+        raise InvalidRequest(f"{field}: removing {name!r} cannot be undone; confirm it with --yes")
+    if not typer.confirm(f"Remove the {what} {name!r} for good?", err=True):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """What a command says beside its result, on stderr; nothing at all if `quiet`."""
+
+    quiet: bool = False
+
+    def report(self, line: str) -> None:
+        """One line about what was done."""
+        if not self.quiet:
+            print(one_line(line), file=sys.stderr)
+
+    def note(self, line: str) -> None:
+        """One line about what the user may want to know."""
+        self.report(f"note: {line}")
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show a spinner and `text` while the block runs, if stderr is a terminal; yields what changes the text."""
+        if self.quiet or not is_terminal(sys.stderr):
+            yield lambda _: None
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        with Console(stderr=True).status(Text(text)) as status:
+            yield lambda changed: status.update(Text(changed))
+
+
+Show = Callable[[str, int, int | None, str], None]
+"""(the part of the work, how much is done, of how much, what to say where there is no bar)."""
+
+
+@contextmanager
+def progress(reporter: Reporter, *, size: bool = False, transient: bool = False) -> Iterator[Show]:
+    """A bar on a terminal, else a line when a part of the work begins, if there is one to say.
+
+    size: amounts are bytes; transient: the bar goes when the work is done.
+    """
+    if reporter.quiet or not is_terminal(sys.stderr):
+        begun: set[str] = set()
+
+        def say(part: str, done: int, total: int | None, line: str) -> None:
+            if part not in begun and line:
+                reporter.report(line)
+            begun.add(part)
+
+        yield say
+        return
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    columns: list[rich_progress.ProgressColumn] = [
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(),
+        *((rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn()) if size else ()),
+        *(() if size else (rich_progress.MofNCompleteColumn(),)),
+        rich_progress.TimeRemainingColumn(),
+    ]
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=transient) as bar:
+        task = bar.add_task("…", total=None)
+        yield lambda part, done, total, _: bar.update(task, description=part, completed=done, total=total)
+
+
+def print_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> None:
+    """Aligned columns on stdout; a terminal's width bounds them, a pipe gets every character."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header is not None)
+    lines = [[one_line(cell) for cell in row] for row in rows]
+    for index, title in enumerate(header or [""] * len(lines[0]) if lines else []):
+        last = index == len(lines[0]) - 1
+        table.add_column(title, no_wrap=not last, overflow="fold" if last else "ellipsis")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console = Console(width=None if is_terminal(sys.stdout) else _PIPE_WIDTH, highlight=False)
+    with console.capture() as printed:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keep what libraries warn of off stderr; vivavoce's own warnings become notes. `VIVAVOCE_DEBUG=1` shows all."""
+    if debugging():
+        yield
+        return
+    silence, notes = logging.NullHandler(), logging.StreamHandler()
+    notes.setFormatter(logging.Formatter("note: %(message)s"))
+    notes.setLevel(logging.WARNING)
+    # Said after the work, with a way out, by `model.note_if_no_real_model`.
+    notes.addFilter(lambda record: record.name != _UNTRAINED_LOGGER)
+    root, own = logging.getLogger(), logging.getLogger("vivavoce")
+    root.addHandler(silence)
+    own.addHandler(notes)
+    try:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(silence)
+        own.removeHandler(notes)

@@ -1,0 +1,169 @@
+"""`vivavoce doctor`: whether this machine can do what the program needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from vivavoce.entrypoints.cli.console import Reporter, one_line, print_table, size_text
+from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
+from vivavoce.entrypoints.cli.info import problem_line
+from vivavoce.entrypoints.cli.output import check_writable
+from vivavoce.errors import VivavoceError
+from vivavoce.version import __version__
+
+EXAMPLES = ("vivavoce doctor", "vivavoce doctor CosyVoice2-0.5B --json")
+MIN_FREE_BYTES = 5_000_000_000
+"""A published model takes 2 to 5 GB."""
+
+
+State = Literal["ok", "note", "broken"]
+"""How a finding weighs; note: nothing fails for it, or only what the text says."""
+NEEDED = {
+    "torch": "nothing works",
+    "numpy": "nothing works",
+    "safetensors": "no weights and no stored voices can be read",
+    "tokenizers": "no text can be read",
+    "regex": "no text can be read",
+    "wetext": "numbers, dates and units cannot be read",
+    "pyyaml": "no model can be read",
+    "onnxruntime": "no model can be loaded",
+    "soundfile": "no recording can be read",
+    "soxr": "no recording can be read",
+    "typer": "no command runs",
+    "rich": "no table and no progress can be shown",
+    "platformdirs": "models and voices have no place",
+}
+"""Packages without which no speech is made, and what does not work where they are absent."""
+OPTIONAL = {
+    "inflect": "English texts with bare numbers fail",
+    "kaldi-native-fbank": "no voice can be taken from a recording",
+    "av": "recordings in m4a, aac, webm and wma cannot be read",
+    "httpx": "no model can be downloaded",
+    "pocketsphinx": "`vivavoce eval` needs a recogniser of your own",
+    "matplotlib": "`vivavoce eval` draws no pictures",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    state: State
+    text: str
+
+
+def doctor(
+    model: str | None = argument("A downloaded model or a folder to check as well.", "MODEL", envvar=MODEL_VARIABLE),
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine, the installation and a model.
+
+    The exit code is 1 if something is broken that speaking needs.
+    """
+    with Reporter().working("looking …"):
+        findings = list(examine(model))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=2))
+    else:
+        print_table([(finding.subject, finding.state, finding.text) for finding in findings])
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(model: str | None) -> Iterator[Finding]:
+    """Look at everything, from the program outwards."""
+    yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
+    yield Finding("vivavoce", "ok", __version__)
+    packages = [_package(name, without, "broken") for name, without in NEEDED.items()]
+    packages += [_package(name, without, "note") for name, without in OPTIONAL.items()]
+    yield from packages
+    if any(finding.state == "broken" for finding in packages):
+        yield Finding("model", "note", "not looked at; mend the packages first")
+        return
+    yield from _places()
+    yield from _devices()
+    yield _model(model)
+
+
+def _package(name: str, without: str, absent: State) -> Finding:
+    try:
+        import_module("yaml" if name == "pyyaml" else name.replace("-", "_"))
+    except Exception as error:  # a broken installation raises anything; whatever it is, it is reported
+        remedy = f"`pip install {name}` mends it"
+        return Finding(name, absent, f"cannot be imported ({one_line(str(error))}): {without}; {remedy}")
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
+        return Finding(name, "ok", "present, of unknown version")
+
+
+def _places() -> Iterator[Finding]:
+    from vivavoce.checkpoint.known_models import models_home
+    from vivavoce.service.voices.stores import voices_home
+
+    yield _place("models", models_home(), "*/cosyvoice*.yaml")
+    yield _place("voices", voices_home(), "*.safetensors")
+    yield _disk(models_home())
+
+
+def _place(subject: str, folder: Path, pattern: str) -> Finding:
+    """Look at a folder for downloads or stored voices; speech needs neither."""
+    try:
+        check_writable(_nearest(folder) / "probe", field=subject)
+    except (VivavoceError, OSError) as error:
+        # The system's error names the file of the trial, which does not help.
+        reason = one_line(error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
+        return Finding(subject, "note", f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can")
+    return Finding(subject, "ok", f"{folder} ({len(list(folder.glob(pattern)))} there)")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(_nearest(folder)).free
+    few = free < MIN_FREE_BYTES
+    text = f"{size_text(free)} free for models{': a published one may not fit' if few else ''}"
+    return Finding("disk", "note" if few else "ok", text)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("cpu", "ok", f"{torch.get_num_threads()} threads of {os.cpu_count()} processors")
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield Finding(f"cuda:{index}", "ok", f"{properties.name}, {size_text(properties.total_memory)}")
+    if not torch.cuda.is_available():
+        why = "torch is built without it" if torch.version.cuda is None else "no device that torch can use"
+        yield Finding("cuda", "note", f"none ({why}); the CPU is used")
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "note", "Apple GPU; speaking on it is untested")
+
+
+def _model(model: str | None) -> Finding:
+    from vivavoce.service.inspection import inspect_model
+    from vivavoce.service.model_choice import model_folder
+
+    try:
+        report = inspect_model(model_folder(model))
+    except VivavoceError as error:
+        return Finding("model", "broken", str(error))
+    if report.problems:
+        return Finding("model", "broken", problem_line(report))
+    described = f" ({report.card.description})" if report.card.description else ""
+    return Finding("model", "ok", f"{report.card.name}{described} is whole: {report.folder}")

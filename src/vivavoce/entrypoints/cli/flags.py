@@ -1,0 +1,149 @@
+"""How commands are declared: dataclasses whose fields become options, and the options that several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+MODEL_VARIABLE = "VIVAVOCE_MODEL"
+"""Names the model of every command that is given none."""
+REQUIRED = dataclasses.MISSING
+"""The default of an option that must be given."""
+_DECLARED = "declared"
+
+
+def flag(help: str, metavar: str | None = None, *names: str, default: Any = None, **settings: Any) -> Any:
+    """An option, as the value of a dataclass's field or of a command's parameter, under which name it goes.
+
+    metavar: what stands for a value in the help; names: short ones beside its long one, or all of them; settings: as
+    typer.Option takes them.
+    """
+
+    def declared(name: str) -> Any:
+        own = () if any(one.startswith("--") for one in names) else (f"--{name.replace('_', '-')}",)
+        return typer.Option(*own, *names, metavar=metavar, help=help, **settings)
+
+    return dataclasses.field(default=default, metadata={_DECLARED: declared})
+
+
+def argument(help: str, metavar: str, default: Any = None, **settings: Any) -> Any:
+    """The same for an argument, which has no dashes."""
+    declared = typer.Argument(metavar=metavar, help=help, **settings)
+    return dataclasses.field(default=default, metadata={_DECLARED: lambda _: declared})
+
+
+def shared(help: str, metavar: str | None, *names: str, **settings: Any) -> Any:
+    """What makes a type the option of several commands."""
+    return typer.Option(*names, metavar=metavar, help=help, **settings)
+
+
+Command = Callable[..., None]
+
+
+def with_flags(function: Command) -> Command:
+    """A function that typer can make a command of.
+
+    Each parameter of `function` whose type is a dataclass is replaced by the dataclass's fields, in their order. Fields
+    and other parameters are declared by `flag`, by `argument`, or by their types.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+
+    def take(name: str, kind: Any, default: Any) -> None:
+        declared = default.metadata.get(_DECLARED) if isinstance(default, dataclasses.Field) else None
+        kind = kind if declared is None else Annotated[kind, declared(name)]
+        default = default.default if isinstance(default, dataclasses.Field) else default
+        default = inspect.Parameter.empty if default is REQUIRED else default
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+            take(parameter.name, kind, parameter.default)
+            continue
+        kinds, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
+        groups[parameter.name] = (kind, [field.name for field in fields])
+        for field in fields:
+            take(field.name, kinds[field.name], field)
+
+    @functools.wraps(function)
+    def called(**given: Any) -> None:
+        made = {name: kind(**{field: given.pop(field) for field in names}) for name, (kind, names) in groups.items()}
+        function(**made, **given)
+
+    called.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    del called.__wrapped__
+    return called
+
+
+def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
+    """Add a function to the commands; lines: examples of its use; settings: as typer's own `command` takes them."""
+
+    def added(function: Command) -> Command:
+        app.command(name, epilog=examples(*lines), **settings)(with_flags(function))
+        return function
+
+    return added
+
+
+def group(help: str, *lines: str) -> typer.Typer:
+    """Commands under one name, which alone prints their help; lines: examples of their use."""
+    app = typer.Typer(help=help, epilog=examples(*lines))
+
+    @app.callback(invoke_without_command=True)
+    def alone(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return app
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: lines to type."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+_OUT = "File to write, overwritten if it exists: .mp3, .opus, .aac, .flac, .pcm, else WAV; - is stdout, as WAV."
+_VOICE = "A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]"
+MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small demo in English]"
+_VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]"
+_MEMORY = "Most GPU memory that is taken, the weights included.  [default: all]"
+_KERNELS = "Our own GPU kernels and recorded launches.  [default: where they are faster]"
+_DETERMINISTIC = "The same bits whoever else is served: slower, for audits and tests."
+OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
+VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
+PromptTextOption = Annotated[
+    str, shared("What the recording says; helps to clone the manner as well.", "TEXT", "--prompt-text")
+]
+PromptTextsOption = Annotated[
+    list[str] | None, shared("What a recording says; one for each, in their order.", "TEXT", "--prompt-text")
+]
+ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
+VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]
+SpeedOption = Annotated[float, shared("0.5 to 2.0; the pitch stays.", "NUMBER", "--speed")]
+SeedOption = Annotated[int, shared("The same seed gives the same audio.", "NUMBER", "--seed")]
+TokensOption = Annotated[
+    int | None, shared("Let speech last exactly so many tokens (25 per second).", "NUMBER", "--tokens")
+]
+DeviceOption = Annotated[
+    str, shared("auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested).", "NAME", "--device")
+]
+DtypeOption = Annotated[str, shared("auto (float16 on a GPU), float32, bfloat16 or float16.", "NAME", "--dtype")]
+VariantOption = Annotated[
+    str | None, shared("Take llm.NAME.pt and the like where the model has them.", "NAME", "--variant")
+]
+MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory")]
+KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
+DeterministicOption = Annotated[bool, shared(_DETERMINISTIC, None, "--deterministic")]
+QuietOption = Annotated[bool, shared("Say nothing but errors.", None, "--quiet", "-q")]
+JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]
+JsonFileOption = Annotated[str | None, shared("Write the figures as JSON; - is stdout.", "FILE|-", "--json")]
+PlotOption = Annotated[Path | None, shared("Draw a PNG file; needs vivavoce[eval].", "FILE", "--plot")]

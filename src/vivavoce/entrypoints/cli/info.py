@@ -1,0 +1,94 @@
+"""`vivavoce info`: what a model folder holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.entrypoints.cli.console import Reporter, print_table, size_text
+from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
+from vivavoce.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from vivavoce.checkpoint.config import ModelConfig
+    from vivavoce.service.inspection import ModelReport
+
+EXAMPLES = ("vivavoce info CosyVoice2-0.5B", "vivavoce info ./pretrained_models/CosyVoice2-0.5B --json")
+_UNKNOWN = "unknown"
+
+
+def info(
+    model: str | None = argument("A downloaded model or a folder.  [default: mini]", "MODEL", envvar=MODEL_VARIABLE),
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model holds and what is wrong with it.
+
+    Everything that is missing or wrong is said at once, and no network is loaded.
+    """
+    with Reporter().working("reading …"):
+        from vivavoce.service.inspection import inspect_model
+        from vivavoce.service.model_choice import model_folder
+
+        report = inspect_model(model_folder(model))
+    if as_json:
+        print(json.dumps(report_json(report), ensure_ascii=False, indent=2))
+    else:
+        print_table(describe(report))
+    if report.problems:
+        raise CheckpointError(problem_line(report))
+
+
+def problem_line(report: ModelReport) -> str:
+    """All problems in one line, numbered where there are several."""
+    problems = report.problems
+    if len(problems) > 1:
+        problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
+    return f"model {report.card.name}: {' '.join(problems)}"
+
+
+def report_json(report: ModelReport) -> dict[str, Any]:
+    """The report as plain JSON values."""
+    plain = asdict(report)
+    scripts = report.card.scripts
+    plain["folder"] = str(report.folder)
+    plain["card"]["scripts"] = None if scripts is None else sorted(scripts)
+    return plain
+
+
+def describe(report: ModelReport) -> list[tuple[str, str]]:
+    """The report as (field, text) rows."""
+    card, config = report.card, report.config
+    return [
+        ("model", f"{card.name} ({card.description})" if card.description else card.name),
+        ("trained", "yes" if card.trained else "no"),
+        ("scripts", "any" if card.scripts is None else ", ".join(sorted(card.scripts))),
+        ("folder", str(report.folder)),
+        ("source", report.source or "not recorded"),
+        ("generation", report.generation or _UNKNOWN),
+        *(_sizes(config) if config is not None else []),
+        *((part.name, f"{_count(part.num_parameters)} parameters, {', '.join(part.dtypes)}") for part in report.parts),
+        ("text tokens", _UNKNOWN if report.tokenizer_size is None else f"{report.tokenizer_size:,}"),
+        ("voices", ", ".join(report.voices) or "none built in"),
+        ("fingerprint", report.fingerprint or _UNKNOWN),
+        *((file.path, size_text(file.num_bytes)) for file in report.files),
+    ]
+
+
+def _sizes(config: ModelConfig) -> list[tuple[str, str]]:
+    rates, lm, flow, vocoder = config.rates, config.lm, config.flow, config.vocoder
+    texts = {
+        "rates": f"{rates.sample_rate} Hz, {rates.frames_per_second:g} mel frames and "
+        f"{rates.tokens_per_second} speech tokens per second",
+        "language model": f"{lm.num_layers} layers of {lm.hidden_size}, {lm.num_heads} heads ({lm.num_kv_heads} for "
+        f"keys), {lm.vocabulary.num_speech_tokens} speech tokens, {lm.max_positions} positions",
+        "flow": f"{flow.encoder.num_blocks} + {flow.encoder.num_up_blocks} encoder blocks of "
+        f"{flow.encoder.hidden_size}, {flow.estimator.num_mid_blocks} U-Net blocks of {flow.estimator.channels}, "
+        f"{flow.num_steps} steps",
+        "vocoder": f"{vocoder.num_mel_bins} mel bins, {vocoder.samples_per_frame} samples per frame",
+    }
+    return list(texts.items())
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} million" if number >= 1e6 else f"{number:,}"

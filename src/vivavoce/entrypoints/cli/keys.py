@@ -1,0 +1,98 @@
+"""`vivavoce keys`: the API keys of a server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.entrypoints.cli.flags import REQUIRED, QuietOption, argument, command, flag, group
+
+if TYPE_CHECKING:
+    from vivavoce.service.operations.keys import KeyEntry
+
+app = group(
+    "API keys of a server: add, list, remove.",
+    "vivavoce keys add team-a --file keys.toml --requests-per-minute 60",
+    "vivavoce serve --keys keys.toml",
+)
+
+_FILE = flag(
+    "The server's file of keys.",
+    "FILE",
+    "-f",
+    default=REQUIRED,
+    envvar="VIVAVOCE_AUTH_KEYS_FILE",
+    callback=lambda path: Path(os.path.expanduser(path)),  # as the server reads it
+)
+_NAME = argument("Whose key it is, as logs and traces call it.", "NAME", default=REQUIRED)
+
+
+@command(
+    app,
+    "vivavoce keys add team-a --file keys.toml",
+    "vivavoce keys add trial --file keys.toml --requests-per-minute 10 --concurrent 2 --expires 2027-01-01",
+)
+def add(
+    name: str = _NAME,
+    file: Path = _FILE,
+    owner: str | None = flag("Whose voices it sees and keeps.  [default: its own, under NAME]", "NAME"),
+    may_publish: bool = flag("It may add and remove voices that everybody sees.", default=False),
+    requests_per_minute: float | None = flag("Requests in a minute.  [default: no limit]", "NUMBER"),
+    characters_per_minute: float | None = flag("Characters of text in a minute.  [default: no limit]", "NUMBER"),
+    concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
+    expires: str | None = flag("From that day on it is refused.  [default: never]", "DATE"),
+    quiet: QuietOption = False,
+) -> None:
+    """Make a key and print it, this once.
+
+    The file keeps only its SHA-256. A server that runs takes the new key at once.
+    """
+    from vivavoce.service.operations.keys import add_key, new_entry, new_key
+
+    key = new_key()
+    limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
+    others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
+    add_key(file, new_entry(key, name, **others))
+    print(key)
+    Reporter(quiet).report(f"the key of {name!r} is in {file}; nobody can print it again")
+
+
+@command(app, "vivavoce keys list --file keys.toml", name="list")
+def list_(file: Path = _FILE) -> None:
+    """List the keys: names, owners and limits."""
+    from vivavoce.service.operations.keys import read_keys
+
+    rows = [_row(entry) for entry in read_keys(file)]
+    if rows:
+        print_table(rows, ("name", "owner", "publishes", "requests/min", "characters/min", "at once", "expires"))
+    else:
+        Reporter().report(f"{file} has no key; `vivavoce keys add NAME --file {file}` adds one")
+
+
+@command(app, "vivavoce keys remove team-a --file keys.toml --yes")
+def remove(
+    name: str = _NAME,
+    file: Path = _FILE,
+    yes: bool = flag("Do not ask.", None, "-y", default=False),
+    quiet: QuietOption = False,
+) -> None:
+    """Take a key back. A server that runs refuses it from then on."""
+    from vivavoce.service.operations.keys import remove_key
+
+    if not yes:
+        confirm_removal("keys", name, "key of")
+    remove_key(file, name)
+    Reporter(quiet).report(f"the key of {name!r} is removed from {file}")
+
+
+def _row(entry: KeyEntry) -> tuple[str, ...]:
+    limits = (entry.requests_per_minute, entry.characters_per_minute, entry.concurrent)
+    return (
+        entry.name,
+        entry.owner,
+        "yes" if entry.may_publish else "no",
+        *("–" if limit is None else f"{limit:g}" for limit in limits),
+        "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}",
+    )

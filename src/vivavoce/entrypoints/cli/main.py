@@ -1,0 +1,154 @@
+"""The command line's app, and its boundary: every failure becomes one line on stderr and an exit code.
+
+0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
+130: interrupted. 141: the reader of stdout has left.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from vivavoce.entrypoints.cli import (
+    bench,
+    client,
+    config,
+    convert,
+    doctor,
+    download,
+    evaluate,
+    info,
+    keys,
+    serve,
+    speak,
+    triton,
+    voice,
+)
+from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
+from vivavoce.entrypoints.cli.flags import command, examples, flag, with_flags
+from vivavoce.errors import VivavoceError
+from vivavoce.version import __version__
+
+EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+
+# typer has no public name for the class that it calls ClickException, the base of all usage errors.
+_UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="vivavoce",
+    help="Text to speech with the CosyVoice model family: voice cloning, streaming, voice conversion.",
+    epilog=examples('vivavoce speak "Hello there."', "vivavoce speak --help"),
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # --prompt_text and --prompt-text are the same option.
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+command(app, *speak.EXAMPLES)(speak.speak)
+app.add_typer(convert.app, name="convert")
+app.add_typer(voice.app, name="voice")
+app.add_typer(client.app, name="client")
+command(app, *download.EXAMPLES)(download.download)
+command(app, *evaluate.EXAMPLES, name="eval")(evaluate.evaluate)
+app.add_typer(bench.app, name="bench")
+command(app, *serve.EXAMPLES, cls=serve.ServeCommand)(serve.serve)
+app.add_typer(config.app, name="config")
+app.add_typer(keys.app, name="keys")
+app.add_typer(triton.app, name="triton")
+command(app, *info.EXAMPLES)(info.info)
+command(app, *doctor.EXAMPLES)(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+@with_flags
+def _root(context: typer.Context, version: bool = flag("Print the version and stop.", default=False)) -> None:
+    if version:
+        print(f"vivavoce {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code; `arguments` default to the program's own."""
+    given = sys.argv[1:] if arguments is None else arguments
+    # OpenMP's threads spin while they wait for one another: on a machine with other work, speech took six times as
+    # long. Spinning briefly and then sleeping costs some per cent on an idle one. Read once, when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name must not fail for a terminal's narrow encoding
+    try:
+        with quiet_libraries():
+            return _guarded(given)
+    finally:
+        _settle_stdout()
+
+
+def _guarded(arguments: Sequence[str]) -> int:
+    try:
+        return _run(arguments)
+    except VivavoceError as error:
+        print_error(f"error: {error}")
+        return error.exit_code
+    except _UsageError as error:
+        return _explain_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_PIPE
+    except OSError as error:  # a disk that is full, a place without permission: nothing that a traceback explains
+        print_error(f"error: {error.filename or 'stdout'}: {error.strerror or error}; check the place and its space")
+        return EXIT_USAGE
+    except Exception as error:  # the last line of defence: it is reported, and with its traceback on request
+        return _explain_defect(error)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("vivavoce", list(arguments)) as context:
+            command.invoke(context)
+        code = 0
+    except typer.Exit as ending:
+        code = ending.exit_code
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
+
+
+def _explain_usage(error: Any) -> int:
+    context = error.ctx
+    message = error.format_message()
+    if context and context.info_name == "speak" and "extra argument" in message:
+        message = f"{message.rstrip('.')}; put the text in quotes"
+    print_error(f"error: {message}")
+    print_error(f"try `{context.command_path if context else 'vivavoce'} --help`")
+    return EXIT_USAGE
+
+
+def _explain_defect(error: Exception) -> int:
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "vivavoce").startswith("vivavoce"):
+        print_error(f"error: the package {error.name} is missing; `vivavoce doctor` says what to install")
+        return EXIT_USAGE
+    if debugging():
+        traceback.print_exception(error)
+    hint = "" if debugging() else f" (run with {DEBUG_VARIABLE}=1 for the traceback)"
+    print_error(f"internal error: {type(error).__name__}: {error}{hint}")
+    return EXIT_INTERNAL
+
+
+def _settle_stdout() -> None:
+    """Leave nothing in stdout's buffer that the interpreter would fail to write, and complain about, at its exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

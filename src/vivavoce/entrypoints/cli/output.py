@@ -1,0 +1,183 @@
+"""Where audio goes: a file or standard output; found out to be writable before any model loads."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from vivavoce.entrypoints.cli.console import is_terminal, print_table
+from vivavoce.errors import InvalidRequest
+from vivavoce.measure import check_drawing, json_text, make_folder, save_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vivavoce.service.audio.encode import AudioFormat
+    from vivavoce.service.speech import Mark
+    from vivavoce.service.synthesizer import Speech
+
+STDOUT = "-"
+
+
+@dataclass(frozen=True)
+class Output:
+    """The value of `--out`."""
+
+    target: str
+
+    @property
+    def label(self) -> str:
+        """What reports call it."""
+        return "stdout" if self.target == STDOUT else self.target
+
+    def check(self) -> None:
+        """`InvalidRequest` for a folder, a place without permission or a terminal; what lies there is not touched."""
+        if self.target != STDOUT:
+            with explaining("output", self.label):
+                check_writable(Path(self.target))
+        elif sys.stdout is None or is_terminal(sys.stdout):
+            raise InvalidRequest(
+                "output: stdout is neither a file nor a pipe; "
+                "add `| ffplay -nodisp -autoexit -`, or name a file with --out"
+            )
+
+    @property
+    def format(self) -> AudioFormat:
+        """What the file's suffix stands for; WAV for every other name, and for standard output."""
+        from vivavoce.service.audio.encode import format_of
+
+        return format_of(self.target)
+
+    def write(self, speech: Speech) -> None:
+        """Write a finished speech; InvalidRequest if the place cannot be written after all."""
+        from vivavoce.service.audio.encode import encode_whole, write_audio
+
+        if self.target != STDOUT:
+            write_audio(self.target, speech.samples, speech.sample_rate)
+            return
+        with explaining("output", self.label):
+            sys.stdout.buffer.write(encode_whole(self.format, speech.samples, speech.sample_rate))
+            sys.stdout.buffer.flush()
+
+    @contextmanager
+    def stream(self, sample_rate: int) -> Iterator[Callable[[NDArray[np.float32]], None]]:
+        """Yield what takes samples [n], encodes them and passes them on at once.
+
+        A file is whole in the end, with its length in the header, even if the speech is broken off.
+        """
+        from vivavoce.service.audio.encode import open_encoder
+
+        with closing(open_encoder(self.format, sample_rate)) as encoder, self._opened() as file:
+
+            def put(data: bytes) -> None:
+                with explaining("output", self.label):
+                    file.write(data)
+                    file.flush()
+
+            try:
+                yield lambda samples: put(encoder.encode(samples))
+            finally:
+                put(encoder.finish())
+                header = encoder.whole_header()
+                if header and self.target != STDOUT and file.seekable():
+                    with explaining("output", self.label):  # seeking writes what a full disk did not take before
+                        file.seek(0)
+                    put(header)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        if self.target == STDOUT:
+            yield sys.stdout.buffer
+            return
+        with explaining("output", self.label):
+            file = open(self.target, "wb")  # noqa: SIM115  (an error of the opening is explained, others are not)
+        try:
+            yield file
+        finally:
+            with explaining("output", self.label):  # so does closing
+                file.close()
+
+
+SRT, VTT = ".srt", ".vtt"
+
+
+def check_subtitles(path: Path) -> None:
+    """`InvalidRequest` for another suffix, or a place that cannot be written; what is there stays as it is."""
+    if path.suffix.lower() not in (SRT, VTT):
+        raise InvalidRequest(f"subtitles: {str(path)!r} ends with neither {SRT} nor {VTT}; name a file that does")
+    with explaining("subtitles", str(path)):
+        check_writable(path, field="subtitles")
+
+
+def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
+    """Write the subtitles of a speech; InvalidRequest if the place cannot be written after all."""
+    from vivavoce.service.subtitles import to_srt, to_vtt
+
+    content = to_srt(marks) if path.suffix.lower() == SRT else to_vtt(marks)
+    with explaining("subtitles", str(path)):
+        path.write_text(content, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def explaining(field: str, label: str) -> Iterator[None]:
+    """Make the system's errors of a place `InvalidRequest`s about `field`; a reader that has gone is passed on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InvalidRequest(f"{field}: {label!r} cannot be written ({error.strerror}); choose another place") from None
+
+
+def check_writable(path: Path, *, field: str = "output") -> None:
+    """Try whether a file can be written at `path`, without touching what is there.
+
+    `InvalidRequest` about `field`: a folder, a missing one, or a write-protected file; OSError: the system refuses.
+    """
+    if path.is_dir():
+        raise InvalidRequest(f"{field}: {str(path)!r} is a folder; add a file name")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise InvalidRequest(f"{field}: {str(path)!r} is write-protected; choose another path")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it could wait for a reader
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"{field}: folder {str(folder)!r} does not exist; create it or choose another path")
+    # Permissions do not tell everything (read-only mounts, quotas, the superuser): only a file does.
+    probe = folder / f".{secrets.token_hex(8)}.part"
+    probe.touch(exist_ok=False)
+    probe.unlink()
+
+
+def print_figures(
+    keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
+) -> None:
+    """Tables, each with its header, on stdout, or JSON in their place; JSON in a file besides if one was named."""
+    if json_file == STDOUT:
+        print(json_text(keys))
+        return
+    for place, (header, rows) in enumerate(tables):
+        if place:
+            print()
+        print_table(rows, header)
+    if json_file is not None:
+        save_json(keys, Path(json_file))
+
+
+def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
+    """Refuse places for figures and audio that cannot be written, or drawn without matplotlib; make the folder."""
+    if json_file not in (None, STDOUT):
+        check_writable(Path(str(json_file)), field="json")
+    if plot is not None:
+        check_drawing()
+        check_writable(plot, field="plot")
+    if folder is not None:
+        make_folder(folder, field="output_dir")
+        check_writable(folder / "probe.wav", field="output_dir")

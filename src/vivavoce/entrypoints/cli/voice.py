@@ -1,0 +1,216 @@
+"""`vivavoce voice`: the voices that are kept by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vivavoce.entrypoints.cli import flags
+from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group
+from vivavoce.entrypoints.cli.model import note_if_no_real_model
+from vivavoce.entrypoints.cli.output import Output
+from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
+
+if TYPE_CHECKING:
+    from vivavoce.service.inspection import ModelNames
+    from vivavoce.service.voices.stores import VoiceStore
+    from vivavoce.service.voices.voice import Voice
+
+app = group(
+    "Keep voices by name: add, list, show, remove, import, export.",
+    "vivavoce voice add me me.wav --text 'What I say there.'",
+    "vivavoce voice list",
+)
+
+_NAME = argument("The voice's name.", "NAME", default=REQUIRED)
+_REPLACE = flag("Take the place of a voice of that name.", default=False)
+_MATCH = flag("Compare with this model only.  [default: all there are]", "NAME|FOLDER", "-m")
+
+_TOKENS_PER_SECOND = 25
+"""Speech tokens per second of every model that this version runs; a stored voice does not repeat it."""
+_TRANSCRIPT_CHARS = 40
+
+
+@command(
+    app,
+    'vivavoce voice add me me.wav --text "What I say there." --model CosyVoice2-0.5B',
+    'vivavoce speak --voice me --model CosyVoice2-0.5B "Hello there."',
+)
+def add(
+    name: str = _NAME,
+    recording: Path = argument("0.5 to 30 s of clear speech.", "RECORDING", default=REQUIRED),
+    text: str = flag("What it says; helps to clone the manner too.", "TEXT", "--text", "--prompt-text", default=""),
+    description: str = flag("A note of your own.", "TEXT", default=""),
+    licence: str = flag("Under which terms the voice may be used.", "TEXT", default=""),
+    replace: bool = _REPLACE,
+    model: flags.ModelOption = None,
+    voices: flags.VoicesOption = None,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Extract a voice from a recording and keep it."""
+    import dataclasses
+
+    reporter = Reporter(quiet)
+    with reporter.working("starting …"):
+        from vivavoce.service.audio.decode import decode_audio
+        from vivavoce.service.audio.samples import MAX_REFERENCE_S
+        from vivavoce.service.voices.names import check_voice_name
+
+        name = check_voice_name(name)
+        store = _store(voices)
+        _refuse_taken([name], store, replace)
+        audio = decode_audio(recording, max_seconds=MAX_REFERENCE_S)
+    with reporter.working("extracting …"):
+        from vivavoce.service.front_end import load_front_end
+        from vivavoce.service.model_choice import model_folder
+
+        front_end = load_front_end(model_folder(model))
+        extracted = front_end.extractor.extract(audio, text).named(name)
+        store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
+    reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
+    note_if_no_real_model(front_end.card, reporter)
+
+
+@command(app, "vivavoce voice list", "vivavoce voice list --voices ./team-voices", name="list")
+def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None) -> None:
+    """List the stored voices.
+
+    For each: its name, the seconds of speech it was taken from, what they say, and the model it was made for.
+    """
+    store, reporter, rows = _store(voices), Reporter(), []
+    models = _model_names(model)
+    for name in store.names():
+        try:
+            voice = store.load(name)
+        except VivavoceError as error:  # one damaged file must not hide the others
+            reporter.note(str(error))
+            continue
+        seconds = f"{_seconds(voice):.1f} s" if voice.has_prompt else "–"
+        said = voice.transcript
+        said = said if len(said) <= _TRANSCRIPT_CHARS else said[: _TRANSCRIPT_CHARS - 1] + "…"
+        rows.append((name, seconds, said, _model_of(voice, models)))
+    if rows:
+        print_table(rows, ("name", "speech", "transcript", "model"))
+    else:
+        reporter.report("no voice is stored; `vivavoce voice add NAME RECORDING` adds one")
+
+
+@command(app, "vivavoce voice show me")
+def show(name: str = _NAME, model: str | None = _MATCH, voices: flags.VoicesOption = None) -> None:
+    """Show all about a stored voice."""
+    voice = _store(voices).load(name)
+    frames, bins = voice.mel.shape
+    rows = {
+        "name": voice.name,
+        "speech": f"{_seconds(voice):.1f} s" if voice.has_prompt else "none, a speaker embedding only",
+        "transcript": voice.transcript or ("unknown" if not voice.prompt_text else "in token ids only"),
+        "description": voice.description,
+        "licence": voice.licence,
+        "model": _model_of(voice, _model_names(model)),
+        "fingerprint": voice.fingerprint,
+        "holds": f"{len(voice.prompt_text)} text tokens, {len(voice.speech_tokens)} speech tokens, "
+        f"{frames} × {bins} mel, embedding of {len(voice.embedding)}",
+    }
+    print_table([(field, text) for field, text in rows.items() if text])
+
+
+@command(app, "vivavoce voice remove me", "vivavoce voice remove me --yes")
+def remove(
+    name: str = _NAME,
+    yes: bool = flag("Do not ask.", None, "-y", default=False),
+    voices: flags.VoicesOption = None,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Delete a stored voice."""
+    store = _store(voices)
+    store.load(name)
+    if not yes:
+        confirm_removal("voice", name, "voice")
+    store.remove(name)
+    Reporter(quiet).report(f"voice {name!r} is removed")
+
+
+@command(
+    app,
+    "vivavoce voice import spk2info.pt",
+    "vivavoce voice import spk2info.pt --only 中文女 --only 英文男",
+    name="import",
+)
+def import_(
+    spk2info: Path = argument("A spk2info.pt of the official code.", "SPK2INFO", default=REQUIRED),
+    only: list[str] | None = flag("Take this voice; may be repeated.", "NAME"),
+    replace: bool = _REPLACE,
+    model: str | None = flag(
+        "The model they were made for.  [default: any, for speakers without reference speech]", "NAME|FOLDER", "-m"
+    ),
+    voices: flags.VoicesOption = None,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Take over the voices of a spk2info.pt file."""
+    from vivavoce.checkpoint.folder import fingerprint
+    from vivavoce.service.model_choice import model_folder
+    from vivavoce.service.voices.names import check_voice_name
+    from vivavoce.service.voices.voice import voices_from_spk2info
+
+    store = _store(voices)
+    found = {
+        voice.name: voice for voice in voices_from_spk2info(spk2info, fingerprint(model_folder(model)) if model else "")
+    }
+    if unknown := [name for name in only or () if name not in found]:
+        raise VoiceNotFound(f"voice: {unknown[0]!r} is not in {spk2info.name}; it holds {', '.join(found) or 'none'}")
+    chosen = [voice for name, voice in found.items() if not only or name in only]
+    # All voices are looked at before anything is written: a refused import leaves the store as it was.
+    for voice in chosen:
+        if voice.has_prompt and not model:  # its tokens and mel frames fit only the model that made them
+            raise InvalidRequest(f"voice: {voice.name!r} holds reference speech; name its model with --model")
+    _refuse_taken([check_voice_name(voice.name) for voice in chosen], store, replace)
+    for voice in chosen:
+        store.save(voice, replace=replace)
+    Reporter(quiet).report(f"kept: {', '.join(voice.name for voice in chosen)}")
+
+
+@command(app, "vivavoce voice export me you -o spk2info.pt")
+def export(
+    names: list[str] = argument("The voices' names.", "NAME…", default=REQUIRED),
+    out: Path = flag("The file to write, overwritten if it exists.", "PATH", "-o", default=Path("spk2info.pt")),
+    voices: flags.VoicesOption = None,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Write voices into a spk2info.pt file.
+
+    The official code reads such files.
+    """
+    from vivavoce.service.voices.voice import voices_to_spk2info
+
+    Output(str(out)).check()
+    store = _store(voices)
+    voices_to_spk2info([store.load(name) for name in names], out)
+    Reporter(quiet).report(f"{out}: {', '.join(names)}")
+
+
+def _store(place: str | None) -> VoiceStore:
+    from vivavoce.service.voices.stores import open_voice_store
+
+    return open_voice_store(place)
+
+
+def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
+    taken = [name for name in names if name in store]
+    if taken and not replace:
+        raise VoiceExists(f"voice: {', '.join(taken)} stored already; add --replace, or choose another name")
+
+
+def _model_names(model: str | None) -> ModelNames:
+    from vivavoce.service.inspection import ModelNames, local_models
+    from vivavoce.service.model_choice import model_folder
+
+    return ModelNames([model_folder(model)] if model else local_models())
+
+
+def _model_of(voice: Voice, models: ModelNames) -> str:
+    return models.of(voice.fingerprint) or "another one" if voice.fingerprint else "any"
+
+
+def _seconds(voice: Voice) -> float:
+    return len(voice.speech_tokens) / _TOKENS_PER_SECOND

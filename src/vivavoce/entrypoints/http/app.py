@@ -1,0 +1,72 @@
+"""The app of a server's main port, and that of CosyVoice's own routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from vivavoce.entrypoints.http import cosyvoice, errors, metrics, openai, pages, voices, ws_session
+from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, AppState
+from vivavoce.entrypoints.http.middleware import RequestMiddleware
+from vivavoce.version import __version__
+
+
+def build_app(state: AppState) -> FastAPI:
+    """All routes, with their limits."""
+    app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
+    for router in (openai.router, voices.router, ws_session.router, pages.health_router):
+        app.include_router(router(state))
+    if state.settings.server.metrics:
+        app.include_router(metrics.router(state))
+    if state.settings.server.web_page:
+        app.include_router(pages.router())
+    return app
+
+
+def build_legacy_app(state: AppState) -> FastAPI:
+    """CosyVoice's own routes, for a port of their own."""
+    app = _BoundedApp(state, "CosyVoice", "The routes of CosyVoice's own service, spoken by vivavoce.")
+    for router in (cosyvoice.router, pages.health_router):
+        app.include_router(router(state))
+    return app
+
+
+class _BoundedApp(FastAPI):
+    """An app without routes, bounded, that answers all failures in one shape."""
+
+    def __init__(self, state: AppState, title: str, description: str) -> None:
+        server = state.settings.server
+        super().__init__(
+            title=title,
+            description=description,
+            version=__version__,
+            openapi_url="/openapi.json" if server.docs else None,
+            docs_url=None,  # its page would load scripts from elsewhere
+            redoc_url=None,
+            root_path=server.root_path,
+            # A slash too many is a mistake to be told, not a request to be sent twice with its body.
+            redirect_slashes=False,
+        )
+        self.state.vivavoce = state
+        errors.install(self)
+        if server.cors_origins:
+            self.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(server.cors_origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
+                expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+            )
+        self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
+
+    def openapi(self) -> dict[str, Any]:
+        """The app's description, without FastAPI's own answer to malformed requests: `errors` gives another status."""
+        description = super().openapi()
+        for operations in description["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            description.get("components", {}).get("schemas", {}).pop(name, None)
+        return description

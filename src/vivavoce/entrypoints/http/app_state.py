@@ -1,0 +1,87 @@
+"""What routes share: the app's state, who asks, and which web pages may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, cast
+from urllib.parse import urlsplit
+
+from fastapi import Depends
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+
+from vivavoce.errors import Forbidden
+from vivavoce.service.logs import note_principal
+from vivavoce.service.operations.dispatcher import RequestDispatcher
+from vivavoce.service.operations.keys import KeyRing, token_in
+from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.operations.settings import ServerSettings
+
+REQUEST_ID_HEADER = "x-request-id"
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+@dataclass(frozen=True, eq=False)
+class AppState:
+    """One for all routes and ports of a server."""
+
+    dispatcher: RequestDispatcher
+    keys: KeyRing
+    settings: ServerSettings
+
+
+def request_id(connection: HTTPConnection) -> str:
+    """The id of a request or WebSocket, which the middleware gave it."""
+    return cast(str, connection.state.request_id)
+
+
+async def current_principal(connection: HTTPConnection) -> Principal:
+    """The principal whose key the headers bring, as a dependency of routes; Unauthorized: it is missing or unknown."""
+    principal = cast(AppState, connection.app.state.vivavoce).keys.authenticate(token_in(connection.headers))
+    note_principal(principal.name)
+    return principal
+
+
+KnownPrincipal = Annotated[Principal, Depends(current_principal)]
+"""A route's parameter: who asks, or the answer 401."""
+
+
+def voice_owner(principal: Principal, public: bool) -> str:
+    """The owner of voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
+    if not public and principal.owner:
+        return principal.owner
+    if principal.may_publish:
+        return ""
+    raise Forbidden(f"public: the key {principal.name!r} may not change voices that everybody sees; leave public out")
+
+
+def refuse_foreign_page(headers: Headers, allowed: Sequence[str]) -> None:
+    """Forbidden: a page of another origin sends a form, which browsers do without asking the server before.
+
+    allowed: origins that may, "*": any. Clients other than browsers send no `Sec-Fetch-Site`, and may.
+    """
+    origin = headers.get("origin", "")
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not {"*", origin} & set(allowed):
+        raise Forbidden(f"origin: pages of {origin[:100]!r} may not change voices; allow it in cors_origins")
+
+
+def may_open_websocket(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
+    """Whether a page may: one of this server's own host and port, or of an allowed origin ("*": any).
+
+    Browsers open WebSockets from any page, with the user's own cookies and network. scheme: of the WebSocket, "ws" or
+    "wss". Clients other than browsers send no `Origin`, and may.
+    """
+    origin = headers.get("origin")
+    if origin is None or "*" in allowed or origin in allowed:
+        return True
+    try:
+        page, own = urlsplit(origin), urlsplit(f"//{headers.get('host', '')}")
+        if page.scheme not in _PORTS or page.hostname is None:
+            return False  # "null": a sandboxed page, or a file
+        # A proxy in front may have taken the encryption off, so that the scheme tells nothing but its usual port.
+        usual = {None, _PORTS[page.scheme], _PORTS.get(scheme, 80)}
+        same_port = page.port == own.port or {page.port, own.port} <= usual
+        return page.hostname == own.hostname and same_port
+    except ValueError:
+        return False  # a malformed host or port

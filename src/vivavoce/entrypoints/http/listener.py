@@ -1,0 +1,325 @@
+"""An app on a port: uvicorn in an event loop that it shares with others, and what uvicorn itself does not bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, cast
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from websockets.frames import Close, CloseCode, Frame, Opcode
+
+from vivavoce.entrypoints.http.errors import error_response
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.operations.settings import ServerSection
+
+BODIES_AT_ONCE = 16
+"""Bodies of the greatest size that may be in memory at once; messages of WebSockets likewise."""
+SMALL_BYTES = 1 << 16
+"""A WebSocket message of this size is taken whatever others send."""
+MARGIN = 64
+"""Connections above the limit that are still answered, with 503; those above that are dropped unread."""
+_BACKLOG = 2048
+_UNSENT_BYTES = 32 * 1024
+"""Above this, what a client does not take waits in the engine and not in the operating system, which would take
+megabytes: minutes of speech that may never be heard."""
+_WEBSOCKET_SEND_BYTES = 8 * 1024
+"""Above this a sender waits: 170 ms of 16-bit samples, so that little is on its way when a listener interrupts."""
+_WEBSOCKET_QUEUE = 32
+_PING_S = 20.0
+
+
+class BoundedConnection(asyncio.Protocol):
+    """One connection, with the bounds that uvicorn's settings lack.
+
+    It stands between asyncio and uvicorn's protocol: to asyncio it is the protocol, to uvicorn the transport. It uses
+    only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
+    """
+
+    def __init__(self, settings: ServerSection, connections: set[BoundedConnection], **given: Any) -> None:
+        self._settings, self._connections = settings, connections
+        self._protocol: asyncio.Protocol = H11Protocol(**given)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._head_begun, self._may_answer_late_head = False, True
+        self._is_idle = False
+        """A request was answered, and no further one has begun."""
+        self._requests = 0
+        self._held = bytearray()
+        """What came while uvicorn did not want to read."""
+        self._is_paused = self._is_websocket = False
+        self._has_left = True
+        self.is_crowded = False
+        """It is above the most connections that are served."""
+        self.is_unread = False
+        """What was sent waits for the client to read."""
+        self.waiting = 0
+        """Bytes of a WebSocket that came since the app last took a message."""
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
+        self._connections.add(self)
+        above = len(self._connections) - self._settings.max_connections
+        if above > MARGIN:
+            self._transport.abort()
+            return
+        self.is_crowded, self._has_left = above > 0, False
+        self._protocol.connection_made(cast(asyncio.Transport, self))
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A client has sent something."""
+        if self._has_left:
+            return
+        if self._is_websocket:
+            self.waiting += len(data)
+            most = BODIES_AT_ONCE * self._settings.max_body_bytes
+            if self.waiting > SMALL_BYTES and sum(connection.waiting for connection in self._connections) > most:
+                self._turn_away()
+                return
+        elif not self._requests:
+            if self._is_idle:
+                self._is_idle = False
+                self._stop_timer("head")
+            self._head_begun = True
+            self._await_head()
+        if self._is_paused or self._held:
+            self._held += data
+            if len(self._held) > SMALL_BYTES:
+                self._transport.pause_reading()
+        else:
+            self._forward(data)
+
+    def eof_received(self) -> None:
+        """A client that closes its writing side has left; asyncio would tell that only when all sent was read."""
+        self._leave(None)
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more can be sent."""
+        self._connections.discard(self)
+        self._stop_timer("head")
+        self._stop_timer("unread")
+        self._leave(None)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as is written."""
+        self.is_unread = True
+        self._await_reader()
+        if not self._has_left:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self.is_unread = False
+        if not self._has_left:
+            if not self._transport.is_closing():
+                self._stop_timer("unread")
+            self._protocol.resume_writing()
+
+    # What uvicorn calls; `write` is the transport's own
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._transport, name)
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        """It becomes a WebSocket."""
+        self._protocol = protocol
+
+    def pause_reading(self) -> None:
+        """Give uvicorn nothing more. Reading goes on for a while, for only that tells that the client leaves."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """Give uvicorn what came meanwhile, and then what comes."""
+        self._is_paused = False
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._forward_held)
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close when what was sent is read; one that does not read it in time is dropped."""
+        self._stop_timer("head")
+        self._await_reader()
+        self._transport.close()
+
+    # What the app's middleware calls
+
+    def begin_request(self) -> None:
+        """A request's headers are complete."""
+        self._requests += 1
+        self._is_idle = False
+        self._stop_timer("head")
+
+    def end_request(self, *, body_was_read: bool) -> None:
+        """A request is answered. What comes next may be the rest of its body, which 408 would not answer."""
+        self._requests -= 1
+        self._head_begun = False
+        self._may_answer_late_head = body_was_read
+        if not self._requests and not self._is_websocket:
+            self._is_idle = True
+            # uvicorn closes idle connections, but not one whose next head had begun before the answer ended.
+            self._await_head(self._settings.keep_alive_s)
+
+    def accept_websocket(self) -> None:
+        """Bound what waits in this process; the operating system's own buffer is as it is."""
+        self._is_websocket = True
+        self._transport.set_write_buffer_limits(high=_WEBSOCKET_SEND_BYTES)
+
+    def message_taken(self) -> None:
+        """The app has taken a WebSocket's message, and there is room again."""
+        self.waiting = len(self._held)
+
+    def _forward(self, data: bytes) -> None:
+        current_connection.set(self)  # uvicorn begins the app's task in this context
+        try:
+            self._protocol.data_received(data)
+        except h11.LocalProtocolError:  # a malformed body whose request is being answered
+            self._transport.abort()
+
+    def _forward_held(self) -> None:
+        if self._held and not self._is_paused and not self._has_left:
+            data, self._held = bytes(self._held), bytearray()
+            self._forward(data)
+
+    def _leave(self, exc: Exception | None) -> None:
+        """Tell uvicorn that the client has left. None: it closes the transport, too."""
+        if not self._has_left:
+            self._has_left = True
+            self._held.clear()
+            self._protocol.connection_lost(exc)
+
+    def _await_head(self, idle_s: float = 0.0) -> None:
+        self._start_timer("head", idle_s + self._settings.request_timeout_s, self._give_up_head)
+
+    def _await_reader(self) -> None:
+        # Longer than speech waits, whose verdict then tells the reason.
+        self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
+
+    def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
+        """Act after this time; a timer that runs goes on as it is."""
+        if name not in self._timers:
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, act)
+
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+    def _give_up_head(self) -> None:
+        if not (self._head_begun and self._may_answer_late_head):
+            self._transport.abort()
+            return
+        message = f"headers: they were not complete within {self._settings.request_timeout_s:g} s; send them at once"
+        answer = error_response(408, message, "request_timeout", {"connection": "close"})
+        headers = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
+        self.write(b"HTTP/1.1 408 Request Timeout\r\n" + headers + b"\r\n" + bytes(answer.body))
+        self.close()
+
+    def _turn_away(self) -> None:
+        """Close a WebSocket; what its client still sends is read and dropped, so that it sees why."""
+        self.waiting = 0
+        self._leave(ConnectionAbortedError())
+        close = Close(CloseCode.TRY_AGAIN_LATER, "more is being sent to this server than it holds; try again in 2 s")
+        self.write(Frame(Opcode.CLOSE, close.serialize()).serialize(mask=False))
+        self._transport.resume_reading()
+        self._await_reader()
+
+
+current_connection: ContextVar[BoundedConnection] = ContextVar("current_connection")
+"""Of the request or WebSocket that a task serves."""
+
+
+def drop_connection() -> None:
+    """End the current request's or WebSocket's connection at once, whatever was still to be sent."""
+    current_connection.get().abort()
+
+
+def bind(host: str, port: int, field: str) -> socket.socket:
+    """A socket that listens there, 0: at a free port; InvalidRequest: the port is taken, or the address not our own."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Of a socket that names its protocol asyncio switches Nagle's algorithm off, which would hold small pieces back.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have what the socket has that takes them
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise InvalidRequest(
+            f"{field}: {port} at {host} cannot be listened at ({error.strerror or error}); choose another one"
+        ) from None
+    listening.setblocking(False)
+    return listening
+
+
+class Listener(uvicorn.Server):
+    """One port. Signals are left to the process that runs it."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
+        self._socket = listening
+        self.port: int = listening.getsockname()[1]
+        """Where it listens."""
+        self.connections: set[BoundedConnection] = set()
+        """Those that are open, WebSockets among them."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast(Any, partial(BoundedConnection, settings, self.connections)),
+                ws="websockets-sansio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=True,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_keep_alive=settings.keep_alive_s,
+                timeout_graceful_shutdown=5,
+                # A message that is too large by less is told so; a larger one is not read at all.
+                ws_max_size=settings.max_body_bytes + SMALL_BYTES,
+                ws_per_message_deflate=False,  # audio does not shrink
+                ws_max_queue=_WEBSOCKET_QUEUE,
+                ws_ping_interval=_PING_S,
+                ws_ping_timeout=_PING_S,
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+                ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+                ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+            )
+        )
+        logging.getLogger("uvicorn.error").addFilter(_is_defect)
+
+    async def start(self) -> None:
+        """Answer from now on; raises what uvicorn cannot begin for."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([self._socket])
+        self._serving = asyncio.create_task(self.main_loop())
+
+    async def stop(self) -> None:
+        """Take no more connections, and close those that are open."""
+        self.should_exit = True
+        await self._serving
+        await self.shutdown([self._socket])
+
+
+def _is_defect(record: logging.LogRecord) -> bool:
+    """Clients' mistakes that uvicorn logs as errors: text that is not UTF-8 (closed with 1007), refused WebSockets."""
+    return not str(record.msg).startswith(
+        ("Invalid UTF-8 sequence", "ASGI callable returned without completing handshake")
+    )

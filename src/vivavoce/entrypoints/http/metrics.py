@@ -1,0 +1,87 @@
+"""GET /metrics: Prometheus' page about a server and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+
+from fastapi import APIRouter, Depends
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vivavoce.entrypoints.http.app_state import AppState, current_principal
+from vivavoce.entrypoints.http.errors import failures
+from vivavoce.errors import EngineStopped
+from vivavoce.service.operations.metrics import server_families, speaker_families
+from vivavoce.service.speaker import Speaker
+
+log = logging.getLogger(__name__)
+
+_TYPES = ("text/plain", "application/openmetrics-text")
+PATIENCE_S = 2.0
+"""How long an engine may take to tell its figures; Prometheus itself waits for 10 s by default."""
+
+
+def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
+    """The route; it names no voice, principal or text, and needs a key only if the operator says so."""
+    wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
+    routes = APIRouter(tags=["operation"], dependencies=wanted)
+    dispatcher, process = state.dispatcher, ProcessCollector(registry=None)
+
+    @routes.get(
+        "/metrics",
+        summary="Figures for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {kind: {} for kind in _TYPES}}, **failures(401)},
+    )
+    async def metrics(request: Request) -> Response:
+        speaker = dispatcher.speaker
+        of_speaker = await _of_speaker(speaker, patience_s)
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # of a version that is no number
+            encode, content_type = choose_encoder("")
+        try:
+            model = speaker.about.name
+        except EngineStopped:
+            model = ""
+
+        def page() -> bytes:
+            up = speaker.ready and of_speaker is not None
+            server = server_families(model=model, up=up, draining=dispatcher.draining)
+            return encode(_Page([*server, *dispatcher.metrics.families(), *(of_speaker or ()), *process.collect()]))
+
+        # A thousand lines take tens of milliseconds, for which no stream should wait.
+        body = await asyncio.to_thread(page)
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    return routes
+
+
+class _Page(Collector):
+    """The families of one scrape."""
+
+    def __init__(self, found: Sequence[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._found)
+
+
+async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric] | None:
+    """The speaker's metrics; None: it did not answer, however that failed: monitoring outlives what it watches."""
+    try:
+        statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
+        return [] if statistics is None else list(speaker_families(statistics))
+    except (TimeoutError, asyncio.TimeoutError):
+        log.warning("metrics: the engine did not tell its figures within %g s", patience_s)
+    except EngineStopped:
+        pass  # it is being started or stopped: vivavoce_engine_up says so
+    except Exception as error:
+        log.warning("metrics: the engine could not tell its figures", exc_info=error)
+    return None

@@ -1,0 +1,250 @@
+"""What happens to every request around its route: id, access log, connection and host checks, bounds of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, AppState
+from vivavoce.entrypoints.http.errors import error_response, response_of
+from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE, current_connection
+from vivavoce.errors import Forbidden, Overloaded, RequestCancelled, TooLarge, VivavoceError
+from vivavoce.service.logs import log_event, request_scope
+from vivavoce.service.operations.settings import is_loopback
+
+access_log = logging.getLogger("vivavoce.access")
+
+LINGER_S = 10.0
+"""How long a body that is too large is still read and dropped: a client that writes all of it before it reads would
+not see the answer."""
+PAUSE_S = 1.0
+"""A client that writes nothing for this long meanwhile has stopped."""
+_HEALTH = "/health/"
+"""Answered even if there are too many connections: what restarts servers must not take a full one for a broken one."""
+_QUIET = (_HEALTH, "/metrics", "/web/")
+"""What machines ask for all the time; logged for debugging only."""
+_MAX_LOGGED_PATH = 200
+_VERSIONS = ("1.0", "1.1")
+_CLOSE = {"connection": "close"}
+
+
+class RequestMiddleware:
+    """Around an app: answers carry `x-request-id`, each request ends with a line in the access log, and requests that
+    break a bound are refused.
+
+    Bodies have `max_body_bytes` at most, and `listener_timeout_s` between their parts. Those that are being read have
+    16 times that together.
+    """
+
+    def __init__(self, app: ASGIApp, *, state: AppState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._clock = app, clock
+        self._request_log = state.dispatcher.request_log
+        self._hosts = allowed_hosts(state)
+        self.settings = state.settings.server
+        self.body_bytes = 0
+        """Of requests that are not answered yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request or WebSocket."""
+        headers, connection = Headers(scope=scope), current_connection.get()
+        identity = self._request_log.accept_request_id(headers.get(REQUEST_ID_HEADER))
+        scope.setdefault("state", {})["request_id"] = identity
+        exchange = _Exchange(self, scope, headers, receive, send)
+        connection.begin_request()
+        began = self._clock()
+        trace = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        with request_scope(identity, **trace):
+            try:
+                refusal = self._refusal(scope, headers, connection.is_crowded)
+                if refusal is None:
+                    await self._app(scope, exchange.receive, exchange.send)
+                elif scope["type"] == "websocket":
+                    await WebSocket(scope, receive, exchange.send).send_denial_response(refusal)
+                else:
+                    await refusal(scope, receive, exchange.send)
+            except Exception:
+                exchange.fail()
+                raise
+            finally:
+                exchange.release_body()
+                connection.end_request(body_was_read=exchange.body_was_read)
+                exchange.log(self._clock() - began)
+
+    def _refusal(self, scope: Scope, headers: Headers, is_crowded: bool) -> Response | None:
+        if is_crowded and not scope["path"].startswith(_HEALTH):
+            message = "connections: there are as many as this server takes; try again in some seconds"
+            return error_response(503, message, "overloaded", {**_CLOSE, "retry-after": "2"})
+        version = scope.get("http_version", "1.1")
+        if scope["type"] == "http" and version not in _VERSIONS:
+            return error_response(505, "request: HTTP/1.1 is spoken here, and HTTP/1.0", "invalid_request", _CLOSE)
+        # uvicorn bounds headers that are not complete; those that come in one piece may be longer.
+        line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+        limit = self.settings.max_header_bytes
+        if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
+            message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
+            return error_response(431, message, "invalid_request", _CLOSE)
+        # A proxy in front may take the other one of the two, and what follows for the next request.
+        if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
+            message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
+            return error_response(400, message, "invalid_request", _CLOSE)
+        host = headers.get("host")  # browsers always name one
+        if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
+            message = f"host: {host[:100]!r} is no name that this server is known by; add it with --allowed-host"
+            return response_of(Forbidden(message))
+        return None
+
+
+class BodyStalled(VivavoceError):
+    """The next part of a request's body did not come in time."""
+
+    code = "request_timeout"
+    http_status = 408
+
+
+class _Exchange:
+    """The messages of one request or WebSocket between its server and the app."""
+
+    def __init__(self, bounds: RequestMiddleware, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        self._bounds, self._scope = bounds, scope
+        self._receive, self._send = receive, send
+        self._is_websocket = scope["type"] == "websocket"
+        promised = headers.get("content-length", "0")
+        self._promised = int(promised) if promised.isdigit() else 0
+        self.body_was_read = self._is_websocket or not (self._promised or "transfer-encoding" in headers)
+        self._size = 0
+        self._is_refused = False
+        self._status: int | None = None
+        """Of HTTP, or the code that closed a WebSocket."""
+        self._sent = 0
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """The next message; those after the body (that the client has left) may take any time.
+
+        A VivavoceError is the app's answer: the rest of the body will not come, or is not wanted.
+        """
+        if self._is_websocket:
+            message = await self._receive()
+            current_connection.get().message_taken()
+            return message
+        if self.body_was_read:
+            return await self._receive()
+        self._take(0)  # before the server asks the client for what it has promised
+        seconds = self._bounds.settings.listener_timeout_s
+        try:
+            message = await asyncio.wait_for(self._receive(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            self._is_refused = True
+            raise BodyStalled(f"body: nothing of it came for {seconds:g} s; send it at once") from None
+        if message["type"] == "http.disconnect":
+            raise RequestCancelled("request: its client left before all of its body had come")
+        self.body_was_read = not message.get("more_body", False)
+        self._take(len(message.get("body", b"")))
+        return message
+
+    def _take(self, added: int) -> None:
+        """Count a part of the body; TooLarge: it has too many bytes, Overloaded: all bodies together have."""
+        self._size += added
+        self._bounds.body_bytes += added
+        size, limit = max(self._size, self._promised), self._bounds.settings.max_body_bytes
+        read, together = self._bounds.body_bytes, BODIES_AT_ONCE * limit
+        self._is_refused = self._is_refused or size > limit or read > together
+        if size > limit:
+            raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
+        if read > together:
+            raise Overloaded(f"uploads: {read} bytes are being read, the limit is {together}", 2.0)
+
+    def release_body(self) -> None:
+        self._bounds.body_bytes -= self._size
+        self._size = 0
+
+    async def send(self, message: Message) -> None:
+        """Send on what the app answers. An answer to a refused body ends only when that was read for a while."""
+        self.release_body()  # speech may go on for minutes after what it needs of the body was handed over
+        kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied by an answer as of HTTP
+        if kind in ("http.response.start", "accept"):
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
+            if self._is_refused:
+                headers["connection"] = "close"
+        if kind == "http.response.start":
+            self._status = message["status"]
+        elif kind == "http.response.body":
+            self._sent += len(message.get("body", b""))
+            self._is_whole = not message.get("more_body", False)
+            if self._is_refused:
+                await self._send({**message, "more_body": True})
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._discard(), LINGER_S)
+                message = {"type": message["type"], "body": b"", "more_body": False}
+        elif kind == "accept":
+            current_connection.get().accept_websocket()
+        elif kind == "send":
+            self._sent += len(message.get("bytes") or message.get("text") or b"")
+        elif kind == "close":
+            self._status, self._is_whole = message.get("code", 1000), True
+        await self._send(message)
+
+    async def _discard(self) -> None:
+        while (await asyncio.wait_for(self._receive(), PAUSE_S)).get("more_body", False):
+            pass
+
+    def fail(self) -> None:
+        """An unforeseen exception: the answer of 500 is given further out, if none was begun."""
+        if self._status is None:
+            self._status, self._is_whole = 500, True
+
+    def log(self, seconds: float) -> None:
+        """A line of the path without its query, which may hold a key; the text is in the speech's own line."""
+        path, client = self._scope["path"], self._scope.get("client")
+        log_event(
+            access_log,
+            logging.DEBUG if path.startswith(_QUIET) else logging.INFO,
+            self._scope["type"],
+            method=self._scope.get("method"),
+            path=path if len(path) <= _MAX_LOGGED_PATH else f"{path[:_MAX_LOGGED_PATH]}…",
+            status=self._status,
+            sent=self._sent,
+            whole=self._is_whole,
+            seconds=seconds,
+            client=client[0] if client else None,
+        )
+
+
+def allowed_hosts(state: AppState) -> frozenset[str] | None:
+    """The names that the server may be asked under beside localhost and addresses; None: any.
+
+    A name's owner can make it point at 127.0.0.1 (DNS rebinding): browsers then take that server for one with the
+    page's own, and let the page read its answers. Only the name in the request tells. Where other machines reach the
+    server, or keys are wanted, a page gains nothing by a name, and a proxy in front may use any.
+    """
+    server = state.settings.server
+    if "*" in server.allowed_hosts:
+        return None
+    if not server.allowed_hosts and (state.keys.required or not is_loopback(server.host)):
+        return None
+    return frozenset(server.allowed_hosts)
+
+
+def _is_known(host: str, names: frozenset[str]) -> bool:
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False  # a bracket without its other one
+    if name == "localhost" or name.endswith(".localhost") or name in names:
+        return True
+    try:
+        ip_address(name)  # an address cannot be made to point elsewhere
+    except ValueError:
+        return False
+    return True

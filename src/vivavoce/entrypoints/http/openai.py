@@ -1,0 +1,159 @@
+"""OpenAI's speech routes, with true streaming."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, request_id
+from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
+from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
+from vivavoce.entrypoints.http.streaming import StreamedSpeech
+from vivavoce.errors import ModelNotFound
+from vivavoce.service.audio.encode import parse_format
+from vivavoce.service.operations.request_log import RequestRecord
+from vivavoce.service.speaker import ModelAbout
+
+DOOR = "openai"
+_AUDIO = {"schema": {"type": "string", "format": "binary"}}
+_SPEECH = {
+    "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
+    "content": {
+        **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm")},
+        "text/event-stream": {"schema": {"type": "string"}},
+    },
+}
+
+
+class ModelEntry(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    description: str
+    sample_rate: int = Field(description="Samples per second of all audio.")
+    demo: bool = Field(description="It shows how the program works, and is no real voice.")
+
+
+class ModelList(BaseModel):
+    """All models that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+
+
+class RequestEntry(BaseModel):
+    """What became of a request."""
+
+    id: str
+    object: Literal["audio.request"] = "audio.request"
+    status: Literal["running", "finished"]
+    door: str = Field(description="Where it came in.")
+    created: int
+    finish_reason: Literal["stop", "length", "cancelled", "error"] | None
+    audio_seconds: float = Field(description="Audio that was handed to the listener.")
+    segments_spoken: int
+    segments_given: int
+    first_audio_seconds: float | None
+    total_seconds: float | None
+    error: dict[str, Any] | None
+
+
+def router(state: AppState) -> APIRouter:
+    """`/v1/audio/speech`, `/v1/models`, `/v1/audio/requests`."""
+    routes = APIRouter()
+    began = int(time.time())
+    dispatcher = state.dispatcher
+
+    @routes.post(
+        "/v1/audio/speech",
+        response_class=Response,
+        summary="Speak a text",
+        responses={**BODY_FAILURES, **NOT_FOUND, 200: _SPEECH},
+        openapi_extra={"requestBody": _request_body()},
+    )
+    async def speech(request: Request, principal: KnownPrincipal) -> Response:
+        fields, uploaded = await read_speech(request)
+        wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
+        active = await dispatcher.speak(principal, wanted, door=DOOR, request_id=request_id(request))
+        return StreamedSpeech(
+            active,
+            parse_format(fields.response_format),
+            patience_s=state.settings.server.listener_timeout_s,
+            as_events=fields.stream_format == "sse",
+        )
+
+    @routes.get("/v1/models", summary="The model that is served", responses=ENGINE_FAILURES)
+    async def models(_: KnownPrincipal) -> ModelList:
+        return ModelList(data=[_model(dispatcher.speaker.about, began)])
+
+    @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
+    async def model(name: str, _: KnownPrincipal) -> ModelEntry:
+        about = dispatcher.speaker.about
+        if name != about.name:
+            raise ModelNotFound(f"model: {name[:80]!r} is not served here; use {about.name}")
+        return _model(about, began)
+
+    @routes.get("/v1/audio/requests/{identity}", summary="What became of a request", responses=failures(401, 404))
+    async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
+        return _entry(dispatcher.request_log.get(identity, principal))
+
+    return routes
+
+
+def _request_body() -> dict[str, Any]:
+    """The schema of a body that the route reads by itself, for it may be JSON or a form."""
+    schema = SpeechFields.model_json_schema(ref_template="#/components/schemas/{model}")
+    definitions = schema.pop("$defs", {})
+    inlined = _inline(schema, definitions)
+    form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": inlined}, "multipart/form-data": {"schema": form}},
+    }
+
+
+def _inline(value: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with its references replaced by what they refer to."""
+    if isinstance(value, list):
+        return [_inline(one, definitions) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        rest = {key: one for key, one in value.items() if key != "$ref"}
+        return {**_inline(definitions[value["$ref"].rpartition("/")[2]], definitions), **rest}
+    return {key: _inline(one, definitions) for key, one in value.items()}
+
+
+def _model(about: ModelAbout, created: int) -> ModelEntry:
+    return ModelEntry(
+        id=about.name,
+        created=created,
+        owned_by="vivavoce",
+        description=about.description,
+        sample_rate=about.sample_rate,
+        demo=about.demo,
+    )
+
+
+def _entry(entry: RequestRecord) -> RequestEntry:
+    return RequestEntry(
+        id=entry.request_id,
+        status=entry.status,
+        door=entry.door,
+        created=int(entry.started),
+        finish_reason=None if entry.reason is None else entry.reason.value,
+        audio_seconds=round(entry.audio_s, 6),
+        segments_spoken=entry.segments_spoken,
+        segments_given=entry.segments_given,
+        first_audio_seconds=entry.first_audio_s,
+        total_seconds=entry.total_s,
+        error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
+    )

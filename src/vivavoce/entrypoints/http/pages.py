@@ -1,0 +1,120 @@
+"""The health routes, and the pages for people: a fixed set of files, served under a strict policy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.errors import EngineStopped
+from vivavoce.service.operations.dispatcher import RequestDispatcher
+
+PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
+RETRY_AFTER_S = 5
+"""What a client is told to wait while a server is not ready: an engine starts in some multiple of it."""
+_UNCACHED = {"cache-control": "no-store"}
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_HEADERS = {
+    # Always asked for again, and then mostly answered with 304: another version of the server is seen at once.
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob: data:; object-src 'none'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def health_router(state: AppState) -> APIRouter:
+    """`/health/live` and `/health/ready`, for what restarts servers and sends them requests; they want no key."""
+    routes = APIRouter(tags=["operation"])
+
+    @routes.get("/health/live", summary="Whether the server's process works; if not, restart it")
+    @routes.head("/health/live", include_in_schema=False)
+    async def live() -> Response:
+        return JSONResponse({"status": "live"}, headers=_UNCACHED)
+
+    @routes.get(
+        "/health/ready",
+        summary="Whether it takes requests now; if not, ask another server",
+        responses={503: {"description": "It takes none now.", "content": {"application/json": {}}}},
+    )
+    @routes.head("/health/ready", include_in_schema=False)
+    async def ready() -> Response:
+        reason = _unready_reason(state.dispatcher)
+        if reason is None:
+            return JSONResponse({"status": "ready"}, headers=_UNCACHED)
+        return JSONResponse(
+            {"status": "unavailable", "reason": reason},
+            status_code=503,
+            headers={**_UNCACHED, "retry-after": str(RETRY_AFTER_S)},
+        )
+
+    return routes
+
+
+def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
+    """Why no requests are taken; None: they are."""
+    if dispatcher.draining:
+        return "draining"
+    if dispatcher.speaker.ready:
+        return None
+    try:
+        _ = dispatcher.speaker.about
+    except EngineStopped:
+        return "engine_starting"  # the model was never ready
+    return "engine_stopped"  # its process has ended, and is started again
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the pages; tag: a quoted strong ETag."""
+
+    content: bytes
+    content_type: str
+    tag: str
+
+
+def router() -> APIRouter:
+    """`/`, `/voices`, `/status` and `/web/…`; they want no key, what the pages then ask for may."""
+    routes = APIRouter(include_in_schema=False)
+    assets = load_assets()
+    served = {f"/web/{name}": asset for name, asset in assets.items() if name not in PAGES.values()}
+    served.update((path, assets[name]) for path, name in PAGES.items())
+
+    async def answer(request: Request) -> Response:
+        asset = served[request.scope["route"].path]
+        headers = {**_HEADERS, "etag": asset.tag}
+        known = request.headers.get("if-none-match", "").split(",")
+        # A weak tag, as proxies that compress make it, is as good here.
+        if any(tag.strip().removeprefix("W/") in (asset.tag, "*") for tag in known):
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, headers={**headers, "content-type": asset.content_type})
+
+    for path in served:
+        routes.add_api_route(path, answer, methods=["GET", "HEAD"])
+    return routes
+
+
+def load_assets() -> dict[str, Asset]:
+    """All files of the pages by name, read once: requests look among them and never on the disk."""
+    assets = {}
+    for entry in files("vivavoce.entrypoints.http").joinpath("web").iterdir():
+        content_type = _CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
+        if content_type is not None:
+            content = entry.read_bytes()
+            assets[entry.name] = Asset(content, content_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return assets

@@ -1,0 +1,288 @@
+"""What clients send to be spoken: its fields, and how they are read from JSON and forms within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from vivavoce.engine.request import SamplingParams
+from vivavoce.entrypoints.http.errors import invalid
+from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
+from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.speaker import ModelAbout
+from vivavoce.service.speech import Recording, SpeechRequest
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
+
+MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Names that programs written for OpenAI's service send, some with a date: the served model answers to them."""
+SMALL_BYTES = 1 << 16
+"""Bytes or characters of JSON that are read in the event loop; more are read in a thread."""
+MAX_SEPARATORS = 1 << 17
+"""Commas and brackets of a JSON text: two for each letter of a text to be spoken, and more."""
+MAX_FORM_FIELDS = 40
+"""Texts of a request's form."""
+_OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
+_STRUCTURED = ("voice", "sampling")
+_WHITE_SPACE = b" \t\r\n"
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+
+_Result = TypeVar("_Result")
+_Model = TypeVar("_Model", bound=BaseModel)
+VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class VoiceId(BaseModel):
+    """A voice, as OpenAI names custom ones."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: VoiceName = Field(description="The voice's name.")
+
+
+class SamplingFields(BaseModel):
+    """How speech tokens are drawn; what is left out is as the model's own configuration says."""
+
+    model_config = ConfigDict(extra="forbid")
+    top_p: float | None = Field(None, ge=0.001, le=1, description="Share of the probability that is drawn from.")
+    top_k: int | None = Field(None, ge=1, le=10_000, description="Most ids that are drawn from.")
+    win_size: int | None = Field(None, ge=1, le=200, description="Tokens in which a repetition counts.")
+    tau_r: float | None = Field(None, ge=0, le=1, description="Share of them from which on another id is drawn.")
+    min_ratio: float | None = Field(None, ge=0, le=50, description="Least speech tokens per text token.")
+    max_ratio: float | None = Field(None, ge=1, le=50, description="Most speech tokens per text token.")
+
+
+class CommonFields(BaseModel):
+    """The fields that `/v1/audio/speech` and the WebSocket's `start` share."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
+    voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
+    instructions: str | None = Field(None, max_length=1000, description="How to say it, in words.")
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
+        "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
+    )
+    speed: float = Field(1.0, ge=0.5, le=2.0, description="The pitch stays.")
+    seed: int = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
+    mode: Literal["zero_shot", "cross_lingual", "instruct", "sft"] | None = Field(
+        None, description="How the voice is used. Default: the fullest that it allows."
+    )
+    language: Literal["en", "zh"] | None = Field(
+        None, description="Whose rules read numbers and dates out. Default: told from the text."
+    )
+    chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
+        None, description="How the stream is cut into chunks. Default: low_latency."
+    )
+    prompt_audio: str | None = Field(
+        None, description="A reference recording of 0.5 to 30 s in place of a voice: an audio file in base64."
+    )
+    prompt_text: str = Field("", max_length=MAX_TEXT_CHARS, description="What the reference recording says.")
+    sampling: SamplingFields = Field(default_factory=SamplingFields)
+
+    async def request(
+        self, text: str | None, principal: Principal, about: ModelAbout, uploaded: bytes | None = None
+    ) -> SpeechRequest:
+        """What the engine is asked for; text: None if it arrives piece by piece; uploaded: a recording from a form.
+
+        ModelNotFound lists the names that are known; InvalidRequest: both a voice and a recording, or a transcript
+        without a recording; InvalidAudio: the recording is not base64.
+        """
+        if self.model and self.model != about.name and not _OPENAI_MODEL.fullmatch(self.model):
+            known = ", ".join((about.name, *OPENAI_MODELS))
+            raise ModelNotFound(f"model: {self.model[:80]!r} is not served here; use one of {known}")
+        recording = None
+        if uploaded is not None:
+            recording = Recording(uploaded, self.prompt_text)
+        elif self.prompt_audio is not None:
+            encoded = self.prompt_audio
+            recording = Recording(await off_loop(len(encoded), lambda: from_base64(encoded)), self.prompt_text)
+        elif self.prompt_text:
+            raise InvalidRequest(
+                "prompt_text: belongs to a recording, and none came; send prompt_audio, or leave it out"
+            )
+        if recording is not None and self.voice is not None:
+            raise InvalidRequest("voice: a recording came as well; leave voice or prompt_audio out")
+        return SpeechRequest(
+            text=text,
+            voice=recording or (self.voice.id if isinstance(self.voice, VoiceId) else self.voice),
+            owner=principal.owner,
+            mode=self.mode,
+            instruct=self.instructions or None,
+            speed=self.speed,
+            seed=self.seed,
+            sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
+            policy=self.chunk_policy,
+            language=self.language,
+        )
+
+
+class SpeechFields(CommonFields):
+    """What `/v1/audio/speech` takes: OpenAI's fields, and some of this server's own."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"model": "mini", "input": "Hello there.", "response_format": "wav"}]},
+    )
+    input: str = Field(
+        min_length=1, max_length=MAX_TEXT_CHARS, description="The text; numbers, dates and units are read out."
+    )
+    stream_format: Literal["audio", "sse"] = Field(
+        "audio", description="sse: events with base64 audio, the times of segments and a verdict at the end."
+    )
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parts of a form in order: fields with their texts, and with the bytes of files."""
+
+    texts: list[tuple[str, str]]
+    files: list[tuple[str, bytes]]
+
+
+async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
+    """The fields of a request's body, JSON or a form, and the recording that came as a form's file.
+
+    InvalidRequest: neither JSON nor a form, an unknown field, a value out of its limits.
+    """
+    if media_type(request) not in (MULTIPART, URLENCODED):
+        # `request.body()` would keep it for as long as its answer takes: minutes, of speech.
+        body = b"".join([piece async for piece in request.stream()])
+        return await off_loop(len(body), lambda: _speech_from_json(body)), None
+    form = await read_form(request, MAX_FORM_FIELDS)
+    for name, _ in form.files:
+        if name != "prompt_audio":
+            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as prompt_audio")
+    values: dict[str, Any] = {}
+    for name, text in form.texts:
+        is_json = name in _STRUCTURED and text.lstrip().startswith("{")
+        values[name] = _json_of(text.encode(), name) if is_json else text
+    return validated(SpeechFields, values), form.files[-1][1] if form.files else None
+
+
+def media_type(request: Request) -> str:
+    """The type of a request's body, without parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def check_separators(text: str | bytes, field: str) -> None:
+    """Refuse JSON of too many values before it is read: values take far more memory and time than they have bytes.
+
+    InvalidRequest names `field`.
+    """
+    encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    count = sum(map(encoded.count, (b",", b"[", b"{")))
+    if count > MAX_SEPARATORS:
+        raise InvalidRequest(
+            f"{field}: holds {count} commas and brackets, more than {MAX_SEPARATORS}; send fewer values"
+        )
+
+
+async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
+    """Do work on a text of this many bytes: in a thread where the event loop would wait too long for it."""
+    return work() if size <= SMALL_BYTES else await asyncio.to_thread(work)
+
+
+def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") -> _Model:
+    """The model with these fields. InvalidRequest names the one that is missing, unknown or out of its limits."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(list(error.errors(include_url=False, include_context=False)), where) from None
+
+
+def from_base64(encoded: str) -> bytes:
+    """A recording's bytes; a data URL is as good as plain base64, and both may be broken into lines.
+
+    InvalidAudio: it is not base64.
+    """
+    if encoded.startswith("data:"):
+        encoded = encoded.partition(",")[2]
+    try:
+        return base64.b64decode(encoded.encode("ascii").translate(None, _WHITE_SPACE), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidAudio("prompt_audio: is no base64; encode the audio file's bytes") from None
+
+
+def _json_of(text: bytes, field: str) -> Any:
+    check_separators(text, field)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f'{field}: is no JSON; send an object like {{"input": "Hello."}}, or a form') from None
+
+
+def _speech_from_json(body: bytes) -> SpeechFields:
+    values = _json_of(body, "body")
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"body: is a {type(values).__name__}, not an object; send an object with the field input")
+    return validated(SpeechFields, values)
+
+
+async def read_form(request: Request, max_fields: int) -> Form:
+    """A form with this many texts in strict UTF-8, of a megabyte each at most, and one file.
+
+    InvalidRequest, HTTPException of a urlencoded form: it is no form, has too many parts, or texts that are no UTF-8.
+    """
+    is_multipart = media_type(request) == MULTIPART
+    if is_multipart:
+        parsed = await _parse_multipart(request, max_fields)
+    else:
+        parsed = await request.form(max_files=1, max_fields=max_fields)
+    form = Form([], [])
+    try:
+        for name, value in parsed.multi_items():
+            field = _utf_8(name, "a field's name") if is_multipart else name
+            if isinstance(value, UploadFile):
+                form.files.append((field, await value.read()))
+            else:
+                form.texts.append((field, _utf_8(value, field) if is_multipart else value))
+    finally:
+        await parsed.close()
+    return form
+
+
+class _Parser(MultiPartParser):
+    has_ended = False
+    """The boundary after the last part has come: without it parts may be missing, or cut."""
+
+    def on_end(self) -> None:
+        self.has_ended = True
+
+
+async def _parse_multipart(request: Request, max_fields: int) -> FormData:
+    """The form, each byte of its texts being a letter of Latin-1."""
+    content_type = request.headers["content-type"]
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
+    if charset.lower() not in _UTF_8:
+        raise InvalidRequest(f"content-type: charset {charset[:40].decode('latin-1')!r} is not taken; send UTF-8")
+    # The parser takes any of Python's codecs, some of quadratic time, and reads what is no UTF-8 as Latin-1.
+    headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
+
+    async def whole_body() -> AsyncGenerator[bytes, None]:
+        async for piece in request.stream():
+            yield piece
+        if not parser.has_ended:
+            raise MultiPartException("its last boundary is missing")
+
+    parser = _Parser(headers, whole_body(), max_files=1, max_fields=max_fields)
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(f"body: it is no form that can be read ({error.message.rstrip('.')})") from None
+
+
+def _utf_8(letters: str, field: str) -> str:
+    try:
+        return letters.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{field[:40]}: is no UTF-8 from byte {error.start} on; send UTF-8") from None

@@ -1,0 +1,235 @@
+"""Speech as an HTTP answer, made while it is sent: bytes of one format, or server-sent events with a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from vivavoce.entrypoints.http.errors import error_body
+from vivavoce.entrypoints.http.listener import drop_connection
+from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
+from vivavoce.service.audio.encode import AudioFormat, content_type, open_encoder
+from vivavoce.service.operations.dispatcher import ActiveRequest
+from vivavoce.service.speech import SegmentText, Verdict
+
+log = logging.getLogger(__name__)
+
+_INSTANT = (AudioFormat.PCM, AudioFormat.WAV)
+"""A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
+_THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
+"""Of all streams. FFmpeg works without Python's lock, so that they do encode at once."""
+
+
+async def encode(audio_format: AudioFormat, work: Callable[[], bytes]) -> bytes:
+    """Run one call of a stream's encoder, in a thread where it takes time."""
+    return work() if audio_format in _INSTANT else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+
+
+class StreamedSpeech(Response):
+    """The audio of an active request, or its events, sent piece by piece.
+
+    A failure before the first bytes is an error answer as any other. After them the body is broken off: a client sees
+    that it is cut, and a whole one ends as HTTP wants it. A client that leaves ends the request at once; one that does
+    not read for `patience_s` ends it with ListenerStalled, and its connection is dropped.
+    """
+
+    def __init__(
+        self, active: ActiveRequest, audio_format: AudioFormat, *, patience_s: float, as_events: bool = False
+    ) -> None:
+        media_type = "text/event-stream" if as_events else content_type(audio_format, active.sample_rate)
+        super().__init__(media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._active, self._patience_s = active, patience_s
+        self._pieces = (speech_events if as_events else encoded)(active, audio_format)
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it, or as much as there will be."""
+        leaving = asyncio.ensure_future(_until_left(receive))
+        sending = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            elif not self._has_started:
+                leaving.result()  # a body that is refused after all
+        except VivavoceError:
+            raise
+        except Exception:
+            self._active.fail(StageFailed("server: an internal error, which was logged; tell its operator this id"))
+            raise
+        finally:
+            leaving.cancel()
+            sending.cancel()
+            self._active.cancel()
+            # Both end now, sending at its next piece if its cancellation met the end of a wait and was lost.
+            await asyncio.gather(leaving, sending, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        try:
+            async with aclosing(self._pieces) as pieces:
+                async for piece in pieces:
+                    if not self._has_started:
+                        self._has_started = True
+                        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                        await self._send_message(send, head)
+                    await self._send_message(send, {"type": "http.response.body", "body": piece, "more_body": True})
+        except VivavoceError as error:
+            if not self._has_started:
+                raise
+            log.info("request %s was cut: %s", self._active.request_id, error.code)
+            drop_connection()
+            return
+        if not self._has_started:
+            raise RequestCancelled("request: it ended before there was audio")
+        await self._send_message(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_message(self, send: Send, message: dict[str, object]) -> None:
+        await self._active.sent_within(self._patience_s, send(message))
+
+
+async def _until_left(receive: Receive) -> None:
+    """Wait until the client has left; raises where it still sends, and what it sends cannot be taken."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def encoded(active: ActiveRequest, audio_format: AudioFormat) -> AsyncGenerator[bytes, None]:
+    """All of a request's audio, each piece as soon as it was made; raises the failure of one that is not whole."""
+    with closing(open_encoder(audio_format, active.sample_rate)) as encoder:
+        async for event in active:
+            if isinstance(event, SegmentText):
+                continue
+            if data := await encode(audio_format, partial(encoder.encode, event.samples)):
+                yield data
+        active.whole()
+        if rest := await encode(audio_format, encoder.finish):
+            yield rest
+
+
+async def speech_events(active: ActiveRequest, audio_format: AudioFormat) -> AsyncGenerator[bytes, None]:
+    """The same as events, of which the first come with the first audio: until then a failure is an error answer."""
+    clock = SegmentClock(active.sample_rate, "speech.segment", "speech.segment.done")
+    with closing(open_encoder(audio_format, active.sample_rate)) as encoder:
+        try:
+            async for event in active:
+                if isinstance(event, SegmentText):
+                    clock.announce(event)
+                    continue
+                marks = clock.begin(event.segment)
+                data = await encode(audio_format, partial(encoder.encode, event.samples))
+                clock.add(len(event.samples))
+                yield _lines(*marks, *_delta(data))
+            if clock.reached is None:
+                active.whole()
+        except VivavoceError as error:
+            if clock.reached is None:
+                raise
+            last = [{"type": "error", "error": error_body(error)}]
+        else:
+            last = [*clock.end(), *_delta(await encode(audio_format, encoder.finish))]
+    assert active.verdict is not None
+    read, made = active.verdict.text_tokens or 0, active.verdict.speech_tokens or 0
+    usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
+    verdict = verdict_body(active.request_id, active.verdict)
+    yield _lines(*last, {"type": "speech.audio.done", "usage": usage, "verdict": verdict})
+
+
+def _delta(data: bytes) -> list[dict[str, Any]]:
+    return [{"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()}] if data else []
+
+
+def _lines(*events: dict[str, Any]) -> bytes:
+    return b"".join(
+        b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n" for event in events
+    )
+
+
+def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
+    """A verdict as clients get it."""
+    return {
+        "request_id": request_id,
+        "finish_reason": verdict.reason.value,
+        "audio_seconds": round(verdict.audio_s, 6),
+        "segments_spoken": verdict.segments_spoken,
+        "segments_given": verdict.segments_given,
+        "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
+    }
+
+
+class SegmentClock:
+    """When each segment of a text begins and ends in the audio that was sent: samples counted, so exact.
+
+    Segments and characters go on from one request of a text to the next. `begin`, `begin_through` and `end` return the
+    events that follow, as JSON values; begun, done: their types.
+    """
+
+    def __init__(self, sample_rate: int, begun: str, done: str) -> None:
+        self._rate, self._begun, self._done = sample_rate, begun, done
+        self._samples = 0
+        self._announced: dict[int, dict[str, int]] = {}
+        """Segments that are not complete, with their characters."""
+        self._current: int | None = None
+        self._begin_s = 0.0
+        self._first_segment = self._first_character = self._given = 0
+        self.reached: dict[str, int] | None = None
+        """The segment in which the audio ends, with its characters; None: there was no audio."""
+
+    @property
+    def seconds(self) -> float:
+        """Audio so far."""
+        return round(self._samples / self._rate, 6)
+
+    def begin_request(self, first_character: int) -> None:
+        """Announced segments count from 0 again; their text begins at this character of the whole."""
+        self._first_segment, self._first_character = self._given, first_character
+
+    def announce(self, segment: SegmentText) -> None:
+        """A segment will be spoken, after those before it."""
+        number = self._first_segment + segment.place
+        start, end = self._first_character + segment.start, self._first_character + segment.end
+        self._announced[number] = {"segment": number, "start_character": start, "end_character": end}
+        self._given = max(self._given, number + 1)
+
+    def begin(self, segment: int) -> list[dict[str, Any]]:
+        """The next audio is of this segment of the request."""
+        return self._begin(self._first_segment + segment)
+
+    def begin_through(self, segment: int) -> list[dict[str, Any]]:
+        """The same; segments before it that had no audio begin and end, too."""
+        passed = [number for number in self._announced if number <= self._first_segment + segment]
+        return [event for number in passed for event in self._begin(number)]
+
+    def end_request(self) -> list[dict[str, Any]]:
+        """All of the request's segments are complete."""
+        return [*self.begin_through(self._given), *self.end()]
+
+    def add(self, samples: int) -> None:
+        """Count audio that was sent."""
+        self._samples += samples
+        if self._current is not None:
+            self.reached = self._announced[self._current]
+
+    def end(self) -> list[dict[str, Any]]:
+        """The segment that is spoken is complete."""
+        if self._current is None:
+            return []
+        place, self._current = self._announced.pop(self._current), None
+        return [{"type": self._done, **place, "start": self._begin_s, "end": self.seconds}]
+
+    def _begin(self, number: int) -> list[dict[str, Any]]:
+        if number == self._current:
+            return []
+        events = self.end()
+        self._current, self._begin_s = number, self.seconds
+        return [*events, {"type": self._begun, **self._announced[number], "start": self._begin_s}]

@@ -1,1 +1,0 @@
-"""The merged language model as a Hugging Face folder: written, and read back."""

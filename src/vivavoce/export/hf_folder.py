@@ -1,0 +1,467 @@
+"""The merged language model as a Hugging Face Qwen2 folder: written (`export_hf`), and read back (`read_merged`).
+
+A `Source` is what other exports are made of: such a folder, or the official one merged on the fly. Folders may have the
+layout in which CosyVoice2's language model is published for Triton (Hugging Face `yuekai/cosyvoice2_llm`): there the
+head's bias is `lm_head.bias` among the weights, or was lost on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor
+
+from vivavoce.checkpoint.config import Generation, LMConfig
+from vivavoce.checkpoint.folder import read_json
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.settings import Section, lm_config
+from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
+from vivavoce.errors import CheckpointError, UnsupportedModel
+from vivavoce.export.files import (
+    AUTO,
+    DTYPES,
+    TensorFile,
+    blank,
+    cast,
+    check_dtype,
+    check_target,
+    naming,
+    row_blocks,
+)
+from vivavoce.export.merged_lm import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    HEAD_BIAS,
+    MappedWeights,
+    MergedLM,
+    QwenSizes,
+    TensorReader,
+    official_tensors,
+    open_merged_lm,
+)
+from vivavoce.files import fresh_folder
+from vivavoce.models.lm.qwen2 import SpeechLM
+
+CONFIG, GENERATION, SPEECH = "config.json", "generation_config.json", "speech_lm.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+EMBEDDING_BIAS = "embedding_bias.npy"
+"""What is to be added to the logits, [vocab_size] float32. Servers take every *.safetensors in a folder for weights of
+the model, and refuse a name that it lacks; hence another kind of file."""
+SPEECH_START = "<|s_0|>"
+EOS = ("<|eos1|>", "<|eos2|>", "<|eos3|>")
+SOS, TASK = "<|sos|>", "<|task_id|>"
+REMEDY = "make or download the folder again"
+_INDEX = "model.safetensors.index.json"
+_ADDED_TOKENS = "added_tokens.json"
+_SPOKEN = (SPEECH_START, *EOS)
+_WANTED = (*_SPOKEN, SOS, TASK)
+_ROPE_GROUPS = ("rope_parameters", "rope_scaling")
+_DEFAULT_ROPE_THETA = 10_000.0
+"""What transformers' Qwen2 has where the folder says nothing."""
+_RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
+"""What `speech_lm.json` would say of the CosyVoice2 release, for folders without it."""
+_FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+MERGED_GENERATION = Generation.V2
+"""Of models in this layout."""
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{{- '<|sos|>' + message['content'] + '<|task_id|>' }}"
+    "{%- elif message['role'] == 'assistant' %}{{- message['content'] }}"
+    "{%- endif %}{%- endfor %}"
+)
+"""A user says what is to be spoken; an assistant has said speech tokens, `<|s_12|><|s_7|>…`."""
+_PAD = "<|endoftext|>"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A merged model.
+
+    reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: what it is
+    stored in; files: all that it was read from; bias: [vocab] float32, what is added to the head's outputs;
+    vocabulary: None for a model whose ids are not known to be CosyVoice2's.
+    """
+
+    sizes: QwenSizes
+    reader: TensorReader
+    dtype: torch.dtype
+    files: tuple[Path, ...]
+    bias: Tensor | None = None
+    vocabulary: MergedVocabulary | None = None
+
+    def fingerprint(self) -> str:
+        """Differs when a file of the model was replaced."""
+        marks = [(path.name, status.st_size, status.st_mtime_ns) for path in self.files for status in (path.stat(),)]
+        return hashlib.sha256(json.dumps(marks).encode()).hexdigest()
+
+
+def open_official(folder: Path, text_size: int, variant: str | None = None) -> Source:
+    """An official CosyVoice2 folder; arguments and errors as in `open_merged_lm`."""
+    lm = open_merged_lm(folder, text_size, variant)
+    dtype, files = lm.read(FINAL_NORM).dtype, (find_part(folder, "llm", variant),)
+    return Source(lm.sizes, lm, dtype, files, lm.read(HEAD_BIAS), lm.vocabulary)
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Whether a folder holds a model in Hugging Face's layout: the official one keeps its config.json further down."""
+    return (folder / CONFIG).is_file()
+
+
+def open_hugging_face(folder: Path) -> Source:
+    """A Qwen2 folder in Hugging Face's layout, such as `vivavoce convert hf` writes.
+
+    CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: no Qwen2, a quantised one,
+    or one with a feature that CosyVoice2's language model lacks.
+    """
+    config = read_json(folder / CONFIG, REMEDY)
+    check_features(config)
+    settings, paths, tied = Section(CONFIG, config), _weight_files(folder), config.get("tie_word_embeddings")
+    if not isinstance(tied, bool | None):
+        raise CheckpointError(f"{CONFIG}: tie_word_embeddings: expected true or false, found {tied!r}; {REMEDY}")
+    sizes = settings.read(QwenSizes, rope_theta=rope_theta(config), tied=bool(tied))
+    reader = MappedWeights(*paths, same={HEAD: EMBEDDING} if sizes.tied else None)
+    _check_weights(sizes, reader)
+    bias = read_bias(folder, reader.read(HEAD_BIAS) if HEAD_BIAS in reader.shapes else None)
+    if bias is not None and bias.shape != (sizes.vocab_size,):
+        raise CheckpointError(
+            f"model: the head's bias is {list(bias.shape)} instead of [{sizes.vocab_size}]; download the folder again"
+        )
+    vocabulary = _find_vocabulary(folder)
+    if vocabulary is not None and vocabulary.size > sizes.vocab_size:
+        raise CheckpointError(
+            f"{CONFIG}: vocab_size is {sizes.vocab_size}, and the tokenizer has ids up to {vocabulary.size - 1}; "
+            f"{REMEDY}"
+        )
+    beside = [path for path in (folder / EMBEDDING_BIAS,) if path.is_file()]
+    files, dtype = (folder / CONFIG, *paths, *beside), reader.dtypes[FINAL_NORM]
+    return Source(sizes, reader, dtype, files, None if bias is None else bias.float(), vocabulary)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """One file that holds the model, or its shards, as the index says or else by their names."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / _INDEX).is_file():
+        shards = sorted(folder.glob("model*.safetensors"))
+        if not shards:
+            raise CheckpointError(f"model: {WEIGHTS} is missing in {folder.name}; download the whole folder")
+        return shards
+    try:
+        files = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+        return [folder / name for name in sorted({str(file) for file in files})]
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise CheckpointError(f"{_INDEX}: names no files; download it again") from None
+
+
+def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
+    for name, dtype in reader.dtypes.items():
+        if dtype not in _FLOATS and name.endswith((".weight", ".bias")):
+            stored = str(dtype).removeprefix("torch.")
+            raise UnsupportedModel(
+                f"model: {name} is stored as {stored}, so it is quantised; give the folder that it was quantised from"
+            )
+    for name, shape in sizes.shapes.items():
+        found = reader.shapes.get(name)
+        if found != shape:
+            what = f"is {list(found)} instead of {list(shape)}" if found else "is missing"
+            raise CheckpointError(f"model: {name} {what}; the weights do not fit {CONFIG}, download the folder again")
+
+
+def check_features(config: Mapping[str, Any]) -> None:
+    """Refuse what is no Qwen2, is quantised, or computes otherwise than CosyVoice2's language model does."""
+    for key, found, known in (
+        ("model_type", config.get("model_type"), "qwen2"),
+        ("hidden_act", config.get("hidden_act", "silu"), "silu"),
+        ("use_sliding_window", bool(config.get("use_sliding_window")), False),
+        # Each by itself: a group that says "default" must not hide another that says otherwise.
+        *((f"{name}.rope_type", _rope_kind(name, config), "default") for name in _ROPE_GROUPS),
+    ):
+        if found != known:
+            raise UnsupportedModel(
+                f"{CONFIG}: {key} is {found!r}; only {known!r} is read, such as `vivavoce convert hf` writes"
+            )
+    if config.get("quantization_config") is not None:
+        raise UnsupportedModel(
+            f"{CONFIG}: quantization_config says that the weights are quantised; give the folder that they were "
+            "quantised from"
+        )
+    settings = Section(CONFIG, config)
+    hidden, heads, kv_heads = map(settings.integer, ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+    if hidden % heads or heads % kv_heads:
+        raise CheckpointError(
+            f"{CONFIG}: {heads} heads and {kv_heads} key-value heads do not divide hidden_size {hidden}; {REMEDY}"
+        )
+    if config.get("head_dim") is not None and settings.integer("head_dim") != hidden // heads:
+        raise UnsupportedModel(
+            f"{CONFIG}: head_dim is {config['head_dim']}; only hidden_size / num_attention_heads is read, which is "
+            f"{hidden // heads}"
+        )
+
+
+def _rope_kind(name: str, config: Mapping[str, Any]) -> object:
+    group = config.get(name)
+    if group is None:
+        return "default"
+    if not isinstance(group, Mapping):
+        raise CheckpointError(f"{CONFIG}: {name}: expected a group of settings, found {group!r}; {REMEDY}")
+    return group.get("rope_type") or group.get("type") or "default"
+
+
+def rope_theta(config: Mapping[str, Any]) -> float:
+    """The rotary base, by transformers 5's name or by the old one; CheckpointError if they contradict each other."""
+    group = config.get(_ROPE_GROUPS[0]) or {}
+    new, old = (
+        None if values.get("rope_theta") is None else Section(path, values).number("rope_theta")
+        for path, values in ((f"{CONFIG}: {_ROPE_GROUPS[0]}", group), (CONFIG, config))
+    )
+    if new is not None and old is not None and new != old:
+        raise CheckpointError(
+            f"{CONFIG}: rope_theta is {old:g} and {_ROPE_GROUPS[0]}.rope_theta is {new:g}, which must be one; {REMEDY}"
+        )
+    found = old if new is None else new
+    return _DEFAULT_ROPE_THETA if found is None else found
+
+
+def read_vocabulary(folder: Path) -> MergedVocabulary:
+    """Where speech begins in a merged folder, and how many tokens it has, as the tokenizer's files say."""
+    vocabulary = _find_vocabulary(folder)
+    if vocabulary is None:
+        raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(_SPOKEN)}; {REMEDY}")
+    return vocabulary
+
+
+def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
+    """None for a folder whose tokenizer, if it has one, knows nothing of speech."""
+    ids = _added_ids(folder)
+    if not ids.keys() & {*_SPOKEN}:
+        return None
+    missing = [token for token in _WANTED if token not in ids]
+    if missing:
+        raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(missing)}; {REMEDY}")
+    vocabulary = MergedVocabulary(ids[SPEECH_START], ids[EOS[0]] - ids[SPEECH_START])
+    expected = [vocabulary.text_size, *vocabulary.eos_ids, vocabulary.sos, vocabulary.task]
+    in_order = [ids[token] for token in _WANTED] == expected
+    if not in_order or vocabulary.text_size < 1 or vocabulary.num_speech_tokens < 1:
+        found = ", ".join(f"{token} {ids[token]}" for token in _WANTED)
+        raise CheckpointError(
+            f"{folder.name}: the added tokens are not in the merged model's order ({found}); {REMEDY}"
+        )
+    return vocabulary
+
+
+def _added_ids(folder: Path) -> dict[str, int]:
+    """Ids by token, from every place in which tokenizers keep added tokens; the last one has the last word."""
+    ids: dict[str, int] = {}
+    for name in (TOKENIZER_CONFIG, _ADDED_TOKENS, TOKENIZER):
+        if not (folder / name).is_file():
+            continue
+        data = read_json(folder / name, REMEDY)
+        try:
+            if name == TOKENIZER_CONFIG:
+                found = {one["content"]: int(key) for key, one in (data.get("added_tokens_decoder") or {}).items()}
+            elif name == TOKENIZER:
+                found = {token["content"]: token["id"] for token in data.get("added_tokens") or ()}
+            else:
+                found = data
+            if any(type(number) is not int for number in found.values()):
+                raise ValueError
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{name}: its added tokens cannot be read; {REMEDY}") from None
+        ids |= found
+    return ids
+
+
+def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
+    """Our configuration of the model; the text vocabulary is what the tokenizer uses, without padding."""
+    data = read_json(folder / CONFIG, REMEDY)
+    speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
+    known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
+    return lm_config(Section(CONFIG, data), Section(SPEECH, speech), vocabulary.num_speech_tokens, **known)
+
+
+def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
+    """The head's bias, [ids] of a float dtype: `embedding_bias.npy`, else what the weights have (`stored`).
+
+    The file comes first: it is float32, and what runtimes add to the logits.
+    """
+    path = folder / EMBEDDING_BIAS
+    bias = stored
+    if path.is_file():
+        try:
+            bias = torch.from_numpy(np.load(path, allow_pickle=False))
+        except (OSError, ValueError, TypeError, EOFError):
+            raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
+    if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
+        dtype = str(bias.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{folder.name}: the head's bias is {list(bias.shape)} {dtype} and no list of floating point numbers; "
+            f"{REMEDY}"
+        )
+    return bias
+
+
+def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
+    """Add the speech and control ids after the text's, in place; CheckpointError if they cannot get their ids.
+
+    Speech tokens are no special tokens: decoding keeps them where it drops what ends speech or frames the text.
+    """
+    added = vocabulary.added_tokens()
+    control = frozenset((*EOS, SOS, TASK))
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=token in control) for token in added])
+    for expected, token in enumerate(added, start=vocabulary.text_size):
+        given = tokenizer.token_to_id(token)
+        if given != expected:
+            raise CheckpointError(
+                f"tokenizer: {token} gets the id {given} and not {expected}; its own ids have gaps or hold that token "
+                "already, so copy the model's CosyVoice-BlankEN folder again, whole"
+            )
+
+
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """The content of `tokenizer_config.json`; tokenizer: the merged one; max_length: the model's positions."""
+    return {
+        # Read as it is written, whatever a library believes of Qwen2's tokenizers.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "bos_token": None,
+        "eos_token": EOS[0],
+        # Qwen2's token for it, where there is one.
+        "pad_token": EOS[0] if tokenizer.token_to_id(_PAD) is None else _PAD,
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+@dataclass(frozen=True)
+class HFExport:
+    """What was written: the folder, its vocabulary, the weights' dtype and their file's size."""
+
+    folder: Path
+    vocabulary: MergedVocabulary
+    dtype: torch.dtype
+    num_bytes: int
+
+
+def export_hf(
+    source: Path,
+    target: Path,
+    tokenizer_json: str,
+    *,
+    dtype: str = AUTO,
+    variant: str | None = None,
+    force: bool = False,
+) -> HFExport:
+    """Write the merged language model of an official folder; the target appears complete or not at all.
+
+    tokenizer_json: the source's text tokenizer with CosyVoice2's special tokens, as a `tokenizer.json`; dtype: one of
+    `DTYPES`, or auto: as the source has them; force: replace an earlier export. Memory holds a few million values at a
+    time. InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
+    """
+    check_dtype(dtype)
+    check_target(target, source, force=force, mark=SPEECH)
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    lm = open_merged_lm(source, tokenizer.get_vocab_size(with_added_tokens=True), variant)
+    add_speech(tokenizer, lm.vocabulary)
+    stored = lm.read(FINAL_NORM).dtype
+    chosen = DTYPES.get(dtype, stored if stored in DTYPES.values() else torch.float32)
+    with fresh_folder(target) as folder:
+        with naming(folder):
+            (folder / TOKENIZER).write_text(tokenizer.to_str(), encoding="utf-8")
+            for name, content in _texts(lm, tokenizer, chosen).items():
+                (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+            np.save(folder / EMBEDDING_BIAS, lm.read(HEAD_BIAS).numpy(), allow_pickle=False)
+        shapes = lm.sizes.shapes
+        specs = {name: blank(shape, chosen) for name, shape in shapes.items()}
+        with closing(TensorFile(folder / WEIGHTS, specs)) as file:
+            for name, shape in shapes.items():
+                for block in row_blocks(shape[0], math.prod(shape[1:])):
+                    file.write(name, cast(lm.read(name, block), chosen, name), row=block.start)
+    return HFExport(target, lm.vocabulary, chosen, file.num_bytes)
+
+
+def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+    """The folder's settings by file name; `config.json` has the rotary base and the dtype by transformers 5's names and
+    by the old ones.
+    """
+    config, vocabulary, stored = lm.config, lm.vocabulary, str(dtype).removeprefix("torch.")
+    of_tokenizer, ends = tokenizer_config(tokenizer, config.max_positions), list(lm.vocabulary.eos_ids)
+    return {
+        TOKENIZER_CONFIG: of_tokenizer,
+        CONFIG: {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.rms_norm_eps,
+            "max_position_embeddings": config.max_positions,
+            "rope_theta": config.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": config.num_layers,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "vocab_size": vocabulary.padded_size,
+            "tie_word_embeddings": False,
+            "bos_token_id": vocabulary.sos,
+            "eos_token_id": ends,
+            "dtype": stored,
+            "torch_dtype": stored,
+        },
+        GENERATION: {
+            "do_sample": True,
+            "temperature": 1.0,
+            "top_p": config.sampling.top_p,
+            "top_k": config.sampling.top_k,
+            "bos_token_id": vocabulary.sos,
+            "eos_token_id": ends,
+            "pad_token_id": tokenizer.token_to_id(of_tokenizer["pad_token"]),
+        },
+        # CosyVoice2's own settings, by the names of its yaml.
+        SPEECH: {"mix_ratio": [config.mix_text, config.mix_speech], "sampling": vars(config.sampling)},
+    }
+
+
+def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
+    """Configuration and weights of `SpeechLM` from a merged folder: by our names, on the CPU in the file's dtype.
+
+    The text embedding has the rows that the tokenizer uses, not the padding that the official file has after them.
+    Sampling is the release's where the folder does not say; a folder without any bias of the head gives zeros, which is
+    what plain Qwen2 runtimes compute with. CheckpointError: files are missing, corrupt or do not fit one another;
+    UnsupportedModel: no Qwen2, or one with a feature that `SpeechLM` lacks.
+    """
+    vocabulary = read_vocabulary(folder)
+    source, config = open_hugging_face(folder), read_lm_config(folder, vocabulary)
+    blocks: dict[str, list[Tensor]] = {}
+    for official, _, rows in official_tensors(source.reader, vocabulary):
+        blocks.setdefault(LM_NAMES.to_ours(official), []).append(rows)
+    state = {name: torch.cat(rows) for name, rows in blocks.items()}
+    bias = torch.zeros(vocabulary.size) if source.bias is None else source.bias
+    return config, state | {"speech_head.bias": bias[vocabulary.speech(0) : vocabulary.sos]}
+
+
+def speech_lm(config: LMConfig, state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> SpeechLM:
+    """The network with these weights, copied as `dtype`, on the CPU and ready to run."""
+    with torch.device("meta"):
+        lm = SpeechLM(config)
+    load_into(lm, state, NameTable(()), WEIGHTS, dtype)
+    return lm.eval().requires_grad_(False)

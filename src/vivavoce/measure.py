@@ -1,0 +1,266 @@
+"""What benchmarks, evaluations and clients share: percentiles, playback of a stream, JSON files and pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vivavoce.errors import InvalidAudio, InvalidRequest, MissingDependency
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+PERCENTS = (50, 90, 99)
+_DIGITS = 6
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The nearest rank: the smallest of the values that at least `percent` of 100 of them do not exceed.
+
+    Of fewer than 100 values the 99th percentile is the largest. values: not empty; percent: above 0, at most 100.
+    """
+    return sorted(values)[math.ceil(percent * len(values) / 100) - 1]
+
+
+def percentiles(name: str, values: Sequence[float], percents: Sequence[int] = PERCENTS) -> dict[str, float | None]:
+    """`NAME_p50` and the like; None without values."""
+    return {f"{name}_p{percent}": percentile(values, percent) if values else None for percent in percents}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean; None without values."""
+    return sum(values) / len(values) if values else None
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """`NAME_mean`, the percentiles and `NAME_max`; None without values."""
+    return {
+        f"{name}_mean": mean(values),
+        **percentiles(name, values),
+        f"{name}_max": max(values, default=None),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A piece of audio and when it came; samples: [num_samples] float32, None where not kept."""
+
+    at_s: float
+    num_samples: int
+    samples: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """An answer as it came; times are seconds of one clock; end_s: when it was known to be whole, or failed."""
+
+    start_s: float
+    end_s: float
+    sample_rate: int
+    arrivals: tuple[Arrival, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the call to the end."""
+        return self.end_s - self.start_s
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio."""
+        return sum(arrival.num_samples for arrival in self.arrivals) / self.sample_rate
+
+    @property
+    def rtf(self) -> float:
+        """Seconds that the request took per second of its audio."""
+        return self.total_s / self.audio_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between neighbouring pieces."""
+        return [after.at_s - before.at_s for before, after in pairwise(self.arrivals)]
+
+    @property
+    def margins_s(self) -> list[float]:
+        """What a listener hears who plays from the first piece on, and late pieces when they come.
+
+        For each piece but the first, the seconds of audio that were left to play when it came; below 0, the seconds of
+        silence before it.
+        """
+        margins: list[float] = []
+        played_until_s = self.arrivals[0].at_s if self.arrivals else 0.0
+        for one in self.arrivals:
+            margins.append(played_until_s - one.at_s)
+            played_until_s = max(played_until_s, one.at_s) + one.num_samples / self.sample_rate
+        return margins[1:]
+
+    def chunk_s(self, place: int) -> float | None:
+        """Seconds from the call to the piece at that place (from 0); None: it did not come."""
+        return self.arrivals[place].at_s - self.start_s if place < len(self.arrivals) else None
+
+
+def window_s(streams: Sequence[Stream]) -> float:
+    """Seconds from the first call to the last end."""
+    return max((one.end_s for one in streams), default=0.0) - min((one.start_s for one in streams), default=0.0)
+
+
+def stream_figures(streams: Sequence[Stream], heard: Sequence[Stream]) -> dict[str, Any]:
+    """Playback and audio of the streams that were heard, wall time of all; None where nothing was measured."""
+    audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
+    margins = [one.margins_s for one in heard]
+    silences = [[-margin for margin in one if margin < 0] for one in margins]
+    return {
+        "chunks": sum(len(one.arrivals) for one in heard),
+        "underruns": sum(map(len, silences)),
+        "underrun_requests": sum(map(bool, silences)),
+        "stall_s": sum(map(sum, silences)),
+        "margin_ms_min": min(map(min, filter(None, margins))) * 1000 if any(margins) else None,
+        "audio_s": audio_s,
+        "wall_s": wall_s,
+        "throughput_audio_s_per_s": audio_s / wall_s if wall_s > 0 else None,
+    }
+
+
+def read_lines(path: Path, field: str) -> list[str]:
+    """The lines of a UTF-8 file; `InvalidRequest` about `field` if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"{field}: {str(path)!r} is not UTF-8 (at byte {error.start}); save it as UTF-8 text"
+        ) from None
+    except OSError as error:
+        raise InvalidRequest(f"{field}: {str(path)!r} cannot be read ({error.strerror}); check the path") from None
+
+
+def read_records(path: Path, field: str, parse: Callable[[str, int], T]) -> list[T]:
+    """What each line of a UTF-8 file holds; empty lines are skipped.
+
+    parse: (line, its number from 1) → what it holds; `ValueError` says what is wrong with the line. `InvalidRequest`
+    about `field`: the file cannot be read, has no lines, or a bad one.
+    """
+    records = []
+    for number, line in enumerate(read_lines(path, field), start=1):
+        try:
+            records += [parse(line, number)] if line.strip() else []
+        except ValueError as error:
+            raise InvalidRequest(f"{field}: line {number} of {str(path)!r} {error}") from None
+    if not records:
+        raise InvalidRequest(f"{field}: {str(path)!r} holds no lines; write at least one")
+    return records
+
+
+def rounded(value: Any) -> Any:
+    """The same value with six digits after the point of every number, however deep it stands."""
+    if isinstance(value, float):
+        return round(value, _DIGITS)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(one) for one in value]
+    return value
+
+
+def json_text(keys: Any) -> str:
+    """JSON that people can read as well."""
+    return json.dumps(keys, ensure_ascii=False, indent=2, allow_nan=False)
+
+
+def write_text(path: Path, text: str, *, field: str, other: str = "place") -> None:
+    """Write a UTF-8 file; `InvalidRequest` about `field` if the place cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _not_written(path, error, field, other) from None
+
+
+def save_json(keys: Any, path: Path, *, field: str = "json", other: str = "place") -> None:
+    """Write JSON; errors as in `write_text`."""
+    write_text(path, json_text(keys) + "\n", field=field, other=other)
+
+
+def make_folder(folder: Path, *, field: str) -> None:
+    """Make a folder, which may exist; `InvalidRequest` about `field` if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{field}: folder {str(folder)!r} cannot be made ({error.strerror}); choose another place"
+        ) from None
+
+
+def read_audio(source: Path | bytes, *, field: str) -> tuple[NDArray[np.float32], int]:
+    """The samples [n] of a recording, its channels averaged, and its sample rate; source: a file, or its content.
+
+    `InvalidAudio` about `field`: it cannot be read, or holds no samples, or some that are not finite.
+    """
+    import numpy as np
+    import soundfile
+
+    label = f"{len(source)} bytes" if isinstance(source, bytes) else repr(str(source))
+    try:
+        file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+        samples, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise InvalidAudio(f"{field}: {label} cannot be read ({error}); give a wav, flac, ogg or mp3") from None
+    if not len(samples) or not np.isfinite(samples).all():
+        raise InvalidAudio(f"{field}: {label} holds no samples, or some that are not finite; export it again")
+    return samples.mean(axis=1), int(rate)
+
+
+def write_wav(
+    path: Path, samples: NDArray[np.float32], sample_rate: int, *, field: str = "output", other: str = "place"
+) -> None:
+    """Write a 16-bit WAV file; samples beyond ±1 are clipped. `InvalidRequest` if the place cannot be written."""
+    import soundfile
+
+    try:
+        soundfile.write(str(path), samples.clip(-1, 1), sample_rate, subtype="PCM_16", format="WAV")
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error}); choose another {other}") from None
+
+
+def check_drawing(field: str = "plot") -> None:
+    """`MissingDependency` if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise MissingDependency(
+            f"{field}: the picture needs matplotlib, which is not installed; pip install 'vivavoce[eval]'"
+        ) from None
+
+
+@contextmanager
+def picture(
+    path: Path, size: tuple[float, float], columns: int, *, field: str = "plot", other: str = "place"
+) -> Iterator[Sequence[Axes]]:
+    """Axes side by side, saved as a PNG file when the block ends; size: width and height in inches.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        InvalidRequest: the place cannot be written.
+    """
+    check_drawing(field)
+    from matplotlib.figure import Figure
+
+    # Not pyplot's figure: pyplot keeps every figure and may want a display.
+    figure = Figure(figsize=size, layout="constrained")
+    yield list(figure.subplots(1, columns))
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise _not_written(path, error, field, other) from None
+
+
+def _not_written(path: Path, error: OSError, field: str, other: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {str(path)!r} cannot be written ({error.strerror}); choose another {other}")

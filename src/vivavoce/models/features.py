@@ -1,0 +1,141 @@
+"""Waveform features, equal to the official front end by numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from vivavoce.checkpoint.config import MelConfig
+from vivavoce.errors import InvalidAudio
+
+
+def require_samples(num_samples: int, minimum: int, sample_rate: int) -> None:
+    """Refuse fewer than `minimum` samples with InvalidAudio, which names both lengths in seconds."""
+    if num_samples < minimum:
+        raise InvalidAudio(
+            f"audio: {num_samples} samples ({num_samples / sample_rate:.3f} s) are too few; features need "
+            f"at least {minimum} ({minimum / sample_rate:.3f} s); use a longer recording"
+        )
+
+
+_HZ_PER_MEL = 200 / 3
+_LOG_FROM_HZ = 1000.0
+_LOG_FROM_MEL = _LOG_FROM_HZ / _HZ_PER_MEL
+_LOG_STEP = math.log(6.4) / 27
+
+
+@lru_cache(maxsize=16)
+def slaney_filterbank(sample_rate: int, n_fft: int, num_bins: int, fmin_hz: float, fmax_hz: float) -> Tensor:
+    """Filters [num_bins, n_fft//2 + 1], float32, each of unit area, as librosa's `filters.mel` gives them.
+
+    Computed in float64. The tensor is shared between callers; do not write to it.
+    """
+    frequencies = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
+    edges = _mel_to_hz(torch.linspace(_hz_to_mel(fmin_hz), _hz_to_mel(fmax_hz), num_bins + 2, dtype=torch.float64))
+    left, centre, right = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    rising = (frequencies - left) / (centre - left)
+    falling = (right - frequencies) / (right - centre)
+    triangles = torch.minimum(rising, falling).clamp(min=0)
+    return (triangles * (2 / (right - left))).float()
+
+
+def _hz_to_mel(hz: float) -> float:
+    """Linear below 1 kHz, logarithmic above."""
+    if hz < _LOG_FROM_HZ:
+        return hz / _HZ_PER_MEL
+    return _LOG_FROM_MEL + math.log(hz / _LOG_FROM_HZ) / _LOG_STEP
+
+
+def _mel_to_hz(mels: Tensor) -> Tensor:
+    logarithmic = _LOG_FROM_HZ * torch.exp(_LOG_STEP * (mels - _LOG_FROM_MEL))
+    return torch.where(mels < _LOG_FROM_MEL, mels * _HZ_PER_MEL, logarithmic)
+
+
+_MAGNITUDE_EPSILON = 1e-9
+_MEL_FLOOR = 1e-5
+
+
+def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
+    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32.
+
+    As HiFi-GAN's code does (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude,
+    Slaney filters, log with a floor of 1e-5. `config.sample_rate` only places the filters, so samples at another rate
+    go unnoticed (CosyVoice v1 is trained on just that). InvalidAudio: no more samples than the padding reflects.
+    """
+    padding = (config.n_fft - config.hop) // 2
+    require_samples(samples.shape[-1], max(padding + 1, config.hop), config.sample_rate)
+    spectrum = torch.stft(
+        functional.pad(samples[:, None], (padding, padding), mode="reflect")[:, 0],
+        config.n_fft,
+        config.hop,
+        config.win_size,
+        torch.hann_window(config.win_size, device=samples.device),
+        center=False,
+        return_complex=True,
+    )
+    magnitude = (torch.view_as_real(spectrum).square().sum(-1) + _MAGNITUDE_EPSILON).sqrt()
+    filters = slaney_filterbank(config.sample_rate, config.n_fft, config.num_bins, config.fmin_hz, config.fmax_hz)
+    mel = filters.to(samples.device) @ magnitude
+    return mel.clamp(min=_MEL_FLOOR).log().transpose(1, 2)
+
+
+SAMPLE_RATE = 16_000
+_WHISPER_N_FFT = 400
+_WHISPER_HOP = 160
+_POWER_FLOOR = 1e-10
+_DYNAMIC_RANGE = 8.0
+"""Decades below the loudest value that are kept."""
+
+
+def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
+    """Scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz. No padding to 30 s.
+
+    Every recording keeps the range below its own loudest value. InvalidAudio: too short for the reflected edges (12.6
+    ms).
+    """
+    num_samples = samples.shape[-1]
+    require_samples(num_samples, _WHISPER_N_FFT // 2 + 1, SAMPLE_RATE)
+    rows = samples.reshape(math.prod(samples.shape[:-1]), num_samples)
+    window = torch.hann_window(_WHISPER_N_FFT, device=samples.device)
+    spectrum = torch.stft(rows, _WHISPER_N_FFT, _WHISPER_HOP, window=window, center=True, return_complex=True)
+    power = spectrum[..., :-1].abs().square()
+    filters = slaney_filterbank(SAMPLE_RATE, _WHISPER_N_FFT, num_bins, 0.0, SAMPLE_RATE / 2)
+    decades = (filters.to(samples.device) @ power).clamp(min=_POWER_FLOOR).log10()
+    floor = decades.amax(dim=(1, 2), keepdim=True) - _DYNAMIC_RANGE
+    scaled = (decades.maximum(floor) + 4.0) / 4.0
+    return scaled.reshape(*samples.shape[:-1], num_bins, num_samples // _WHISPER_HOP)
+
+
+NUM_BINS = 80
+_FRAME_SAMPLES = 400
+
+
+def speaker_fbank(samples: Tensor) -> Tensor:
+    """Log-mel energies [frames, 80], float32 on the CPU, each bin less its mean over time.
+
+    `samples` [n] are float32 at 16 kHz, ±1 full scale. Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey
+    window, pre-emphasis 0.97, 20 Hz to Nyquist), but no dither: the same audio always gives the same voice.
+    InvalidAudio: shorter than one frame of 25 ms.
+    """
+    require_samples(len(samples), _FRAME_SAMPLES, SAMPLE_RATE)
+    energies = torch.from_numpy(_log_energies(samples.cpu().numpy()))
+    return energies - energies.mean(dim=0, keepdim=True)
+
+
+def _log_energies(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+    import kaldi_native_fbank
+
+    options = kaldi_native_fbank.FbankOptions()
+    options.frame_opts.samp_freq = SAMPLE_RATE
+    options.frame_opts.dither = 0
+    options.mel_opts.num_bins = NUM_BINS
+    fbank = kaldi_native_fbank.OnlineFbank(options)
+    fbank.accept_waveform(SAMPLE_RATE, samples.tolist())
+    fbank.input_finished()
+    return np.stack([fbank.get_frame(index) for index in range(fbank.num_frames_ready)])

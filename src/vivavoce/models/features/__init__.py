@@ -1,1 +1,0 @@
-"""Waveform features, equal to the official front end by numbers."""

@@ -1,0 +1,225 @@
+"""The velocity estimator over packed rows, and its Euler steps: fixed shapes, no padding, nothing that waits.
+
+A batch is the new frames of all rows, end to end, in tensors of fixed size. Guidance evaluates everything twice: row i
+of [2 · frames, …] is frame i with its conditions, row frames + i the same frame without.
+
+Weights are views of the network's own, and a few vectors more. The output biases of attention and feed-forward are not
+added where they arise. All of a level's are added at its start, with the resnet block's shortcut, and every LayerNorm
+takes away what is not due yet: so the products add to the residual stream in place, and no launch adds a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from vivavoce.models.flow.layout import biases_ahead, joined
+from vivavoce.models.flow.model import EulerSchedule
+from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
+from vivavoce.models.kernels.common import tile_of
+from vivavoce.models.kernels.flow_attention import AttentionTile, PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
+from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """products: None: the library's."""
+
+    attention: AttentionTile
+    conv: ConvTile
+    products: ProductTile | None = None
+
+
+FEW_FRAMES = 512
+"""Up to this many packed frames small tiles keep more of the chip at work."""
+NORM_ROWS = 16
+"""Rows of a program of LayerNorm."""
+MANY_FRAMES = 4096
+"""From this many on large tiles fill the chip."""
+
+_FEW = Cuts(AttentionTile(64, 4, 3), ConvTile(16, 64, 4, 3))
+_SOME = Cuts(AttentionTile(64, 4, 3), ConvTile(32, 64, 4, 3))
+_MANY = Cuts(AttentionTile(64, 4, 3), ConvTile(128, 64, 8, 3))
+_INVARIANT = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 8, 3), ProductTile(128, 128, 64, 8, 3))
+
+
+def cuts_of(frames: int, *, invariant: bool) -> Cuts:
+    """The cut of a batch of that number of packed frames; invariant: one for all sizes, so that a row has the same bits
+    in every batch.
+    """
+    if invariant:
+        return _INVARIANT
+    if frames <= FEW_FRAMES:
+        return _FEW
+    return _MANY if frames >= MANY_FRAMES else _SOME
+
+
+class PackedTables(NamedTuple):
+    """What stands where; all int32.
+
+    row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
+    padding), its place in the whole row, and the place before which it sees the row's keys.
+    first, length: [rows], packed place of each row's first new frame, and how many it has.
+    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
+    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
+    """
+
+    row: Tensor
+    local: Tensor
+    position: Tensor
+    ends: Tensor
+    first: Tensor
+    length: Tensor
+    tiles: Tensor
+    pages: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """What one Euler step reads and updates in place.
+
+    x: [frames, bins] float32, where each frame is on its path.
+    features: [2 · frames, in], x, mu, the speaker and the condition side by side; zeros but for x without conditions.
+    step: [1] int32, which of the Euler steps it is.
+    keys: the pages, as in `flow_attention.attend`, and tails: of convolutions, of this step; both None if rows have no
+    past and leave no state.
+    """
+
+    x: Tensor
+    features: Tensor
+    step: Tensor
+    tables: PackedTables
+    keys: Tensor | None
+    tails: ConvTails | None
+
+
+class BlockWeights(NamedTuple):
+    """A transformer block: norms, and matrices [out, in]."""
+
+    attention_norm: ShiftedNorm
+    queries_and_keys: Tensor
+    mixed: Tensor
+    feed_forward_norm: ShiftedNorm
+    expand: Tensor
+    expand_bias: Tensor
+    contract: Tensor
+
+
+class LevelWeights(NamedTuple):
+    """A level: its resnet block's convolutions with their norms, its shortcut, transformer blocks, its last one.
+
+    shortcut: weight [out, in] and bias [out], the latter with all output biases of the level.
+    """
+
+    convs: tuple[ConvWeights, ConvWeights]
+    norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    shortcut: tuple[Tensor, Tensor]
+    blocks: tuple[BlockWeights, ...]
+    closing: ConvWeights | None
+
+
+def _level(level: Level) -> LevelWeights:
+    resnet, blocks = level.resnet, [cast(TransformerBlock, block) for block in level.blocks]
+    ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
+    assert resnet.shortcut.bias is not None
+    return LevelWeights(
+        (_conv(resnet.conv1), _conv(resnet.conv2)),
+        ((resnet.norm1.weight, resnet.norm1.bias), (resnet.norm2.weight, resnet.norm2.bias)),
+        (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + ahead[0]),
+        tuple(_block(block, -ahead[2 * place], -ahead[2 * place + 1]) for place, block in enumerate(blocks)),
+        _conv(level.conv) if hasattr(level, "conv") else None,
+    )
+
+
+def _block(block: TransformerBlock, before_attention: Tensor, before_feed_forward: Tensor) -> BlockWeights:
+    attention, feed_forward = block.attention, block.feed_forward
+    return BlockWeights(
+        ShiftedNorm.of(block.attention_norm, before_attention),
+        joined((attention.query.weight, attention.key.weight, attention.value.weight)),
+        attention.out.weight,
+        ShiftedNorm.of(block.feed_forward_norm, before_feed_forward),
+        feed_forward.expand.weight,
+        feed_forward.expand.bias,
+        feed_forward.contract.weight,
+    )
+
+
+def _conv(conv: CausalConv) -> ConvWeights:
+    assert conv.bias is not None
+    return ConvWeights(conv.weight.permute(0, 2, 1).contiguous(), conv.bias, conv.first)
+
+
+class PackedUNet:
+    """Computes what `model.Path.step` does with a `UNet`, row by row; it holds weights only.
+
+    unet: on the device, after `UNet.lay_out`; it is read, and shares its weights; schedule: of the same network;
+    guidance: of classifier-free guidance; invariant: what a row computes does not depend on its neighbours, to the bit;
+    slower. ValueError: sizes that the kernels do not take.
+    """
+
+    @torch.no_grad()
+    def __init__(self, unet: UNet, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
+        config, device = unet.config, unet.out.weight.device
+        for size in (config.in_channels, config.out_channels, config.channels, config.num_heads * config.head_dim):
+            tile_of(size, 16)
+        assert unet.out.bias is not None
+        self._levels = [_level(cast(Level, level)) for level in (unet.down, *unet.mid, unet.up)]
+        self._final, self._final_norm = _conv(unet.final_conv), (unet.final_norm.weight, unet.final_norm.bias)
+        self._velocity = unet.out.weight[..., 0].contiguous(), unet.out.bias
+        self._num_heads, self._guidance, self._invariant = config.num_heads, guidance, invariant
+        self._times = torch.stack(schedule.biases).flatten(1, -2).contiguous()
+        self._spans = torch.tensor([dt for _, dt in schedule.times], device=device)
+
+    def cuts(self, frames: int) -> Cuts:
+        """How a batch of this many packed frames is cut; its attention's tiles must be of that size."""
+        return cuts_of(frames, invariant=self._invariant)
+
+    def step(self, batch: PackedBatch) -> None:
+        """Take the Euler step that `batch.step` names, in place; new keys and tails are left for the next chunk."""
+        velocity = self.velocity(batch)
+        advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
+
+    def velocity(self, batch: PackedBatch) -> Tensor:
+        """Velocities of all frames with conditions and then without, [2 · frames, bins]; anything in padding."""
+        cuts, tables = self.cuts(len(batch.x)), batch.tables
+        places = (tables.row, tables.local, tables.length)
+
+        def conv(
+            x: Tensor, weights: ConvWeights | None, norm: tuple[Tensor, Tensor] | None = None, **more: Any
+        ) -> Tensor:
+            assert weights is not None
+            return causal_conv(x, weights, places, batch.tails, cuts.conv, norm=norm, **more)
+
+        def level(x: Tensor, number: int) -> Tensor:
+            weights = self._levels[number]
+            h = conv(x, weights.convs[0], weights.norms[0], time=(self._times, batch.step, number))
+            h = conv(h, weights.convs[1], weights.norms[1], skip=(x, *weights.shortcut))
+            for place, block in enumerate(weights.blocks):
+                self._block(h, block, batch, cuts, number * len(weights.blocks) + place)
+            return h
+
+        last = len(self._levels) - 1
+        skip = level(batch.features, 0)
+        h = conv(skip, self._levels[0].closing)
+        for number in range(1, last):
+            h = level(h, number)
+        h = conv(level(torch.cat((h, skip), dim=1), last), self._levels[last].closing)
+        return product(conv(h, self._final, self._final_norm), *self._velocity, cuts.products)
+
+    def _block(self, x: Tensor, block: BlockWeights, batch: PackedBatch, cuts: Cuts, site: int) -> None:
+        """In place; new keys and values are kept."""
+        tables, step = batch.tables, batch.step
+        products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
+        if batch.keys is not None:
+            places = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, step)
+            keep_in_pages(products, places, site)
+        seen = (tables.tiles, tables.ends, tables.first, tables.pages)
+        mixed = attend(products, batch.keys, *seen, step, site, self._num_heads, cuts.attention)
+        product(mixed, block.mixed, None, cuts.products, into=x)
+        normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
+        wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu=True)
+        product(wide, block.contract, None, cuts.products, into=x)

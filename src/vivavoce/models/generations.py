@@ -1,0 +1,47 @@
+"""Which networks each generation of models is made of: the one place that names them.
+
+Another generation takes part by an entry here and one in `vivavoce.engine.generations`, which says which stages run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.weights import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable, fold_weight_norm
+from vivavoce.models.flow.model import MAX_FRAMES, Flow
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.vocoder.hift import HiFT
+
+__all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
+
+
+@dataclass(frozen=True)
+class NetworkPart:
+    """One network. part: its weights' file without the suffix; build: from a `ModelConfig`; names: ours → the file's.
+
+    state: what is made of the file's tensors before they are loaded; float32: it stays so whatever the others are.
+    """
+
+    part: str
+    build: Callable[[Any], nn.Module]
+    names: NameTable
+    state: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
+    float32: bool = False
+
+
+NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
+    Generation.V2: {
+        "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
+        "flow": NetworkPart("flow", lambda config: Flow(config.flow), FLOW_NAMES),
+        # Its phases are sums of many thousand radians, and its share of the work is small.
+        "vocoder": NetworkPart(
+            "hift", lambda config: HiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
+        ),
+    }
+}
+"""Networks by generation, and by the name of their field in `Models`."""

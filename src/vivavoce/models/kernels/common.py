@@ -1,0 +1,160 @@
+"""What the kernels of several networks share: launches, random numbers by position, running softmax, row formulas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from vivavoce.models.counter_noise import Stream
+
+_ahead: ContextVar[bool] = ContextVar("ahead", default=False)
+
+
+def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """What launches a kernel on a grid; inside of `compiled_ahead` it compiles it for these arguments only."""
+    return partial(kernel.warmup, grid=grid) if _ahead.get() else kernel[grid]
+
+
+@contextmanager
+def compiled_ahead() -> Iterator[bool]:
+    """Launches inside of this only compile, on all cores, and are waited for at the end; what they give is nothing.
+
+    Kernels keep what is compiled, and Triton keeps it on disk. Where it cannot be done, as in Triton's interpreter,
+    this gives False, and launches are launches.
+    """
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
+        yield False
+        return
+    token = _ahead.set(True)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as workers, mode(workers):
+            yield True
+    finally:
+        _ahead.reset(token)
+
+
+_STEP = -0x61C8864680B583EB
+_GOLDEN = tl.constexpr(_STEP)
+_MIX_1 = tl.constexpr(-0x40A7B892E31B1A47)
+_MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
+_TWO_PI = tl.constexpr(6.283185307179586)
+
+
+def stream_offset(stream: Stream) -> int:
+    """What is added to a seed for one of its streams, as a signed 64-bit number."""
+    return (int(stream) * _STEP + 2**63) % 2**64 - 2**63
+
+
+@triton.jit
+def _shift(x, bits: tl.constexpr):
+    """Logical right shift of signed numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+@triton.jit
+def _hash(seed, counter, offset: tl.constexpr):
+    return _mix(_mix(seed + offset) + counter * _GOLDEN)
+
+
+@triton.jit
+def _unit(bits, shift: tl.constexpr):
+    return ((_shift(bits, shift) & 0xFFFFFF).to(tl.float32) + 0.5) * 5.9604644775390625e-08
+
+
+@triton.jit
+def uniform(seed, counter, offset: tl.constexpr):
+    """A float32 in (0, 1); seed, counter: int64; offset: the stream's."""
+    return _unit(_hash(seed, counter, offset), 40)
+
+
+@triton.jit
+def normal(seed, counter, offset: tl.constexpr):
+    """A standard normal float32; arguments as in `uniform`."""
+    bits = _hash(seed, counter, offset)
+    radius = tl.sqrt(-2.0 * tl.log(_unit(bits, 40)))
+    return radius * tl.cos(_unit(bits, 8) * _TWO_PI)
+
+
+HIDDEN = tl.constexpr(-1e30)
+"""Score of a key that a query does not see, and the highest one before the first tile."""
+
+
+@triton.jit
+def absorb_scores(score, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
+    """One tile of keys more in the running softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends.
+
+    A tile that a query sees nothing of changes nothing for it, to the bit: its weights are 0 and its fade is 1.
+    """
+    if MASKED:
+        score = tl.where(position[None, :] < end[:, None], score, HIDDEN)
+    higher = tl.maximum(peak, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - higher[:, None])
+    fade = tl.exp2(peak - higher)
+    total = total * fade + tl.sum(weight, 1)
+    out = tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision="ieee")
+    return higher, total, out
+
+
+@triton.jit
+def channels(pointer, inside, WHOLE: tl.constexpr):
+    """Load where `inside`; WHOLE: that is everywhere."""
+    if WHOLE:
+        loaded = tl.load(pointer)
+    else:
+        loaded = tl.load(pointer, inside, 0.0)
+    return loaded
+
+
+NORM_EPS = tl.constexpr(1e-5)
+
+
+def tile_of(size: int, most: int) -> int:
+    """The largest power of two that divides `size`, at most `most`: tiles of it need no mask.
+
+    Raises:
+        ValueError: it is below 16, the least that a matrix product takes.
+    """
+    tile = min(size & -size, most)
+    if tile < 16:
+        raise ValueError(f"{size} channels, the flow's kernels need a multiple of 16; run without kernels")
+    return tile
+
+
+@triton.jit
+def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
+    """LayerNorm of each row; x: [rows, block], zeros where `inside` [block] is not; SIZE channels are inside."""
+    x -= (tl.sum(x, 1) / SIZE)[:, None]
+    if x.shape[1] != SIZE:
+        x = tl.where(inside[None, :], x, 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / SIZE + EPS)
+    return x * scale[:, None] * weight[None, :].to(tl.float32) + bias[None, :].to(tl.float32)
+
+
+@triton.jit
+def mish(x):
+    """x · tanh(log(1 + eˣ)) with one exponential; past 20 it is x in float32."""
+    e = tl.exp2(tl.minimum(x, 20.0) * 1.4426950408889634)
+    n = e * (e + 2)
+    return x * n / (n + 2)
+
+
+@triton.jit
+def gelu(x):
+    """The exact GELU, of the error function."""
+    return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))

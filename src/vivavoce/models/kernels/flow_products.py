@@ -1,0 +1,211 @@
+"""Products of the flow with what surrounds them: linear layers, and causal convolutions of width 3 over packed rows.
+
+Every sum of a linear layer runs in the same order whatever the number of rows, so a row computes the same in any
+company, which the library's products do not promise. What precedes a row's first new frame in a convolution comes from
+the tails that the row's last chunk left, and is zero without any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vivavoce.models.kernels.common import gelu, layer_norm_rows, mish, tile_of
+from vivavoce.models.kernels.layouts import RowPlaces
+
+TAIL = 2
+"""Frames that precede a convolution's first one."""
+
+
+@dataclass(frozen=True)
+class ConvTile:
+    """How the work is cut: frames of one program, input channels at a time; warps and pipeline stages of its loop."""
+
+    frames: int
+    channels: int
+    warps: int
+    stages: int
+
+
+class ConvTails(NamedTuple):
+    """What convolutions read and leave at the edges of a batch's rows: [2, rows, TAIL, channels of all convolutions].
+
+    before: of the frames before the rows' first new ones; after: of those at their ends.
+    """
+
+    before: Tensor
+    after: Tensor
+
+
+class ConvWeights(NamedTuple):
+    """A causal convolution; weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among all tails."""
+
+    weight: Tensor
+    bias: Tensor
+    first: int
+
+
+@triton.jit(do_not_specialize=["level", "frames", "rows", "first_16", "skip_parts"])
+def _conv(
+    x, weight, bias, norm_weight, norm_bias, times, step, skipped, skip_weight, skip_bias, before, after, row,
+    local, length, out, level, frames, rows, first_16, skip_parts,
+    PARTS: tl.constexpr, SKIP: tl.constexpr, OUT: tl.constexpr, LEVELS: tl.constexpr, TAILS: tl.constexpr,
+    NORM: tl.constexpr, BLOCK: tl.constexpr, FRAMES: tl.constexpr, STEP: tl.constexpr, SKIP_STEP: tl.constexpr,
+):  # fmt: skip
+    frame, copy = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1)
+    channel, part = tl.arange(0, BLOCK), tl.arange(0, STEP)
+    inside = channel < OUT
+    there = frame < frames
+    # As products with constants, so that the compiler sees by what they can be divided, and loads many at once.
+    first, skip_size = first_16 * 16, skip_parts * SKIP_STEP
+    size: tl.constexpr = PARTS * STEP
+    at = copy * frames + frame
+    place = tl.load(local + frame, there, -1)
+    real = place >= 0
+    owner = tl.load(row + frame, real, 0)
+    line = (copy * rows + owner) * 2
+    sum = tl.zeros([FRAMES, BLOCK], tl.float32)
+    for turn in range(0, 3 * PARTS):
+        tap, source = turn // PARTS, turn % PARTS * STEP + part
+        value = tl.load(x + (at + tap - 2)[:, None] * size + source[None, :], (real & (place + tap >= 2))[:, None], 0.0)
+        if TAILS > 0:
+            value += tl.load(
+                before + (line + place + tap)[:, None] * TAILS + (first + source)[None, :],
+                (real & (place + tap < 2))[:, None],
+                0.0,
+            )
+        taps = tl.load(weight + channel[None, :] * (3 * size) + (turn * STEP + part)[:, None], inside[None, :], 0.0)
+        sum = tl.dot(value, taps, sum, input_precision="ieee")
+    sum += tl.load(bias + channel, inside, 0.0)[None, :].to(tl.float32)
+    if NORM:
+        sum = layer_norm_rows(
+            sum, tl.load(norm_weight + channel, inside, 0.0), tl.load(norm_bias + channel, inside, 0.0), inside, OUT
+        )
+        sum = mish(sum)
+    if LEVELS > 0:
+        time = times + (tl.load(step) * LEVELS + level) * OUT
+        sum += tl.load(time + channel, inside, 0.0)[None, :].to(tl.float32)
+    if SKIP:
+        sum += tl.load(skip_bias + channel, inside, 0.0)[None, :].to(tl.float32)
+        wide = tl.arange(0, SKIP_STEP)
+        for start in range(0, skip_size, SKIP_STEP):
+            source = start + wide
+            value = tl.load(skipped + at[:, None] * skip_size + source[None, :], real[:, None], 0.0)
+            taps = tl.load(skip_weight + channel[None, :] * skip_size + source[:, None], inside[None, :], 0.0)
+            sum = tl.dot(value, taps, sum, input_precision="ieee")
+    tl.store(
+        out + at[:, None] * OUT + channel[None, :],
+        sum.to(out.dtype.element_ty),
+        there[:, None] & inside[None, :],
+    )
+    if TAILS > 0:
+        # Here and not with the other reading of x: there it would take registers that the sums need.
+        kept = place - tl.load(length + owner, real, 0) + 2
+        leaves = (real & (kept >= 0))[:, None]
+        for start in range(0, size, STEP):
+            source = start + part
+            value = tl.load(x + at[:, None] * size + source[None, :], leaves, 0.0)
+            tl.store(after + (line + kept)[:, None] * TAILS + (first + source)[None, :], value, leaves)
+
+
+def causal_conv(
+    x: Tensor,
+    conv: ConvWeights,
+    places: RowPlaces,
+    tails: ConvTails | None,
+    cut: ConvTile,
+    *,
+    norm: tuple[Tensor, Tensor] | None = None,
+    time: tuple[Tensor, Tensor, int] | None = None,
+    skip: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Convolution, then LayerNorm (norm: weight and bias) and Mish, then what is added, as far as they are given.
+
+    x: [2 · frames, in], contiguous; tails: None: rows begin with what they have, and leave nothing, else the last
+    inputs of each row are in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1]
+    int32, and the level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a
+    convolution of width 1  →  [2 · frames, out]; finite in padding, whatever x is there
+    """
+    count, size, channels = len(places[0]), x.shape[1], len(conv.bias)
+    out = torch.empty(2 * count, channels, dtype=x.dtype, device=x.device)
+    skipped = skip[0].shape[1] if skip else size
+    step, skip_step = tile_of(size, cut.channels), tile_of(skipped, cut.channels)
+    _conv[(triton.cdiv(count, cut.frames), 2)](
+        x, conv.weight, conv.bias, *(norm or (conv.bias, conv.bias)), *(time[:2] if time else (conv.bias, places[2])),
+        *(skip or (x, conv.weight, conv.bias)), *(tails or (x, x)), *places, out,
+        time[2] if time else 0, count, len(places[2]), conv.first // 16, skipped // skip_step,
+        PARTS=size // step, SKIP=skip is not None, OUT=channels, LEVELS=time[0].shape[1] if time else 0,
+        TAILS=tails.before.shape[3] if tails else 0, NORM=norm is not None, BLOCK=triton.next_power_of_2(channels),
+        FRAMES=cut.frames, STEP=step, SKIP_STEP=skip_step, num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    return out
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """How the work is cut: rows and columns of one program, inputs at a time; warps and pipeline stages of its loop."""
+
+    rows: int
+    columns: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _product(
+    x, weight, bias, out, num_rows,
+    IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.arange(0, INPUTS)
+    there = (row < num_rows)[:, None]
+    sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, IN, INPUTS):
+        value = tl.load(x + row[:, None] * IN + (start + part)[None, :], there, 0.0)
+        factor = tl.load(weight + column[None, :] * IN + (start + part)[:, None])
+        sum = tl.dot(value, factor, sum, input_precision="ieee")
+    if BIAS:
+        sum += tl.load(bias + column)[None, :].to(tl.float32)
+    if GELU:
+        sum = gelu(sum)
+    target = out + row[:, None] * OUT + column[None, :]
+    if ADD:
+        sum += tl.load(target, there, 0.0).to(tl.float32)
+    tl.store(target, sum.to(out.dtype.element_ty), there)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cut: ProductTile | None,
+    *,
+    gelu: bool = False,
+    into: Tensor | None = None,
+) -> Tensor:
+    """x · weightᵀ + bias, GELU of it if asked, added to `into` where it is given, in place; cut: None: by the library.
+
+    x: [rows, in] contiguous; weight: [out, in] contiguous; bias: [out]; into: [rows, out]  →  [rows, out]
+    """
+    if cut is None:
+        if into is not None:
+            return into.addmm_(x, weight.t())
+        if bias is None:
+            return x @ weight.t()
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True) if gelu else torch.addmm(bias, x, weight.t())
+    (rows, size), columns = x.shape, len(weight)
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device) if into is None else into
+    wide = tile_of(columns, cut.columns)
+    _product[(triton.cdiv(rows, cut.rows), columns // wide)](
+        x, weight, weight if bias is None else bias, out, rows,
+        IN=size, OUT=columns, BIAS=bias is not None, GELU=gelu, ADD=into is not None, ROWS=cut.rows, COLUMNS=wide,
+        INPUTS=tile_of(size, cut.inputs), num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    return out

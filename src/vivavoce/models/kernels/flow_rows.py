@@ -1,0 +1,104 @@
+"""The flow row by row: LayerNorm of a residual stream that still lacks some biases, SiLU, the guided Euler step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from vivavoce.models.kernels.common import launched, layer_norm_rows
+
+_VALUES = 4096
+
+
+class ShiftedNorm(NamedTuple):
+    """A LayerNorm of x + shift; all [channels], shift: what every row of x has too little, if below 0 too much."""
+
+    shift: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm, shift: Tensor) -> ShiftedNorm:
+        """That of a network, with the shift."""
+        return cls(shift, norm.weight, norm.bias, norm.eps)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _norm(
+    x, shift, weight, bias, out, num_rows,
+    EPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = channel < SIZE
+    there = (row < num_rows)[:, None] & inside[None, :]
+    at = row[:, None] * SIZE + channel[None, :]
+    value = tl.load(x + at, there, 0.0).to(tl.float32) + tl.load(shift + channel, inside, 0.0)[None, :].to(tl.float32)
+    value = layer_norm_rows(
+        value, tl.load(weight + channel, inside, 0.0), tl.load(bias + channel, inside, 0.0), inside, SIZE, EPS
+    )
+    tl.store(out + at, value.to(out.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _silu(x, count, VALUES: tl.constexpr):
+    at = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    value = tl.load(x + at, at < count, 0.0).to(tl.float32)
+    tl.store(x + at, (value / (1 + tl.exp(-value))).to(x.dtype.element_ty), at < count)
+
+
+def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
+    """LayerNorm(x + shift), in float32 inside.
+
+    x: [rows, channels] float32 or 16 bit, contiguous; rows: of one program  →  as x
+    """
+    out = torch.empty_like(x)
+    count, size = x.shape
+    launched(_norm, (triton.cdiv(count, rows),))(
+        x, norm.shift, norm.weight, norm.bias, out, count,
+        EPS=norm.eps, SIZE=size, BLOCK=triton.next_power_of_2(size), ROWS=rows, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def silu_(x: Tensor) -> Tensor:
+    """x · sigmoid(x) in place; x: contiguous, fewer than 2³¹ values  →  x."""
+    count = x.numel()
+    launched(_silu, (triton.cdiv(count, _VALUES),))(x, count, _VALUES, num_warps=4)
+    return x
+
+
+_SIZE = 1024
+
+
+@triton.jit(do_not_specialize=["size"])
+def _advance(
+    x, velocity, features, spans, step, guidance, size, BINS: tl.constexpr, IN: tl.constexpr, BLOCK: tl.constexpr
+):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = place < size
+    conditional = tl.load(velocity + place, there, 0.0).to(tl.float32)
+    free = tl.load(velocity + size + place, there, 0.0).to(tl.float32)
+    span = tl.load(spans + tl.load(step))
+    moved = tl.load(x + place, there, 0.0) + span * ((1 + guidance) * conditional - guidance * free)
+    tl.store(x + place, moved, there)
+    at = place // BINS * IN + place % BINS
+    told = moved.to(features.dtype.element_ty)
+    tl.store(features + at, told, there)
+    tl.store(features + size // BINS * IN + at, told, there)
+
+
+def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
+    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), and the features follow.
+
+    x: [frames, bins] float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames,
+    in], whose first bins are x; spans: [steps] float32; step: [1] int32
+    """
+    size = x.numel()
+    _advance[(triton.cdiv(size, _SIZE),)](
+        x, velocity, features, spans, step, guidance, size, x.shape[1], features.shape[1], _SIZE, num_warps=4
+    )

@@ -1,0 +1,138 @@
+"""The language model row by row: dependent launches, embeddings, the residual stream with RMSNorm, SwiGLU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from vivavoce.models.kernels.common import launched
+
+
+def dependent_launches(device: torch.device) -> bool:
+    """Whether kernels may be launched so on the device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(dependent: bool) -> dict[str, bool]:
+    """Arguments of a launch; elsewhere the launcher may not know them."""
+    return {"launch_pdl": True} if dependent else {}
+
+
+@triton.jit
+def wait_for_inputs():
+    """Wait for the kernel before this one; then let the next one start."""
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+Tables = tuple[Tensor, Tensor, Tensor]
+"""Embeddings of controls, text and speech: [ids, hidden] each, all of one dtype."""
+
+
+@triton.jit(do_not_specialize=["stride"])
+def _embed_kernel(
+    ids, kinds, control, text, speech, weight, stream, out, stride, eps,
+    size: tl.constexpr, block: tl.constexpr, with_kinds: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < size
+    table = speech
+    if with_kinds:
+        kind = tl.load(kinds + row)
+        if kind == 0:
+            table = control
+        elif kind == 1:
+            table = text
+    x = tl.load(table + tl.load(ids + row * stride) * size + column, inside, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    tl.store(stream + row * size + column, x, inside)
+    normal = x * scale * tl.load(weight + column, inside, 0.0).to(tl.float32)
+    tl.store(out + row * size + column, normal.to(out.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_norm_kernel(
+    stream, added, weight, out, picked, rows, eps,
+    size: tl.constexpr, block: tl.constexpr, planes: tl.constexpr, with_picked: tl.constexpr, dependent: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < size
+    scaling = tl.load(weight + column, inside, 0.0).to(tl.float32)
+    row = program
+    if with_picked:
+        row = tl.load(picked + program)
+    if dependent:
+        wait_for_inputs()
+    x = tl.load(stream + row * size + column, inside, 0.0)
+    for plane in tl.static_range(planes):
+        x += tl.load(added + (plane * rows + row) * size + column, inside, 0.0).to(tl.float32)
+    if not with_picked:
+        tl.store(stream + row * size + column, x, inside)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    tl.store(out + program * size + column, (x * scale * scaling).to(out.dtype.element_ty), inside)
+
+
+def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Rows of the tables, and the same normalised.
+
+    ids: [rows] int64, of any stride; kinds: [rows] int64 (0 control, 1 text, 2 speech), None: all speech;
+    weight: [hidden]  →  the residual stream, [rows, hidden] float32, and [rows, hidden] in the tables' dtype
+    """
+    size = tables[0].shape[1]
+    stream = torch.empty(len(ids), size, dtype=torch.float32, device=ids.device)
+    out = torch.empty(len(ids), size, dtype=tables[0].dtype, device=ids.device)
+    launched(_embed_kernel, (len(ids),))(
+        ids, ids if kinds is None else kinds, *tables, weight, stream, out, ids.stride(0), eps,
+        size=size, block=triton.next_power_of_2(size), with_kinds=kinds is not None, num_warps=4,
+    )  # fmt: skip
+    return stream, out
+
+
+def add_norm(
+    stream: Tensor, added: Tensor, weight: Tensor, eps: float, *, dependent: bool, picked: Tensor | None = None
+) -> Tensor:
+    """Add planes to the residual stream, in place and one after the other, and normalise it.
+
+    stream: [rows, hidden] float32; added: [planes, rows, hidden] of any float dtype; weight: [hidden]; picked: [n]
+    int64, rows to be normalised alone: the stream is over and stays as it is  →  [rows or n, hidden], weight's dtype
+    """
+    rows, size = stream.shape
+    out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)
+    launched(_add_norm_kernel, (len(out),))(
+        stream, added, weight, out, stream if picked is None else picked, rows, eps,
+        size=size, block=triton.next_power_of_2(size), planes=len(added), with_picked=picked is not None,
+        dependent=dependent, num_warps=4, **launch_options(dependent),
+    )  # fmt: skip
+    return out
+
+
+_COLUMNS = 1024
+"""Columns of one program: 8 values of each thread, 16 bytes at 16 bit."""
+
+
+@triton.jit
+def _swiglu_kernel(joined, out, size: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < size
+    if dependent:
+        wait_for_inputs()
+    gate = tl.load(joined + row * 2 * size + column, inside, 0.0).to(tl.float32)
+    up = tl.load(joined + row * 2 * size + size + column, inside, 0.0).to(tl.float32)
+    tl.store(out + row * size + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), inside)
+
+
+def swiglu(joined: Tensor, *, dependent: bool) -> Tensor:
+    """joined: [rows, 2 · inner], gates before the rest  →  [rows, inner], the same dtype."""
+    rows, size = len(joined), joined.shape[1] // 2
+    out = torch.empty(rows, size, dtype=joined.dtype, device=joined.device)
+    block = min(_COLUMNS, triton.next_power_of_2(size))
+    launched(_swiglu_kernel, (rows, triton.cdiv(size, block)))(
+        joined, out, size=size, block=block, dependent=dependent, num_warps=4, **launch_options(dependent)
+    )
+    return out

@@ -1,0 +1,253 @@
+"""Building blocks that several networks share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """What one pass of a network leaves behind.
+
+    sites: attentions; key_channels: of one position's key and value together; tail: positions that precede a
+    convolution's first one; tail_channels: inputs of all convolutions, side by side.
+    """
+
+    sites: int
+    key_channels: int
+    tail: int
+    tail_channels: int
+
+
+class Memory(Protocol):
+    """The past of a batch's rows, for one pass of a network; the pass leaves there what its own future needs.
+
+    A pass asks each site once. Rows may have pasts and lengths of their own.
+    """
+
+    def extend(self, first: int, x: Tensor) -> Tensor:
+        """Put before a convolution's input what preceded it.
+
+        first: the convolution's first channel among all tails; x: [batch, time, channels]
+        →  [batch, tail + time, channels]
+        """
+        ...
+
+    def recall(self, site: int, keys: Tensor) -> Tensor:
+        """Keys and values of an attention's whole row, the new ones included.
+
+        keys: [batch, time, key channels]  →  [batch, keys, key channels]; what lies past a row's end is finite
+        """
+        ...
+
+
+def valid_positions(lengths: Tensor, size: int) -> Tensor:
+    """True where a row's position lies inside its length; lengths: [batch] int  →  [batch, size] bool."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
+    """Attention mask of a padded batch, True where the query may look.
+
+    Without `chunk` each query sees its row's whole length. With it, key j is visible to query i if
+    j < (i // chunk + 1) · chunk: all of the query's own chunk and of the past.
+
+    lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool
+    """
+    keys = valid_positions(lengths, size)[:, None, None, :]
+    if chunk is None:
+        return keys
+    position = torch.arange(size, device=lengths.device)
+    chunk_end = (position // chunk + 1) * chunk
+    # A padded query keeps the keys of its row: a query that sees nothing would answer NaN.
+    return keys & (position[None, :] < chunk_end[:, None])
+
+
+def keys_before(ends: Tensor, size: int) -> Tensor:
+    """Mask of queries that see all keys before an end of their own, True where the query may look.
+
+    ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool
+    """
+    return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query may look, −inf elsewhere: a mask that many attentions can use without preparing it anew.
+
+    mask: [batch, 1, queries, keys] bool  →  the same shape, its rows a multiple of 16 values apart, as fused kernels
+    want.
+    """
+    *shape, keys = mask.shape
+    bias = torch.zeros(*shape, keys + -keys % 16, dtype=dtype, device=mask.device)[..., :keys]
+    return bias.masked_fill_(~mask, float("-inf"))
+
+
+def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zeros beyond each row's length, None: all are full; x: [batch, channels, time]; lengths: [batch] int."""
+    if lengths is None:
+        return x
+    return x.masked_fill(~valid_positions(lengths, x.shape[-1])[:, None, :], 0)
+
+
+def laid_together(weights: Sequence[Tensor]) -> Tensor | None:
+    """Weights of one width as one, one below the other: a view of them if they lie so in memory, else None."""
+    first, at = weights[0], weights[0].storage_offset()
+    memory = first.untyped_storage().data_ptr()
+    for weight in weights:
+        if weight.untyped_storage().data_ptr() != memory or weight.storage_offset() != at or not weight.is_contiguous():
+            return None
+        at += weight.numel()
+    return first.detach().as_strided((sum(map(len, weights)), *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def lay_together(weights: Sequence[Tensor]) -> Tensor:
+    """Move weights of one width into one piece of memory, unless they lie so; that as one, of which they are views."""
+    # What they become must be as usable elsewhere as what they were.
+    with torch.inference_mode(weights[0].is_inference()), torch.no_grad():
+        whole = laid_together(weights)
+        if whole is None:
+            whole = torch.cat([weight.detach() for weight in weights])
+            for weight, part in zip(weights, whole.split([len(weight) for weight in weights]), strict=True):
+                weight.data = part
+    return whole
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, size: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.expand = nn.Linear(size, inner)
+        self.contract = nn.Linear(inner, size)
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., size]  →  the same shape."""
+        return self.contract(self._activation(self.expand(x)))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension; the mean is taken in float32 whatever x is."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., size]  →  the same shape and dtype."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(x.dtype)
+
+
+def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines in float32; positions: [batch, time] int  →  two of [batch, 1, time, head_dim]."""
+    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[..., None].float() * (1.0 / theta**exponent)
+    angles = torch.cat((angles, angles), dim=-1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (i, i + head_dim / 2) by its position's angle.
+
+    x: [batch, heads, time, head_dim]; cos, sin: [batch, 1, time, head_dim]
+    """
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)
+
+
+def relative_positions(queries: int, keys: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Sinusoids of the relative positions keys − 1 … −(queries − 1): [keys + queries − 1, channels].
+
+    Sine stands in even and cosine in odd channels.
+    """
+    position = torch.arange(keys - 1, -queries, -1, device=device, dtype=torch.float32)
+    rate = torch.exp(torch.arange(0, channels, 2, device=device, dtype=torch.float32) * -(math.log(10000.0) / channels))
+    angle = position[:, None] * rate
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class RelativeSpan:
+    """What the queries of a padded batch see, and how far from them it lies.
+
+    mask: [batch, 1, 1 or queries, keys] bool, True where a query may look, None if that is everywhere; table: of
+    `relative_positions`; columns: [batch, 1, queries, keys] int64, the table's row for each pair, None if the last
+    query stands at the last key in every row.
+    """
+
+    mask: Tensor | None
+    keys: int
+    table: Tensor
+    columns: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor, keys: int, mask: Tensor | None, past: Tensor | None = None) -> RelativeSpan:
+        """For queries x: [batch, queries, size]; past: [batch] int64, of each row, None: keys − queries for all."""
+        queries = x.shape[1]
+        table = relative_positions(queries, keys, x.shape[2], x.device, x.dtype)
+        if past is None:
+            return cls(mask, keys, table)
+        query, key = (torch.arange(size, device=x.device) for size in (queries, keys))
+        columns = key - query[:, None] + (keys - 1 - past)[:, None, None, None]
+        # Positions of padding may lie further apart than the table reaches; nothing depends on what they see.
+        return cls(mask, keys, table, columns.clamp_(0, len(table) - 1))
+
+    def by_key(self, scores: Tensor) -> Tensor:
+        """Turn columns of relative positions into columns of keys.
+
+        scores: [batch, heads, queries, keys + queries − 1]  →  [batch, heads, queries, keys]
+        """
+        if self.columns is not None:
+            return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
+        # Query i finds key j in column queries − 1 − i + j: rows that are read one column further each.
+        batch, heads, queries, width = scores.shape
+        padded = pad(scores, (1, 0)).view(batch, heads, width + 1, queries)
+        return padded[:, :, 1:].reshape(batch, heads, queries, width)[..., : self.keys]
+
+
+class RelativeAttention(nn.Module):
+    """Attention whose scores add content and distance: (q + u)·k + (q + v)·p(i − j)."""
+
+    site = 0
+    """Its place among the attentions that share a memory."""
+
+    def __init__(self, size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, size // num_heads
+        self.query = nn.Linear(size, size)
+        self.key = nn.Linear(size, size)
+        self.value = nn.Linear(size, size)
+        self.out = nn.Linear(size, size)
+        self.position = nn.Linear(size, size, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
+
+    def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None = None) -> Tensor:
+        """x: [batch, time, size]; memory: of what precedes x  →  [batch, time, size]."""
+        heads = (self.num_heads, self.head_dim)
+        query = self.query(x).unflatten(-1, heads)
+        key, value = self.key(x), self.value(x)
+        if memory is not None:
+            key, value = memory.recall(self.site, torch.cat((key, value), dim=-1)).chunk(2, dim=-1)
+        position = self.position(span.table).unflatten(-1, heads).permute(1, 2, 0)
+        bias = span.by_key((query + self.position_bias).transpose(1, 2) @ position) / math.sqrt(self.head_dim)
+        if span.mask is not None:
+            bias = bias.masked_fill(~span.mask, float("-inf"))
+        out = scaled_dot_product_attention(
+            (query + self.content_bias).transpose(1, 2),
+            key.unflatten(-1, heads).transpose(1, 2),
+            value.unflatten(-1, heads).transpose(1, 2),
+            attn_mask=bias,
+        )
+        return self.out(out.transpose(1, 2).flatten(2))

@@ -1,1 +1,0 @@
-"""Waveform to speech tokens."""

@@ -1,0 +1,211 @@
+"""The engine's process: `python -m vivavoce.service.engine_process.process FD`.
+
+It ends when the server says so or has gone, and when its engine has failed, so that the server starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
+from vivavoce.service.engine_process.model_service import ModelService, open_model_service
+from vivavoce.service.logs import configure
+from vivavoce.service.session import RequestSession
+from vivavoce.service.speech import SpeechRequest, Verdict
+from vivavoce.service.voices.voice import Voice
+
+log = logging.getLogger(__name__)
+
+FRONT_THREADS = 8
+"""Texts that are read out, and recordings that are extracted, at once; most of them wait for the interpreter."""
+ENGINE_FAILED = 3
+"""The process's exit code when its engine takes no requests any more."""
+DEFECT = 1
+"""Its exit code when it ends by an unforeseen error."""
+CLOSING_S = 10.0
+"""How long model and voices may take to be closed: a device that is stuck would never be done."""
+
+
+class EngineServer:
+    """One connection to the server, and the requests that run."""
+
+    def __init__(self, service: ModelService, writer: asyncio.StreamWriter) -> None:
+        self._service, self._writer = service, writer
+        self._sessions: dict[int, RequestSession] = {}
+        self._pieces: dict[int, SimpleQueue[str | None]] = {}
+        """Of texts that arrive; None at the end."""
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(FRONT_THREADS, thread_name_prefix="vivavoce-front")
+        self.failed = asyncio.Event()
+        """The engine takes no requests any more."""
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Take messages until the server has gone."""
+        while (message := await read_message(reader)) is not None:
+            self._take(message)
+        for task in self._tasks.values():
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, message: Message) -> None:
+        number, kind, value = message
+        if kind in ("speak", "call"):
+            work = self._speak(number, value) if kind == "speak" else self._call(number, *value)
+            task = self._tasks[number] = asyncio.ensure_future(work)
+            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        elif kind == "ping":
+            if not self._service.healthy:
+                log.error("the engine has failed, and nobody had to speak to find it out")
+                self.failed.set()
+            self._send(Message(number, "answer"))
+        elif kind == "text" and number in self._pieces:
+            self._pieces[number].put(value)
+        elif kind == "heard" and number in self._sessions:
+            self._sessions[number].on_heard(value)
+        elif kind == "cancel" and number in self._tasks:
+            self._tasks[number].cancel()
+
+    async def _speak(self, number: int, request: SpeechRequest) -> None:
+        """One request: accepted or refused, then its audio, then its end."""
+        synthesizer, accepted = self._service.synthesizer, False
+        session = self._sessions[number] = RequestSession(synthesizer.engine, synthesizer.front_end)
+        pieces = self._pieces[number] = SimpleQueue()
+        outcome: Verdict | VivavoceError
+        try:
+            if request.policy is not None:
+                session.policy = ChunkPolicy.parse(request.policy)
+            synthesizer.engine.check_load(streaming=True)
+            voice = await self._in_thread(lambda: self._prepare(session, request))
+            accepted = True
+            self._send(Message(number, "answer"))
+            if request.text is None:
+                await _start_arriving(session, iter(pieces.get, None), voice, request)
+            async for event in session.events():
+                self._send(Message(number, "event", event))
+                await self._writer.drain()
+            outcome = session.verdict()
+        except asyncio.CancelledError:
+            outcome = RequestCancelled("request: was cancelled")
+        except Exception as failure:
+            outcome = self._public(failure)
+        finally:
+            session.close()
+            pieces.put(None)
+            del self._sessions[number], self._pieces[number]
+        self._send(Message(number, "end" if accepted else "answer", outcome))
+
+    def _prepare(self, session: RequestSession, request: SpeechRequest) -> Voice:
+        """The voice; a text that is there is with the engine after it."""
+        # Requests that were before it in the threads' queue may have taken the room meanwhile.
+        self._service.synthesizer.engine.check_load(streaming=True)
+        voice = self._service.voice(request.owner, request.voice)
+        if request.text is not None:
+            session.start(request.text, voice, request)
+        return voice
+
+    async def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            answer = await self._in_thread(lambda: getattr(self._service, method)(*arguments))
+        except Exception as failure:
+            answer = self._public(failure)
+        self._send(Message(number, "answer", answer))
+
+    def _public(self, failure: Exception) -> VivavoceError:
+        """What a client may be told; the rest is in the log."""
+        if not self._service.healthy:
+            self.failed.set()
+        if isinstance(failure, VivavoceError):
+            return failure
+        log.error("a request failed", exc_info=failure)
+        return StageFailed(f"engine: the request failed with {type(failure).__name__}, which was logged; ask again")
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(framed(message))
+
+
+async def _start_arriving(session: RequestSession, pieces: Iterator[str], voice: Voice, request: SpeechRequest) -> None:
+    # In a thread of its own: others need not wait until this one's text comes.
+    thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-text")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, session.start, pieces, voice, request)
+    finally:
+        thread.shutdown(wait=False)
+
+
+async def run(connection: socket.socket) -> int:
+    """Load what the first message says, then serve; the exit code."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    settings: EngineProcessSettings | None = await read_message(reader)
+    if settings is None:
+        return 0
+    configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
+    # The event loop's own threads would be waited for at the end, and what is done here may last.
+    loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
+    opening = loop.run_in_executor(thread, open_model_service, settings)
+    if await _left_before(opening, reader):
+        return 0
+    try:
+        service = await opening
+    except Exception as failure:
+        if not isinstance(failure, VivavoceError):
+            log.error("the engine cannot be started", exc_info=failure)
+            reason = " ".join(str(failure).split())
+            failure = EngineStopped(f"engine: it cannot be started ({type(failure).__name__}: {reason})")
+        writer.write(framed(Message(OPENING, "answer", failure)))
+        await writer.drain()
+        return failure.exit_code
+    writer.write(framed(Message(OPENING, "answer", service.about)))
+    server = EngineServer(service, writer)
+    serving, failing = asyncio.ensure_future(server.serve(reader)), asyncio.ensure_future(server.failed.wait())
+    await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)
+    # The server tells remaining listeners that the process has ended: their requests did not end by themselves.
+    writer.close()
+    if failing.done():
+        return ENGINE_FAILED
+    serving.result()
+    await asyncio.wait((loop.run_in_executor(thread, service.close),), timeout=CLOSING_S)
+    return 0
+
+
+async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.StreamReader) -> bool:
+    """Wait for the model; True if the server leaves meanwhile: until then it sends nothing."""
+    leaving = asyncio.ensure_future(read_message(reader))
+    await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
+    left = leaving.done()
+    leaving.cancel()
+    await asyncio.wait((leaving,))
+    return left
+
+
+def main() -> None:
+    """The process."""
+    # A signal to the whole group of processes stops the server, which lets requests finish and closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    code = DEFECT
+    try:
+        code = asyncio.run(run(socket.socket(fileno=int(sys.argv[1]))))
+    except Exception:
+        log.exception("the engine's process has failed")
+    sys.stderr.flush()
+    # Threads of an engine that has failed, or of a model that is still loaded, may never end.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

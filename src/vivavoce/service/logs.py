@@ -1,0 +1,182 @@
+"""Logs: one event a line, as JSON for machines or as text for terminals; all loggers of the process write here.
+
+Texts, recordings, transcripts and keys are not written. `log_event` takes plain fields; the messages of errors that
+clients cause are left out, because they quote what was sent; addresses lose their query strings.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TextIO
+
+_SILENT = logging.CRITICAL + 1
+_text_log = logging.getLogger("vivavoce.text")
+"""The texts of requests; silent unless an operator wants them."""
+_text_log.setLevel(_SILENT)
+
+Field = str | int | float | bool | None
+
+_FIELDS = "vivavoce_fields"
+_QUIET_LIBRARIES = ("httpx", "httpcore", "hpack", "websockets", "multipart", "python_multipart", "opentelemetry")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+"""Controls, line ends of Unicode, marks that turn the direction of writing or do not show, halves of pairs."""
+_QUERY = re.compile(r"\?[^\s\"']*")
+_MAX_MESSAGE = 4000
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+@dataclass
+class RequestScope:
+    """What is known of the request, or the connection, that a task works on; filled in step by step.
+
+    request_id, principal_name: "" until they are known; traceparent, tracestate: W3C's trace context as the client
+    sent it, or "".
+    """
+
+    request_id: str = ""
+    principal_name: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits; "" if no valid trace context was sent."""
+        found = _TRACEPARENT.fullmatch(self.traceparent)
+        return found[1] if found and found[1].strip("0") else ""
+
+
+_current: ContextVar[RequestScope | None] = ContextVar("vivavoce_request_scope", default=None)
+
+
+def current_scope() -> RequestScope | None:
+    """The scope of the running task; None outside of requests."""
+    return _current.get()
+
+
+@contextmanager
+def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: str = "") -> Iterator[RequestScope]:
+    """Everything that is logged inside belongs to one request."""
+    limit = 512  # W3C asks servers to pass on this many
+    scope = RequestScope(request_id, traceparent=traceparent[:limit], tracestate=tracestate[:limit])
+    token = _current.set(scope)
+    try:
+        yield scope
+    finally:
+        _current.reset(token)
+
+
+def note_principal(name: str) -> None:
+    """The running request was sent with the key of this name."""
+    if (scope := _current.get()) is not None:
+        scope.principal_name = name
+
+
+def configure(form: str, level: str = "info", *, log_text: bool = False, stream: TextIO | None = None) -> None:
+    """Send all logs of this process to one stream, standard error by default; may be called again.
+
+    form: json or text; log_text: also the texts of requests, and error messages that quote them. uvicorn loses its own
+    handlers, and its access log, which ours replaces.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in ("vivavoce", "uvicorn", "uvicorn.error", "uvicorn.access"):
+        other = logging.getLogger(name)
+        other.handlers.clear()
+        other.propagate = True
+    logging.getLogger("uvicorn.access").disabled = True
+    for name in _QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    _text_log.setLevel(logging.INFO if log_text else _SILENT)
+    logging.captureWarnings(True)
+
+
+def log_event(logger: logging.Logger, level: int, event: str, **fields: Field) -> None:
+    """Log an event with its fields, by name; None: not known, left out."""
+    if logger.isEnabledFor(level):
+        known = {name: value for name, value in fields.items() if value is not None}
+        logger.log(level, "%s", event, extra={_FIELDS: known})
+
+
+def log_text(request_id: str, text: str) -> None:
+    """Log the text of a request, if the operator wants that."""
+    log_event(_text_log, logging.INFO, "text", request_id=request_id, text=text)
+
+
+def texts_are_logged() -> bool:
+    """Whether texts, and messages that quote them, may be logged."""
+    return _text_log.isEnabledFor(logging.INFO)
+
+
+def printable(text: str) -> str:
+    """The text in one line: controls and invisible characters as \\uXXXX."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, event, the request's fields, the event's fields, a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; keys come in that order."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{moment}.{int(record.created % 1 * 1000):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _message(record),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        # json escapes what is below a space; the rest is escaped here, where all of it is inside of strings.
+        return printable(json.dumps(line, ensure_ascii=False))
+
+
+class TextFormatter(logging.Formatter):
+    """For people: time, level, event, fields as name=value; tracebacks below, indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback's lines."""
+        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        words = [moment, f"{record.levelname.lower():<7}", printable(_message(record))]
+        for name, value in _fields(record).items():
+            text = str(value)
+            shown = json.dumps(text, ensure_ascii=False) if " " in text or not text else text
+            words.append(f"{name}={printable(shown)}")
+        lines = [" ".join(words)]
+        if record.exc_info:
+            lines += [f"    {printable(line)}" for line in self.formatException(record.exc_info).splitlines()]
+        return "\n".join(lines)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        text = record.getMessage()
+    except Exception:  # a logging call with wrong arguments must not end what it reports on
+        text = str(record.msg)
+    if record.name.startswith("uvicorn"):
+        text = _QUERY.sub("?…", text)  # a WebSocket's address may hold a key
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Field]:
+    """Those of the running request, then the event's own; JSON cannot write numbers that are not finite."""
+    scope = current_scope() or RequestScope()
+    known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
+    fields: dict[str, Field] = {name: text for name, text in known.items() if text}
+    for name, value in getattr(record, _FIELDS, {}).items():
+        if isinstance(value, float):
+            value = round(value, 4) if isfinite(value) else str(value)
+        fields[name] = value
+    return fields

@@ -1,0 +1,77 @@
+"""Which model speaks, where it runs and in which precision: an operator's words → a folder and torch's values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from vivavoce.checkpoint.known_models import HOME_VARIABLE, find_model, models_home
+from vivavoce.errors import CheckpointError, InvalidRequest
+
+MINI = Path(__file__).parents[1] / "data" / "mini"
+"""The default: a small demo model inside the package; a folder of that name comes first, as for every model."""
+UNTRAINED_MODEL = "babble"
+"""Random weights of a tiny size, to try everything that does not need speech."""
+BABBLE = "babble-1"
+"""Its folder among the downloaded models, made at first use; the number moves with its layout."""
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def model_folder(model: str | Path | None) -> Path:
+    """The folder of a model: a given one, one known by name (errors as `find_model`), or one of the program's own.
+
+    CheckpointError: the program's own model is damaged, or there is no place to make it.
+    """
+    if model is None or (str(model) == "mini" and not Path(model).is_dir()):
+        return MINI
+    if str(model) != UNTRAINED_MODEL or Path(model).is_dir():
+        return find_model(model)
+    from vivavoce.models.random_checkpoint import make_babble_checkpoint
+
+    folder = models_home() / BABBLE
+    try:
+        return make_babble_checkpoint(folder)
+    except CheckpointError as error:
+        if os.path.lexists(folder):
+            raise CheckpointError(
+                f"model: {folder} is not the whole model {UNTRAINED_MODEL}; remove it, and the next use makes it anew"
+            ) from None
+        reason = str(error).removeprefix("folder: ").rpartition("; ")[0]
+        raise CheckpointError(
+            f"model: {reason}; set {HOME_VARIABLE} to a place that can be written, or name a model"
+        ) from None
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto": a CUDA device if there is one, else the CPU. InvalidRequest: it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InvalidRequest(f"device: {name!r} is unknown; use auto, cpu, cuda, cuda:N or mps") from None
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(device.type, False) or (device.index or 0) >= max(1, torch.cuda.device_count()):
+        raise InvalidRequest(f"device: {name!r} is not there (`vivavoce doctor` lists what is); use auto or cpu")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; "auto": float16 on CUDA, else float32. InvalidRequest: the name is unknown."""
+    if name == "auto":
+        return torch.float16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def count_text_processes(asked: int | None, device: torch.device) -> int:
+    """Processes that read texts out; None: up to four on CUDA, none elsewhere. InvalidRequest: too few or many."""
+    if asked is None:
+        # Four read more texts than one GPU speaks.
+        return min(4, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
+    if not 0 <= asked <= 64:
+        raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")
+    return asked

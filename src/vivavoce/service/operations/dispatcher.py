@@ -1,0 +1,223 @@
+"""The one place where requests for speech come in, whatever their door: limits, admission, and how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+from vivavoce.errors import EngineStopped, ListenerStalled, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.service.logs import log_text
+from vivavoce.service.operations.metrics import RequestMetrics
+from vivavoce.service.operations.rate_limiter import Permit, Principal, RateLimiter
+from vivavoce.service.operations.request_log import RequestLog, RequestRecord
+from vivavoce.service.speaker import Speaker, SpeechStream
+from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
+
+
+class RequestDispatcher:
+    """One for all doors of a server; lives in its event loop."""
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        *,
+        request_log: RequestLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.speaker, self.clock = speaker, clock
+        self.request_log = RequestLog() if request_log is None else request_log
+        self.metrics = RequestMetrics()
+        self.request_log.observers.append(self.metrics.ended)
+        self._rate_limiter = RateLimiter()
+        self._active: dict[str, ActiveRequest] = {}
+        """By their ids."""
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.draining = False
+        """The server shuts down: new requests are refused."""
+
+    @property
+    def ready(self) -> bool:
+        """Requests are taken now."""
+        return self.speaker.ready and not self.draining
+
+    @property
+    def active(self) -> int:
+        """Requests that were taken and have not ended."""
+        return len(self._active)
+
+    async def speak(self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str) -> ActiveRequest:
+        """Take a request in; the door cancels it, or leaves its context, whatever happens.
+
+        VivavoceError: it was refused: bad input, no room, no allowance, shutting down.
+        """
+        began, permit = self.clock(), None
+        record = self.request_log.begin(request_id, principal.name, door, time.time())
+        self._empty.clear()
+        try:
+            if self.draining:
+                raise EngineStopped("server: it is shutting down; ask another one, or again in some seconds")
+            permit = self._rate_limiter.enter(principal, len(request.text or ""))
+            stream = await self.speaker.speak(request)
+        except BaseException as error:
+            if permit is not None:
+                permit.leave()
+            public = _public(error)
+            reason = FinishReason.CANCELLED if isinstance(public, RequestCancelled) else FinishReason.ERROR
+            self.end(record, Verdict(reason, error=str(public), error_code=public.code), began)
+            raise
+        record.admission_s = self.clock() - began
+        self.metrics.admitted(record)
+        active = self._active[request_id] = ActiveRequest(self, record, stream, permit, began)
+        active.count_text(request.text or "")
+        return active
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; those that came before have `seconds` to end."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._empty.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            for active in list(self._active.values()):
+                active.fail(EngineStopped("server: it shuts down, and the speech was not finished in time; ask again"))
+
+    def end(self, record: RequestRecord, verdict: Verdict, began: float) -> None:
+        """A request has ended, or was refused."""
+        self._active.pop(record.request_id, None)
+        self.request_log.end(record, verdict, self.clock() - began)
+        if not self.request_log.running:
+            self._empty.set()
+
+
+class ActiveRequest:
+    """One request for speech, with its listener at a door; iterate it once.
+
+    Audio counts as delivered when the listener asks for what comes next: doors send each piece before they go on.
+    verdict: how it ended, None while it runs.
+    """
+
+    def __init__(
+        self, dispatcher: RequestDispatcher, record: RequestRecord, stream: SpeechStream, permit: Permit, began: float
+    ) -> None:
+        self._dispatcher, self._record, self._stream, self._permit = dispatcher, record, stream, permit
+        self._began = self._last_at = began
+        self.request_id = record.request_id
+        self.sample_rate = stream.sample_rate
+        self.verdict: Verdict | None = None
+        self._failure: VivavoceError | None = None
+        """Why the server ended it."""
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """Its events, in order; raises what it failed with, after the verdict is written."""
+        record = self._record
+        try:
+            async for event in self._stream:
+                if self.verdict is not None:
+                    break  # the client or the server ended it
+                if isinstance(event, SegmentText):
+                    record.segments_given = max(record.segments_given, event.place + 1)
+                    yield event
+                    continue
+                self._count_arrival()
+                yield event
+                if self.verdict is None:
+                    record.audio_s += len(event.samples) / self.sample_rate
+                    # As far as can be told before the next segment begins, those before this one are spoken.
+                    record.segments_spoken = event.segment
+        except Exception as error:
+            self._finish(FinishReason.ERROR, _public(error))
+            raise
+        if self._failure is not None:
+            raise self._failure
+        ended = self._stream.verdict
+        if ended is None or ended.reason is FinishReason.CANCELLED:
+            self._finish(FinishReason.CANCELLED)
+        else:
+            given = max(record.segments_given, ended.segments_given)
+            self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
+
+    def whole(self) -> Verdict:
+        """Its verdict, after an iteration that raised nothing; raises where not all was spoken."""
+        verdict = self.verdict
+        if verdict is None or verdict.reason is FinishReason.CANCELLED:
+            raise RequestCancelled("speech: it was ended before all of the text was spoken; ask again")
+        if verdict.reason is FinishReason.ERROR:
+            raise EngineStopped(verdict.error or "engine: it stopped before all of the text was spoken; ask again")
+        return verdict
+
+    async def push(self, text: str) -> None:
+        """More of a text that arrives. InvalidText or Overloaded: it is refused, and what came before is spoken."""
+        self._permit.charge(len(text))
+        self.count_text(text)
+        await self._stream.push(text)
+
+    async def end(self) -> None:
+        """All of an arriving text has come."""
+        await self._stream.end()
+
+    def cancel(self) -> None:
+        """Give it up: its client wishes so, or has left; the iteration ends."""
+        self._stream.cancel()
+        self._finish(FinishReason.CANCELLED)
+
+    def fail(self, error: VivavoceError) -> None:
+        """Give it up for a reason of the server, which its verdict has and the iteration raises."""
+        self._failure = error
+        self._stream.cancel()
+        self._finish(FinishReason.ERROR, error)
+
+    async def sent_within(self, seconds: float, sending: Awaitable[object]) -> None:
+        """Wait until a piece was sent; after `seconds`, the request ends with ListenerStalled."""
+        try:
+            await asyncio.wait_for(sending, seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            stalled = ListenerStalled(
+                f"listener: has not read its audio for {seconds:g} s; read faster, or ask for less at a time"
+            )
+            self.fail(stalled)
+            raise stalled from None
+
+    async def __aenter__(self) -> ActiveRequest:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def count_text(self, text: str) -> None:
+        """Count and log text that was taken in."""
+        self._dispatcher.metrics.characters(len(text))
+        log_text(self.request_id, text)
+
+    def _count_arrival(self) -> None:
+        now, record = self._dispatcher.clock(), self._record
+        if record.first_audio_s is None:
+            record.first_audio_s = now - self._began
+            self._dispatcher.metrics.first_audio(record)
+        else:
+            played_until = self._began + record.first_audio_s + record.audio_s
+            self._dispatcher.metrics.next_audio(now - self._last_at, now - played_until)
+        self._last_at = now
+
+    def _finish(self, reason: FinishReason, error: VivavoceError | None = None) -> None:
+        record = self._record
+        text, code = (None, None) if error is None else (str(error), error.code)
+        self._end(Verdict(reason, record.audio_s, record.segments_spoken, record.segments_given, text, code))
+
+    def _end(self, verdict: Verdict) -> None:
+        """Write down how it ended; the first verdict stands."""
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        self._permit.leave()
+        self._dispatcher.end(self._record, verdict, self._began)
+
+
+def _public(error: BaseException) -> VivavoceError:
+    """The error that clients and the request log see; a door logs unexpected ones with their tracebacks."""
+    if isinstance(error, VivavoceError):
+        return error
+    if isinstance(error, Exception):
+        return StageFailed(f"server: an internal error ({type(error).__name__}), which was logged; ask again")
+    return RequestCancelled("request: its listener left")

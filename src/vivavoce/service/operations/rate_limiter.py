@@ -1,0 +1,122 @@
+"""Who asks a server, and how much of it: rates as token buckets, and requests at once. Used in one event loop.
+
+A bucket fills evenly and holds one minute's worth, so a principal may use a minute's worth in one burst.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vivavoce.errors import InvalidRequest, Overloaded
+
+_BUSY_RETRY_S = 1.0
+"""Retry advice where too many requests run at once: when one of them ends is not known."""
+_ROUNDING_S = 1e-6
+"""A request that comes after the advised wait is let in."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """The sender of a request; a limit of None is none.
+
+    name: of the API key, "" where none is needed; owner: the namespace of its voices, "" for public ones only;
+    may_publish: it may add and remove public voices; requests_per_minute, characters_per_minute: mean rates, with
+    bursts of up to one minute's worth; concurrent: requests that run or wait at once.
+    """
+
+    name: str = ""
+    owner: str = ""
+    may_publish: bool = True
+    requests_per_minute: float | None = None
+    characters_per_minute: float | None = None
+    concurrent: int | None = None
+
+
+ANONYMOUS = Principal()
+"""Every sender at a server without keys."""
+
+
+@dataclass
+class _Account:
+    """One principal: when each of its buckets is full again, by what it holds, and its running requests."""
+
+    full_at: dict[str, float] = field(default_factory=dict)
+    running: int = 0
+
+
+class RateLimiter:
+    """The accounts of all principals, by name. A principal without limits has none and costs nothing."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    def __len__(self) -> int:
+        """Accounts in memory."""
+        return len(self._accounts)
+
+    def enter(self, principal: Principal, characters: int) -> Permit:
+        """Let a request in; characters: of its text, 0 for one that arrives later (`Permit.charge`).
+
+        A refusal costs nothing. InvalidRequest: more characters than a minute's worth; Overloaded: too many requests at
+        once, or too much in this minute, with the time to try again.
+        """
+        name, most = principal.name, principal.concurrent
+        if principal.requests_per_minute is principal.characters_per_minute is most is None:
+            return Permit(self, principal, None)
+        if name not in self._accounts:  # names come and go with the file of keys: idle accounts are dropped
+            now, accounts = self._clock(), self._accounts.items()
+            self._accounts = {
+                other: kept for other, kept in accounts if kept.running or max(kept.full_at.values(), default=now) > now
+            }
+        account = self._accounts.setdefault(name, _Account())
+        if most is not None and account.running >= most:
+            raise Overloaded(
+                f"requests: {account.running} of {name!r} are running, which is its limit at once; wait for one to end",
+                _BUSY_RETRY_S,
+            )
+        self.take(principal, account, {"requests": 1, "characters": characters})
+        account.running += 1
+        return Permit(self, principal, account)
+
+    def take(self, principal: Principal, account: _Account, prices: dict[str, int]) -> None:
+        """Take all of the tokens or, if any lack, none; errors as `enter`."""
+        now, paid = self._clock(), {}
+        rates = {"requests": principal.requests_per_minute, "characters": principal.characters_per_minute}
+        for what, tokens in prices.items():
+            if (rate := rates[what]) is None:
+                account.full_at.pop(what, None)
+                continue
+            burst = max(1.0, rate)  # with a rate below one a minute, a single request must still fit
+            if tokens > burst:
+                raise InvalidRequest(
+                    f"text: {tokens} {what} are more than the {rate:g} in a minute that {principal.name!r} may ask "
+                    "for; split it into several requests"
+                )
+            paid[what] = max(now, account.full_at.get(what, now)) + tokens * 60 / rate
+            wait_s = paid[what] - now - burst * 60 / rate
+            if wait_s > _ROUNDING_S:
+                raise Overloaded(
+                    f"{what}: {principal.name!r} may ask for {rate:g} in a minute; try again in {wait_s:.1f} s", wait_s
+                )
+        account.full_at.update(paid)
+
+
+class Permit:
+    """One request that was let in; `leave` must be called at its end, once or more often."""
+
+    def __init__(self, limiter: RateLimiter, principal: Principal, account: _Account | None) -> None:
+        self._limiter, self._principal, self._account = limiter, principal, account
+
+    def charge(self, characters: int) -> None:
+        """Pay for more of a text that arrives piece by piece; errors as `RateLimiter.enter`, nothing is paid then."""
+        if self._account is not None:
+            self._limiter.take(self._principal, self._account, {"characters": characters})
+
+    def leave(self) -> None:
+        """The request has ended; further calls do nothing."""
+        if self._account is not None:
+            self._account.running -= 1
+            self._account = None

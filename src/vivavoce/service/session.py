@@ -1,0 +1,236 @@
+"""One streamed request, from its text to its audio, whichever entry point asked for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import ArrivingText, Handle
+from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest
+from vivavoce.errors import InvalidText, RequestCancelled
+from vivavoce.service.front_end import FrontEnd, PlannedSegment
+from vivavoce.service.speech import FinishReason, Mark, SegmentText, SpeakOptions, SpeechEvent, Verdict, marks_of
+from vivavoce.service.voices.voice import Voice
+
+AHEAD = 4
+"""Segments that the engine has beyond the one that is heard: enough for no gap, and a bound on what waits unheard."""
+
+
+class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
+    """A stream of speech over an engine and a front end.
+
+    `start` takes the text and hands its beginning to the engine. Then the listener takes chunks, in one of three ways:
+    `for chunk in session`, `async for chunk in session`, or `session.events()` where the listener is in another process
+    and `session.on_heard(segment)` tells how far it is. The engine gets a segment when the listener is within `AHEAD`
+    segments of it. `close` (or letting go of the session) cancels the request and frees what it holds.
+
+        session = RequestSession(engine, front_end, ChunkPolicy.low_latency())
+        session.start("Hello there.", voice, SpeakOptions(seed=1))  # blocks for the front end: in a thread, if need be
+        async for chunk in session: ...
+        session.marks  # which characters were heard when
+        session.verdict()  # how it ended
+    """
+
+    handle: Handle
+    """The engine's request, after `start`."""
+
+    def __init__(self, engine: Engine, front_end: FrontEnd, policy: ChunkPolicy | None = None) -> None:
+        """policy: how the audio is cut into chunks; None: low_latency."""
+        self._engine, self._front_end = engine, front_end
+        self.policy = policy or ChunkPolicy.low_latency()
+        self._progress = _Progress()
+        self._waiting: deque[PlannedSegment] = deque()
+        """Segments of a whole text that the engine gets when the listener has come closer."""
+        self._chunks: Iterator[AudioChunk] | None = None
+        self._chunks_async: AsyncIterator[AudioChunk] | None = None
+
+    def start(self, text: str | Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
+        """Plan the text and hand its beginning to the engine. What can be refused is refused here.
+
+        text: a text, or an iterable of pieces of it (from a language model, say). This call reads pieces until the
+        first sentence or words are complete, and a thread the rest while speech goes on; each is checked when it is
+        read. Errors: Overloaded, RequestCancelled (the session was closed meanwhile), and those of `FrontEnd.plan`.
+        """
+        self._engine.check_load(streaming=True)
+        progress, arriving = self._progress, None
+        if isinstance(text, str):
+            progress.text = text
+            self._waiting.extend(self._front_end.plan(text, voice, options))
+            near = [self._waiting.popleft() for _ in range(min(1 + AHEAD, len(self._waiting)))]
+            arrival = Arrival.SEGMENTS if self._waiting else Arrival.WHOLE
+        elif not isinstance(text, Iterable) or isinstance(text, bytes):
+            raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
+        else:
+            arrival = progress.arrival = self._front_end.arrival
+            arriving = self._front_end.plan_arriving(progress.reading(text), voice, options)
+            near = list(islice(arriving, 1))
+            if not near:
+                raise InvalidText("text: all pieces are empty; send some text")
+        for one in near:
+            progress.give(one)
+        request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)
+        with progress.changed:
+            if progress.closed:
+                raise RequestCancelled("request: was cancelled")
+            self.handle = self._engine.submit(request)
+        if arriving is not None:
+            # The thread holds neither session nor handle: letting go of them ends it.
+            rest = (self.handle.text, arriving, progress)
+            threading.Thread(target=_feed, args=rest, name="vivavoce-text", daemon=True).start()
+
+    def on_heard(self, segment: int, samples: int = 0) -> None:
+        """The listener has taken audio of this segment: the engine gets those that are near it now."""
+        progress = self._progress
+        with progress.changed:
+            progress.heard = max(progress.heard, segment)
+            progress.samples += [0] * (segment + 1 - len(progress.samples))
+            progress.samples[segment] += samples
+            progress.changed.notify_all()
+        while self._waiting and progress.is_near:
+            one = self._waiting.popleft()
+            try:
+                progress.give(one)
+                self.handle.text.push(one.request)
+            except Exception as error:
+                self._waiting.clear()
+                self.handle.text.fail(error)
+                return
+            if not self._waiting:
+                self.handle.text.close()
+
+    def __next__(self) -> AudioChunk:
+        if self._progress.closed:
+            raise StopIteration
+        self._chunks = self._chunks or iter(self.handle)
+        try:
+            chunk = next(self._chunks)
+        except BaseException:
+            self.close()
+            raise
+        self.on_heard(chunk.segment, len(chunk.samples))
+        return chunk
+
+    async def __anext__(self) -> AudioChunk:
+        if self._progress.closed:
+            raise StopAsyncIteration
+        self._chunks_async = self._chunks_async or aiter(self.handle)
+        try:
+            chunk = await anext(self._chunks_async)
+        except BaseException:
+            self.close()
+            raise
+        self.on_heard(chunk.segment, len(chunk.samples))
+        return chunk
+
+    async def events(self) -> AsyncIterator[SpeechEvent]:
+        """Chunks with samples, and each segment's text before its audio; raises what the request failed with."""
+        announced = self._progress.announced
+        async for chunk in self.handle:
+            while announced:
+                yield announced.popleft()
+            if len(chunk.samples):
+                yield chunk
+        while announced:
+            yield announced.popleft()
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Of the segments heard so far: which characters of the text each speaks, and when.
+
+        The last one's end moves with each chunk; whether a segment was cut for its length is known at the end.
+        """
+        progress, rate = self._progress, self._front_end.config.rates.sample_rate
+        return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.cut)
+
+    def verdict(self) -> Verdict:
+        """How it ended, once its chunks have; what the listener took of it is the listener's to say."""
+        given = len(self._progress.spans)
+        return Verdict(
+            FinishReason.LENGTH if any(self.handle.cut) else FinishReason.STOP,
+            segments_spoken=given,
+            segments_given=given,
+            text_tokens=self._progress.text_tokens,
+            speech_tokens=sum(map(len, self.handle.tokens)),
+        )
+
+    def close(self) -> None:
+        """Give it up: nothing more is made. After the end: nothing happens."""
+        with self._progress.changed:
+            self._progress.closed = True
+            self._progress.changed.notify_all()
+        if hasattr(self, "handle"):
+            self.handle.cancel()
+
+    __del__ = close
+
+    async def aclose(self) -> None:
+        """`close` for an event loop."""
+        self.close()
+
+
+@dataclass(eq=False)
+class _Progress:
+    """How far a session is: what the thread that brings its text shares with the listener.
+
+    text: as far as it was read; spans: the characters that each segment speaks which the engine was given; samples: of
+    the segments that were heard; heard: the segment that the listener is at.
+    """
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    arrival: Arrival = Arrival.SEGMENTS
+    text: str = ""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    text_tokens: int = 0
+    announced: deque[SegmentText] = field(default_factory=deque)
+    heard: int = 0
+    closed: bool = False
+
+    def reading(self, pieces: Iterable[str]) -> Iterator[str]:
+        """The same pieces, which are remembered."""
+        for piece in pieces:
+            if isinstance(piece, str):  # the front end refuses what is not text
+                self.text += piece
+                if self.arrival is Arrival.TOKENS:
+                    self.spans[:] = [(0, len(self.text))]
+            yield piece
+
+    def give(self, segment: PlannedSegment) -> None:
+        """The engine gets this segment, or, of a text that comes word by word, the next words of the only one."""
+        if self.arrival is not Arrival.TOKENS:
+            self.spans.append((segment.start, segment.end))
+        self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
+        self.text_tokens += len(segment.request.text)
+
+    @property
+    def is_near(self) -> bool:
+        """The listener is close enough to the next segment for the engine to have it."""
+        return len(self.spans) <= self.heard + AHEAD
+
+    def wait_until_near(self) -> bool:
+        """Block until the listener is near the next segment; False: the listener has left."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closed or self.is_near)
+            return not self.closed
+
+
+def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
+    """Bring the rest of a text to the engine: words when speech waits for them, segments when the listener is near."""
+    by_words = progress.arrival is Arrival.TOKENS
+    try:
+        while text.wait_until_wanted() if by_words else progress.wait_until_near():
+            one = next(segments, None)
+            if one is None:
+                text.close()
+                return
+            progress.give(one)
+            text.push(one.request.text if by_words else one.request)
+    except BaseException as error:
+        # Whatever ends this thread, the listener must not wait for text that does not come.
+        stopped = InvalidText(f"text: its source stopped with {type(error).__name__}; send the text again")
+        text.fail(error if isinstance(error, Exception) else stopped)

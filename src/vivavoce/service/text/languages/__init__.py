@@ -1,1 +1,0 @@
-"""How each language is spoken: one file per language, each with a `normalize(text) -> str`."""

@@ -1,0 +1,252 @@
+"""Text as it is spoken: numbers, dates and units in words, by wetext's rules and CosyVoice2's own.
+
+The rules reproduce the official front end, quirks included: the language model must be given what it was trained on.
+
+wetext reads a text as one path through a large automaton. Two things follow, both measured with wetext 0.1.8:
+
+- It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
+  read in smaller and smaller parts, so that only the part at fault is left as it was written.
+- It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
+  more than `WHOLE_CHARS` characters is read in blocks of sentences, so that other threads get their turns.
+
+A text of up to `WHOLE_CHARS` characters that wetext can read is read exactly as wetext reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from threading import Lock
+from typing import Any, Literal, NamedTuple, get_args
+
+import regex
+
+from vivavoce.errors import InvalidRequest, MissingDependency
+
+Language = Literal["zh", "en"]
+
+WHOLE_CHARS = 500
+
+_CHINESE = regex.compile("[\u4e00-\u9fff]")
+_ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
+_SPEAKABLE = regex.compile(r"[\p{L}\p{N}]")
+# a space with anything but an ASCII character that is no space on either side of it
+_LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
+_SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方"})
+_BRACKETS = str.maketrans(dict.fromkeys("（）【】`"))
+_TRAILING_COMMAS = regex.compile(r"[，,、]+\Z")
+
+_BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
+_CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
+_WORD_END = regex.compile(r"(\s+)")
+_DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
+# Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
+# what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
+_BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
+    "en": (
+        regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
+        regex.compile(r"[,;](?= )"),
+        regex.compile(r"\p{L}(?= \p{Ll})"),
+    ),
+    "zh": (
+        regex.compile(r"[。！？]|[!?](?=\s)|\S(?=\n)"),
+        regex.compile(r"[，；、]|[,;](?=\s)"),
+        regex.compile(r"\p{Han}(?=\p{Han})|\p{L}(?= \p{L})"),
+    ),
+}
+
+
+def parse_language(name: str) -> Language:
+    """The language of this name, "en" or "zh"; InvalidRequest for others."""
+    for known in get_args(Language):
+        if name == known:
+            return known
+    raise InvalidRequest(
+        f"language: {name!r} is none of {', '.join(get_args(Language))}; choose one, or leave it out to have it told "
+        "from the text"
+    )
+
+
+def contains_chinese(text: str) -> bool:
+    """Whether the text is treated as Chinese: it holds a character of U+4E00–9FFF (kana and hangul do not count)."""
+    return _CHINESE.search(text) is not None
+
+
+def is_only_punctuation(text: str) -> bool:
+    """Whether every character is punctuation or a symbol (Unicode P or S); true for the empty text."""
+    return _ONLY_PUNCTUATION.fullmatch(text) is not None
+
+
+def is_speakable(text: str) -> bool:
+    """Whether the text holds at least one letter or number.
+
+    Stricter than `is_only_punctuation`: an emoji with a variation selector is neither punctuation nor speakable.
+    """
+    return _SPEAKABLE.search(text) is not None
+
+
+def replace_blank(text: str) -> str:
+    """Drop every space that does not stand between two ASCII characters other than space, also between words."""
+    # The official code looks one character back from the first one too, and so at the last.
+    tight = len(text) > 1 and text[0] == " " and all(text[at].isascii() and text[at] != " " for at in (1, -1))
+    return (" " if tight else "") + _LOOSE_BLANK.sub("", text)
+
+
+def replace_corner_mark(text: str) -> str:
+    """Write ² as 平方 and ³ as 立方."""
+    return text.translate(_SUPERSCRIPTS)
+
+
+def remove_bracket(text: str) -> str:
+    """Drop （）【】 and backticks, and write the dash —— as a space."""
+    return text.translate(_BRACKETS).replace("——", " ")
+
+
+def close_trailing_comma(text: str) -> str:
+    """Write a run of ，,、 at the end as one 。."""
+    return _TRAILING_COMMAS.sub("。", text)
+
+
+def spell_out_number(text: str, words: Callable[[str], str]) -> str:
+    """Replace each run of digits by `words(run)`.
+
+    A digit is what `str.isdigit` says, so ² counts as one (and inflect reads it as "zero", as the official code does).
+    """
+    runs = ((is_digit, "".join(run)) for is_digit, run in groupby(text, str.isdigit))
+    return "".join(words(run) if is_digit else run for is_digit, run in runs)
+
+
+class NumberWords:
+    """Runs of digits as English words: "2024" is "two thousand and twenty-four".
+
+    inflect takes more than a second to import and is needed for few texts, so the first run of digits imports it.
+    """
+
+    def __init__(self) -> None:
+        # inflect's engine counts thousands on itself while it works: two threads at once would mix their numbers.
+        self._lock = Lock()
+
+    def __call__(self, digits: str) -> str:
+        """The number in words; digit by digit where it is larger than inflect has words for (37 digits or more)."""
+        import inflect
+
+        with self._lock:
+            try:
+                return str(self._engine.number_to_words(digits))
+            except inflect.NumOutOfRangeError:
+                return " ".join(str(self._engine.number_to_words(digit)) for digit in digits)
+
+    @cached_property
+    def _engine(self) -> Any:
+        import inflect
+
+        return inflect.engine()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Calls wetext for one language, in blocks where the text is long, in parts where wetext fails.
+
+    normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
+    """
+
+    language: Language
+    normalize: Callable[[str], str]
+
+    def __call__(self, text: str) -> str:
+        """The text read by wetext, without white space at its ends."""
+        spoken = []
+        for block in _blocks(text.strip(), _BLOCK_ENDS[self.language]):
+            # wetext drops the white space at a block's ends, which is put back (English: as one space).
+            words = block.strip()
+            before, _, after = block.partition(words) if words else (block, "", "")
+            blanks = ((" " if blank and self.language == "en" else blank) for blank in (before, after))
+            spoken.append((self._read(words) if words else "").join(blanks))
+        return "".join(spoken)
+
+    def _read(self, text: str) -> str:
+        """Try the text whole, then with single spaces, then its clauses, its words, and numbers set apart."""
+        for attempt in dict.fromkeys((text, _BLANKS.sub(" ", text))):
+            spoken = self._attempt(attempt)
+            if spoken is not None:
+                return spoken
+        for seam in (_CLAUSE_END, _WORD_END):
+            parts = [part for part in seam.split(text) if part]
+            if len(parts) > 1:
+                return "".join(part if part.isspace() else self._read(part) for part in parts)
+        return self._attempt(_DIGIT_EDGE.sub(" ", text)) or text
+
+    def _attempt(self, text: str) -> str | None:
+        """What wetext makes of the text; None where it finds no way through, or swallows the text."""
+        try:
+            spoken = self.normalize(text)
+        except AssertionError:  # wetext's token parser, handed the empty result of its automaton
+            return None
+        return spoken if spoken or not text.strip() else None
+
+
+def _blocks(text: str, ends: tuple[regex.Pattern[str], ...]) -> Iterator[str]:
+    """Cut text into blocks of at most `WHOLE_CHARS` characters, at the best places in the second half of their room."""
+    start = 0
+    while len(text) - start > WHOLE_CHARS:
+        limit = start + WHOLE_CHARS
+        found = ([m.end() for m in pattern.finditer(text, start + WHOLE_CHARS // 2, limit)] for pattern in ends)
+        end = next((places[-1] for places in found if places), limit)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+class SpokenForm(NamedTuple):
+    """Normalised text, and the language whose rules made it and are to split it."""
+
+    text: str
+    language: Language
+
+
+@dataclass(frozen=True)
+class Languages:
+    """The languages of the front end. One Chinese character makes a text Chinese; everything else is English.
+
+    chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
+    digits; spell: is for the digits that remain in English.
+    """
+
+    chinese: Callable[[str], str]
+    english: Callable[[str], str]
+    digits: Callable[[str], str]
+    spell: Callable[[str], str] = field(default_factory=NumberWords)
+
+    def spoken_form(self, text: str, language: Language | None = None) -> SpokenForm:
+        """How a text of more than white space is spoken; language: whose rules read it, None: found from the text."""
+        text = text.strip()
+        if contains_chinese(text) if language is None else language == "zh":
+            # The punctuation that the model was trained on; the order of the rules is the official one.
+            text = replace_corner_mark(replace_blank(self.chinese(text).replace("\n", "")))
+            text = text.replace(".", "。").replace(" - ", "，")
+            return SpokenForm(close_trailing_comma(remove_bracket(text)), "zh")
+        read = self.digits if text.isdigit() else self.english
+        return SpokenForm(spell_out_number(read(text), self.spell), "en")
+
+
+def load_reader(language: Language) -> Reader:
+    """A reader with wetext's rules for the language (Chinese keeps the 儿 of 花儿); wetext is imported here."""
+    try:
+        import wetext
+    except ImportError as error:
+        raise MissingDependency(
+            f"text normalisation needs wetext, which cannot be imported ({error}); run `pip install wetext`"
+        ) from error
+    return Reader(language, wetext.Normalizer(lang=language, remove_erhua=False).normalize)
+
+
+def load_languages(*, digits_in_chinese: bool) -> Languages:
+    """Both languages with wetext's rules, which are read here, once (a third of a second).
+
+    `digits_in_chinese`: a text of nothing but digits is read in Chinese, as the official front end does; for a model
+    that has not learnt Chinese it must be read in English.
+    """
+    chinese, english = load_reader("zh"), load_reader("en")
+    return Languages(chinese, english, chinese if digits_in_chinese else english)

@@ -1,0 +1,299 @@
+"""The images and compose files of server and Triton, as far as they can be checked without a container engine."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from vivavoce.entrypoints.cli.main import app
+from vivavoce.entrypoints.cli.serve import flag_values
+from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.service.operations.settings_sources import resolve_settings
+
+ROOT = Path(__file__).parents[2]
+DOCKER, TRITON, COMPOSE_FOLDER = (ROOT / "deploy" / name for name in ("docker", "triton", "compose"))
+FILES = {
+    "cpu": DOCKER / "Dockerfile.cpu",
+    "cuda": DOCKER / "Dockerfile.cuda",
+    "triton": TRITON / "Dockerfile.server",
+}
+SERVERS = ("cpu", "cuda")
+TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:25.06-trtllm-python-py3"
+TRITON_PORTS = {8000, 8001, 8002}
+DOCS = (ROOT / "docs" / "cosyvoice-services.md").read_text(encoding="utf-8")
+SET = ServerSettings().server
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """(instruction, arguments) of a Dockerfile, continued lines joined."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+def compose(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+DOCKERFILES = {name: instructions(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+COMPOSE, GPU = compose(COMPOSE_FOLDER / "server.yml"), compose(COMPOSE_FOLDER / "gpu.yml")
+TRITON_COMPOSE = compose(TRITON / "docker-compose.yml")
+SERVER: dict[str, Any] = COMPOSE["services"]["vivavoce"]
+TTS: dict[str, Any] = TRITON_COMPOSE["services"]["tts"]
+
+
+def arguments_of(name: str, word: str) -> list[str]:
+    return [rest for instruction, rest in DOCKERFILES[name] if instruction == word]
+
+
+def variables(name: str) -> dict[str, str]:
+    return dict(pair.split("=", 1) for rest in arguments_of(name, "ENV") for pair in rest.split())
+
+
+def own_variables(name: str) -> dict[str, str]:
+    return {key: value for key, value in variables(name).items() if key.startswith("VIVAVOCE_")}
+
+
+def default(value: str) -> str:
+    """A compose value with nothing set outside: `${NAME:-default}` is its default."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+
+
+def parsed(words: list[str]) -> typer.Context:
+    """The command line as the program reads it, without running it."""
+    command = typer.main.get_command(app)
+    assert words[0] in command.commands
+    parent = command.make_context("vivavoce", list(words))
+    return command.commands[words[0]].make_context(words[0], words[1:], parent=parent)
+
+
+def settings_of(words: list[str], environment: dict[str, str]) -> ServerSettings:
+    assert words[0] == "serve"
+    return resolve_settings(None, environment, flag_values(parsed(words).params)).settings
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_base_commands_and_user(name: str) -> None:
+    (_, base), source = DOCKERFILES[name][:2]
+    variable, _, image = base.partition("=")
+    assert source == ("FROM", f"${{{variable}}}")
+    assert image == TRITON_IMAGE if name == "triton" else re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", image)
+    for script in arguments_of(name, "RUN"):
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True, capture_output=True)
+        if "apt-get install" in script:
+            assert "--no-install-recommends" in script
+            assert script.endswith("rm -rf /var/lib/apt/lists/*")
+        for words in (shlex.split(part) for part in script.split("&&")):
+            if name in SERVERS and words[:2] == ["pip", "install"]:
+                assert "--no-deps" in words[-2:] or {"--constraint", "constraints.txt"} <= set(words), words
+    assert "PIP_NO_CACHE_DIR" in variables(name) or "--no-cache-dir" in str(arguments_of(name, "RUN"))
+    (user,) = arguments_of(name, "USER")
+    assert any(f"useradd --create-home --uid 10001 {user}" in script for script in arguments_of(name, "RUN"))
+    words_of = [word for word, _ in DOCKERFILES[name]]
+    assert words_of.index("USER") > max(place for place, word in enumerate(words_of) if word == "RUN")
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_copied_files_exist_and_reach_the_builder(name: str) -> None:
+    patterns = FILES[name].with_name(f"{FILES[name].name}.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in patterns
+    sent = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    copied = [part for rest in arguments_of(name, "COPY") for part in rest.split()[:-1] if not part.startswith("--")]
+    assert "src" in copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert any(fnmatch.fnmatch(source, pattern) for pattern in sent), source
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_change_of_the_source_installs_nothing_anew(name: str) -> None:
+    source = DOCKERFILES[name].index(("COPY", "src ./src"))
+    later = [rest for word, rest in DOCKERFILES[name][source:] if word == "RUN" and "pip" in rest]
+    assert later == ["pip install --no-deps ."]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11, which the image has")
+def test_what_is_installed_are_the_servers_requirements() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for name in SERVERS:
+        (script,) = (script for script in arguments_of(name, "RUN") if "requirements.py" in script)
+        (chosen,) = re.findall(r"python requirements\.py ([\w ]+) >", script)
+        found = subprocess.run(
+            [sys.executable, DOCKER / "requirements.py", *chosen.split()],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        wanted = [*project["dependencies"], *extras["server"], *extras["redis"], *extras["telemetry"]]
+        assert found.stdout.splitlines() == wanted
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_an_image_starts_the_service_that_clients_look_for(name: str) -> None:
+    (entry,), (command,) = arguments_of(name, "ENTRYPOINT"), arguments_of(name, "CMD")
+    assert json.loads(entry) == ["vivavoce"]
+    own = own_variables(name)
+    settings = settings_of(json.loads(command), own)
+    assert (settings.server.host, settings.server.legacy, settings.server.legacy_port) == ("0.0.0.0", True, 50_000)
+    assert (settings.voices.place, own["VIVAVOCE_HOME"]) == ("/voices", "/models")
+    (volumes,), (user,) = arguments_of(name, "VOLUME"), arguments_of(name, "USER")
+    assert json.loads(volumes) == ["/models", "/voices"]
+    assert any(f"chown {user}:{user} /models /voices" in script for script in arguments_of(name, "RUN"))
+    (exposed,) = arguments_of(name, "EXPOSE")
+    assert {int(port) for port in exposed.split()} == {settings.server.port, settings.server.legacy_port}
+    (health,) = arguments_of(name, "HEALTHCHECK")
+    program = json.loads(health.partition("CMD ")[2])
+    assert program[:2] == ["python", "-c"]
+    compile(program[2], "health", "exec")
+    assert f"http://127.0.0.1:{SET.port}/health/ready" in program[2]
+    is_cuda = name == "cuda"  # Triton's compiler of kernels needs another one
+    assert any(" gcc " in script for script in arguments_of(name, "RUN")) is is_cuda
+    assert (variables(name).get("NVIDIA_DRIVER_CAPABILITIES") == "compute,utility") is is_cuda
+
+
+def documented() -> list[list[str]]:
+    """The `docker run` lines of the documentation."""
+    joined = re.sub(r"\\\n\s*", " ", DOCS)
+    return [shlex.split(line) for line in joined.splitlines() if line.startswith("docker run")]
+
+
+@pytest.mark.parametrize("words", documented(), ids=" ".join)
+def test_documented_runs(words: list[str]) -> None:
+    (place,) = (place for place, word in enumerate(words) if word.startswith("vivavoce:"))
+    image, command = words[place].partition(":")[2], words[place + 1 :]
+    command = command or json.loads(arguments_of(image, "CMD")[0])
+    given = dict(
+        words[at + 1].split("=", 1) for at, word in enumerate(words[:place]) if word == "-e" and "=" in words[at + 1]
+    )
+    own = own_variables(image)
+    if command[0] != "serve":
+        parsed(command)
+        return
+    server = settings_of(command, own | given).server
+    inside = {int(words[at + 1].split(":")[1]) for at, word in enumerate(words[:place]) if word == "-p"}
+    listened = {server.port, server.grpc_port} | ({server.legacy_port} if server.legacy else set())
+    assert inside <= listened
+
+
+def same_on_both_sides(ports: list[str]) -> set[int]:
+    """The ports of a service, which has the same outside."""
+    pairs = [default(mapping).split(":") for mapping in ports]
+    assert all(outside == inside for outside, inside in pairs)
+    return {int(inside) for _, inside in pairs}
+
+
+def takes_one_gpu(service: dict[str, Any]) -> bool:
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    return bool(device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]})
+
+
+def test_compose_builds_the_images_and_what_stands_beside_them_is_optional_and_pinned() -> None:
+    for service, name in ((SERVER, "cpu"), (GPU["services"]["vivavoce"], "cuda")):
+        assert (ROOT / service["build"]["dockerfile"]).samefile(DOCKER / f"Dockerfile.{name}")
+        assert service["image"] == f"vivavoce:{name}"
+    assert (COMPOSE_FOLDER / SERVER["build"]["context"]).resolve() == ROOT
+    assert takes_one_gpu(GPU["services"]["vivavoce"])
+    beside = {name: service for name, service in COMPOSE["services"].items() if name != "vivavoce"}
+    assert set(beside) == {"redis", "prometheus", "grafana"}
+    assert all(service["profiles"] for service in beside.values())
+    assert all(re.search(r":v?\d+\.\d+\.\d+", service["image"]) for service in beside.values())
+    sources = [volume.split(":")[0] for service in COMPOSE["services"].values() for volume in service["volumes"]]
+    assert all((COMPOSE_FOLDER / source).exists() for source in sources if source.startswith("."))
+    assert {source for source in sources if not source.startswith(".")} == set(COMPOSE["volumes"])
+
+
+def test_compose_starts_what_the_command_line_knows() -> None:
+    own = own_variables("cpu")
+    given = {key: default(value) for key, value in SERVER["environment"].items() if key.startswith("VIVAVOCE_")}
+    settings = settings_of(SERVER["command"], own | given)
+    assert (settings.model.model, settings.voices.place) == (None, "/voices")
+    server = settings.server
+    assert same_on_both_sides(SERVER["ports"]) == {server.port, server.legacy_port, server.grpc_port}
+    assert int(SERVER["stop_grace_period"].rstrip("s")) > server.drain_s
+
+
+def test_prometheus_and_grafana_find_their_way() -> None:
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = prometheus["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"vivavoce:{SET.port}"]}]
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    source = yaml.safe_load(next((provisioning / "datasources").glob("*.yml")).read_text(encoding="utf-8"))
+    assert source["datasources"][0]["url"].startswith("http://prometheus:")
+    boards = yaml.safe_load(next((provisioning / "dashboards").glob("*.yml")).read_text(encoding="utf-8"))
+    path = boards["providers"][0]["options"]["path"]
+    assert any(volume.split(":")[1].startswith(f"{path}/") for volume in COMPOSE["services"]["grafana"]["volumes"])
+
+
+def test_the_documents_list_the_variables_of_compose() -> None:
+    asked = set(re.findall(r"\$\{(\w+):-", (COMPOSE_FOLDER / "server.yml").read_text(encoding="utf-8")))
+    table = DOCS.partition("| variable of compose |")[2]
+    assert asked == set(re.findall(r"`([A-Z_]+)`", table))
+
+
+def test_triton_ports_health_start_and_extras() -> None:
+    (exposed,), (health,) = arguments_of("triton", "EXPOSE"), arguments_of("triton", "HEALTHCHECK")
+    assert {int(port) for port in exposed.split()} == TRITON_PORTS
+    assert json.loads(health.partition("CMD ")[2])[-1].endswith(":8000/v2/health/ready")
+    (entry,), (command,) = arguments_of("triton", "ENTRYPOINT"), arguments_of("triton", "CMD")
+    assert any(rest.endswith(json.loads(entry)[0]) for rest in arguments_of("triton", "COPY"))
+    assert json.loads(command)[:2] == ["0", "3"]
+    assert json.loads(command)[-2:] == ["--host", "0.0.0.0"]
+    wanted = {name for script in arguments_of("triton", "RUN") for name in re.findall(r'"\.\[([\w-]+)\]"', script)}
+    assert wanted == {"triton-client"}
+    assert "\ntriton-client = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_triton_compose() -> None:
+    build = TTS["build"]
+    assert default(build["args"]["TRITON_IMAGE"]) == TRITON_IMAGE
+    assert (TRITON / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).samefile(FILES["triton"])
+    assert same_on_both_sides(TTS["ports"]) == TRITON_PORTS
+    assert TTS["shm_size"] == "1gb"
+    assert takes_one_gpu(TTS)
+    assert TTS["healthcheck"]["test"][-1] == "http://127.0.0.1:8000/v2/health/ready"
+    assert {volume.split(":")[0] for volume in TTS["volumes"]} == set(TRITON_COMPOSE["volumes"])
+    given = [default(word) for word in TTS["command"]]
+    assert given[:2] == ["0", "3"]
+    command = typer.main.get_command(app).commands["triton"]  # type: ignore[attr-defined]
+    assert {word for word in given if word.startswith("--")} <= {name for one in command.params for name in one.opts}
+
+
+def test_triton_script_passes_everything_on_and_explains(tmp_path: Path) -> None:
+    script = TRITON / "run.sh"
+    assert script.stat().st_mode & 0o111 == 0o111
+    program = tmp_path / "vivavoce"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+
+    def run(*arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(script), *arguments], env={"PATH": f"{path}/usr/bin:/bin"}, capture_output=True, text=True, check=False
+        )
+
+    found = run("0", "3", "--target-text", "two words", path=f"{tmp_path}:")
+    assert found.stdout.splitlines() == ["triton", "--stage", "0", "--stop-stage", "3", "--target-text", "two words"]
+    for arguments, message in ((["0"], "usage: run.sh"), (["0", "1"], "vivavoce is not on PATH")):
+        found = run(*arguments)
+        assert found.returncode == 2
+        assert message in found.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck() -> None:
+    subprocess.run(["shellcheck", TRITON / "run.sh"], check=True)

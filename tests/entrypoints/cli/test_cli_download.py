@@ -1,0 +1,93 @@
+"""`download` from a hub on the loopback interface, down to the first word with the downloaded model."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cli_harness import Run
+
+from vivavoce.checkpoint.known_models import is_needed
+
+NAME = "CosyVoice2-0.5B"
+COMMIT = "c" * 40
+
+
+@pytest.fixture
+def hub(babble: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hugging Face's two addresses, with the default model's files under another name."""
+    files = {path.relative_to(babble).as_posix(): path for path in babble.rglob("*") if path.is_file()}
+    siblings = [{"rfilename": name, "size": path.stat().st_size} for name, path in files.items()]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            listing = json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
+            name = self.path.partition(f"/resolve/{COMMIT}/")[2]
+            body = files[name].read_bytes() if name else listing
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_downloaded_model_speaks(run: Run, hub: None, home: Path, babble: Path) -> None:
+    num_files = sum(is_needed(path.relative_to(babble).as_posix()) for path in babble.rglob("*"))
+    result = run("download", NAME.lower())
+    assert (result.code, result.out) == (0, b"")
+    *files, last = result.err.splitlines()
+    assert len(files) == len(set(files)) == num_files
+    assert all("in all)" in line for line in files)
+    assert last == f"{NAME} is complete in {home / 'models' / NAME}"
+    assert run("download", NAME).err.splitlines() == [last]
+
+    spoken = run("speak Hi. --model", NAME)
+    assert spoken.code == 0
+    assert "note" not in spoken.err  # nothing in an official folder says that it babbles
+    report = json.loads(run("info", NAME, "--json").text)
+    assert report["source"] == f"hf FunAudioLLM/{NAME} at {COMMIT}"
+
+
+def test_a_terminal_sees_a_bar(run: Run, hub: None) -> None:
+    result = run("download", NAME, "--to", "here", terminal=True)
+    assert result.code == 0
+    assert "MB" in result.err
+    assert (Path("here") / "llm.pt").is_file()
+
+
+def test_quiet_says_nothing(run: Run, hub: None) -> None:
+    result = run("download", NAME, "--quiet")
+    assert (result.code, result.out, result.err) == (0, b"", "")
+
+
+def test_list_names_models_and_states(run: Run) -> None:
+    header, first, *others = run("download --list").text.splitlines()
+    assert header.split()[:3] == ["name", "generation", "state"]
+    assert first.startswith(f"{NAME}  ")
+    assert "to download" in first
+    assert len(others) == 4
+    assert all("not supported" in line for line in others)
+
+
+def test_a_generation_that_does_not_run_is_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = run("download CosyVoice-300M")
+    note, error = result.err.splitlines()
+    assert result.code == 2
+    assert note.startswith("note: CosyVoice-300M is of generation v1")
+    assert "HF_HUB_OFFLINE" in error

@@ -1,0 +1,50 @@
+"""`keys`: made, listed and taken back; the key itself is seen once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_harness import Run
+
+from vivavoce.errors import Unauthorized
+from vivavoce.service.operations.keys import KeyRing
+
+
+def test_a_key_is_printed_once_and_lets_its_owner_in(run: Run) -> None:
+    made = run("keys add team-a --file keys.toml --requests-per-minute 60 --concurrent 4")
+    assert made.code == 0
+    key = made.text.removesuffix("\n")
+    assert key.startswith("vv_")
+    assert key not in made.err
+    assert key not in Path("keys.toml").read_text()
+    caller = KeyRing(Path("keys.toml")).authenticate(key)
+    assert (caller.name, caller.may_publish) == ("team-a", False)
+    assert (caller.requests_per_minute, caller.concurrent) == (60, 4)
+
+
+def test_list_tells_names_and_limits_but_no_key(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIVAVOCE_AUTH_KEYS_FILE", "keys.toml")
+    key = run("keys add a --characters-per-minute 2500 --may-publish -q").text.strip()
+    run("keys add b --owner house --expires 2999-01-01 -q")
+    listed = run("keys list")
+    assert key not in listed.text
+    header, first, second = (line.split() for line in listed.text.splitlines())
+    assert header == ["name", "owner", "publishes", "requests/min", "characters/min", "at", "once", "expires"]
+    assert first == ["a", "a", "yes", "–", "2500", "–", "never"]
+    assert second == ["b", "house", "no", "–", "–", "–", "2999-01-01", "00:00"]
+
+
+def test_an_empty_file_says_how_to_fill_it(run: Run) -> None:
+    Path("keys.toml").touch(mode=0o600)
+    assert "vivavoce keys add NAME --file keys.toml" in run("keys list --file keys.toml").err
+
+
+def test_a_removed_key_is_refused(run: Run) -> None:
+    key = run("keys add a --file keys.toml").text.strip()
+    ring = KeyRing(Path("keys.toml"))
+    assert "--yes" in run("keys remove a --file keys.toml", stdin=b"").error
+    assert ring.authenticate(key).name == "a"
+    assert run("keys remove a --file keys.toml --yes").code == 0
+    with pytest.raises(Unauthorized):
+        ring.authenticate(key)

@@ -1,0 +1,148 @@
+"""The boundary: startup, help, exit codes, and one line for every failure."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+from cli_harness import Run, spawn
+
+import vivavoce
+from vivavoce.entrypoints.cli import main as cli
+from vivavoce.entrypoints.cli.console import one_line
+from vivavoce.errors import VoiceNotFound
+
+COMMANDS = (
+    "speak",
+    "convert",
+    "bench",
+    "voice",
+    *(f"voice {name}" for name in ("add", "list", "show", "remove", "import", "export")),
+    "download",
+    "info",
+    "eval",
+    "doctor",
+)
+HEAVY = ("torch", "numpy", "onnxruntime", "httpx", "rich", "safetensors", "tokenizers", "av", "wetext")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let `vivavoce info` fail with that error."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vivavoce.service.model_choice.model_folder", fail)
+
+
+def test_starting_imports_nothing_heavy() -> None:
+    listing = "import sys, vivavoce.entrypoints.cli.main; print(*sys.modules)"
+    loaded = spawn(program=("-c", listing)).text.split()
+    assert "typer" in loaded
+    assert not set(HEAVY) & set(loaded)
+
+
+def test_the_module_runs_as_a_program() -> None:
+    result = spawn("--version")
+    assert (result.code, result.text, result.err) == (0, f"vivavoce {vivavoce.__version__}\n", "")
+
+
+def test_alone_it_prints_its_help(run: Run) -> None:
+    assert run().out == run("--help").out
+    assert run().code == 0
+    assert run("voice").out == run("voice -h").out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example_that_parses(run: Run, command: str) -> None:
+    text = run(f"{command} --help").text
+    assert "Example" in text
+    assert f"vivavoce {command}" in text.split("Example")[1]
+    assert all(len(line) < 100 for line in text.splitlines())
+
+
+def test_help_shows_defaults(run: Run) -> None:
+    text = " ".join(run("speak --help").text.split())
+    for default in ("[default: out.wav]", "[default: 1.0]", "[default: 0]", "[default: auto]"):
+        assert default in text
+    assert "VIVAVOCE_VOICES" in text
+    assert "overwritten" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("spaek", "speak hi --nope", "speak hi there", "speak hi --seed many", "speak hi --speed"),
+        *("convert", "voice nope", "voice export"),
+    ],
+)
+def test_usage_errors_are_two_lines(run: Run, line: str) -> None:
+    result = run(line)
+    assert result.code == 2
+    assert result.out == b""
+    first, second = result.err.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("try `vivavoce")
+    assert second.endswith("--help`")
+
+
+def test_a_text_without_quotes_is_recognised(run: Run) -> None:
+    assert run("speak hi there").err.splitlines()[0].endswith("(there); put the text in quotes")
+    assert "quotes" not in run("info hi there").err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            VoiceNotFound("voice: 'x'\nis \x1b[31m not there; add it"),
+            2,
+            "error: voice: 'x' is �[31m not there; add it\n",
+        ),
+        (
+            ZeroDivisionError("by\nzero"),
+            1,
+            "internal error: ZeroDivisionError: by zero (run with VIVAVOCE_DEBUG=1 for ",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 141, ""),
+        (ModuleNotFoundError("no", name="onnxruntime"), 2, "error: the package onnxruntime is missing"),
+        (PermissionError(13, "Permission denied", "/some/place"), 2, "error: /some/place: Permission denied"),
+    ],
+)
+def test_every_failure_is_one_line_and_a_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    failing(monkeypatch, error)
+    result = run("info")
+    assert result.code == code
+    assert result.err.startswith(said)
+    assert result.err.count("\n") == bool(said)
+
+
+def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(monkeypatch, ZeroDivisionError("by zero"))
+    monkeypatch.setenv("VIVAVOCE_DEBUG", "1")
+    assert cli.main(["info"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("internal error: ZeroDivisionError: by zero\n")
+
+
+def test_libraries_are_quiet_and_our_warnings_are_notes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chatter(_: object) -> None:
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        logging.getLogger("some.library").warning("chatter")
+        logging.getLogger("vivavoce.checkpoint").warning("waiting")
+        logging.getLogger("vivavoce.entrypoints.python").warning("resting")
+        logging.getLogger("vivavoce.untrained").warning("said elsewhere")
+        raise VoiceNotFound("voice: gone; add it")
+
+    monkeypatch.setattr("vivavoce.service.model_choice.model_folder", chatter)
+    assert run("info").err == "note: waiting\nnote: resting\nerror: voice: gone; add it\n"
+    assert logging.getLogger("vivavoce").handlers == []
+
+
+def test_one_line_keeps_text_and_drops_steering() -> None:
+    assert one_line(" 你好,\n\tworld \x1b[2J\x07 ") == "你好, world �[2J�"

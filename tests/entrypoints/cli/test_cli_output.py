@@ -1,0 +1,101 @@
+"""The suffix of `--out` chooses the format; `--subtitles` goes with it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from cli_harness import Run, read_wav
+
+from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.audio.encode import AudioFormat, encode_whole, wav_header
+
+BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
+
+
+def test_the_suffix_chooses(run: Run) -> None:
+    assert run("speak Hi. -o speech.wav").code == 0
+    spoken = read_wav(Path("speech.wav"))
+    for suffix, begin in BEGINS.items():
+        path = Path(f"speech.{suffix.upper()}")
+        result = run("speak Hi. -o", path)
+        assert result.code == 0, suffix
+        assert result.err.startswith(f"{path}: {len(spoken) / 24_000:.2f} s of audio"), suffix
+        assert path.read_bytes().startswith(begin), suffix
+        audio = decode_audio(path)
+        assert len(spoken) <= len(audio.samples) * 24_000 / audio.sample_rate <= len(spoken) + 4_000, suffix
+    run("speak Hi. -o speech.pcm")
+    assert Path("speech.pcm").read_bytes() == spoken.astype("<i2").tobytes()
+
+
+def test_other_names_and_stdout_are_wav(run: Run) -> None:
+    run("speak Hi. -o speech.wav")
+    whole = Path("speech.wav").read_bytes()
+    for name in ("speech", "speech.mp3.bak"):
+        run("speak Hi. -o", name)
+        assert Path(name).read_bytes() == whole
+    assert run("speak Hi. -o -").out == whole
+    streamed = run("speak Hi. -o - --stream").out
+    assert streamed[:44] == wav_header(24_000, None)
+    assert soundfile.read(io.BytesIO(streamed))[0].any()
+
+
+@pytest.mark.parametrize("suffix", ["flac", "wav"])
+def test_a_streamed_file_is_as_one_written_at_once(run: Run, suffix: str) -> None:
+    path = Path(f"stream.{suffix}")
+    result = run("speak", "Hello, how are you?", "--stream", "-o", path)
+    assert (result.code, "first audio after" in result.err) == (0, True)
+    integers, _ = soundfile.read(path, dtype="int16")
+    assert soundfile.info(path).frames == len(integers) > 0
+    samples = integers.astype(np.float32) / 32768
+    assert path.read_bytes() == encode_whole(AudioFormat(suffix), samples, 24_000)
+
+
+@pytest.mark.parametrize("suffix", ["opus", "wav", "mp3"])
+def test_a_broken_stream_leaves_whole_files_of_what_was_spoken(
+    run: Run, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def broken(self: object, chunks: object) -> object:
+        yield next(iter(chunks))  # type: ignore[call-overload]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.StreamClock.timed", broken)
+    options = ("--stream", "-o", f"cut.{suffix}", "--subtitles", "cut.vtt")
+    assert run("speak", "Hello, how are you?", *options).code == 130
+    samples, rate = soundfile.read(f"cut.{suffix}")
+    assert samples.any()
+    assert ends_at("cut.vtt") == pytest.approx(len(samples) / rate, abs=0.1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_named_whatever_the_format(run: Run) -> None:
+    Path("full.mp3").symlink_to("/dev/full")
+    for options in ((), ("--stream",)):
+        error = run("speak Hi. -o full.mp3", *options).error
+        assert "'full.mp3' cannot be written (No space left on device); choose another" in error
+
+
+TEXT = "The ferry left at 9, and nobody was on board. It came back at noon; the sea was quiet, and so were we. "
+
+
+def ends_at(name: str) -> float:
+    """Seconds at which the last subtitle ends."""
+    times = [line for line in Path(name).read_text(encoding="utf-8").splitlines() if " --> " in line]
+    hours, minutes, seconds = times[-1].split(" --> ")[1].replace(",", ".").split(":")
+    return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
+
+
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> None:
+    assert run("speak Hi. --subtitles out.VTT --quiet", *options).err == ""
+    assert Path("out.VTT").read_bytes().startswith(b"WEBVTT\n\n00:00:00.000 --> 00:00:0")
+    assert run("speak", TEXT * 2, "--subtitles", "out.srt", *options).code == 0
+    lines = Path("out.srt").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "1"
+    assert lines[1].startswith("00:00:00,000 --> 00:00:")
+    spoken = " ".join(line for line in lines if line and " --> " not in line and not line.isdigit())
+    assert spoken == (TEXT * 2).strip(), "as it was written, not as it was read out"
+    assert ends_at("out.srt") == pytest.approx(len(read_wav(Path("out.wav"))) / 24_000, abs=0.001)

@@ -1,0 +1,74 @@
+"""What only a process of its own can show: real pipes, a reader that leaves, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_harness import read_wav, spawn, start
+
+LONG = "Hello there, how are you today? " * 40
+# A runner in the background may have SIGINT ignored, which its children would inherit.
+INTERRUPTIBLE = (
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from vivavoce.entrypoints.cli.main import main; sys.exit(main())",
+)
+
+
+def test_text_in_wav_out_through_pipes() -> None:
+    result = spawn("speak", "-o", "-", stdin=b"Hi there.")
+    assert result.code == 0
+    samples = read_wav(result.out)
+    assert len(result.out) == 44 + 2 * len(samples)
+    report, note = result.err.splitlines()
+    assert report.startswith(f"stdout: {len(samples) / 24_000:.2f} s of audio")
+    assert note.startswith("note: model babble ")
+
+
+def test_a_stream_is_heard_while_it_is_made_and_ctrl_c_ends_it() -> None:
+    with start("speak", LONG, "--stream", "-o", "-", program=INTERRUPTIBLE) as process:
+        assert process.stdout is not None
+        header, first = process.stdout.read(44), process.stdout.read(9600)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert header[:4] + header[8:16] == b"RIFFWAVEfmt "
+    assert np.frombuffer(first, "<i2").any()
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_a_reader_that_leaves_ends_the_stream_quietly() -> None:
+    with start("speak", LONG, "--stream", "-o", "-") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(44)
+        process.stdout.close()
+        err = process.stderr.read()
+        code = process.wait(timeout=120)
+    assert (code, err) == (141, b"")
+
+
+def test_a_folder_of_a_library_s_name_beside_the_user_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise SystemExit('not the library')")
+    asked = subprocess.run(
+        [sys.executable, "-m", "vivavoce", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.startswith("vivavoce ")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    result = spawn(
+        program=(
+            "-c",
+            "import subprocess, sys; "
+            "sys.exit(subprocess.call([sys.executable, '-m', 'vivavoce', '--help'], stdout=open('/dev/full', 'w')))",
+        )
+    )
+    assert result.error == "error: stdout: No space left on device; check the place and its space\n"

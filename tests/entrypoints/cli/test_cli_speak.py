@@ -1,0 +1,118 @@
+"""`speak` and `convert` around the default model."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_harness import Run, read_wav
+
+NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "
+
+
+def test_speaks_into_out_wav_and_reports(run: Run) -> None:
+    result = run("speak Hi.")
+    assert (result.code, result.out) == (0, b"")
+    samples = read_wav(Path("out.wav"))
+    report, note = result.err.splitlines()
+    assert report.startswith(f"out.wav: {len(samples) / 24_000:.2f} s of audio, RTF ")
+    for stage in ("text", "language model", "flow", "vocoder"):
+        assert f"{stage} " in report
+    assert note.startswith(NOTE)
+
+
+def test_text_comes_from_argument_file_or_stdin(run: Run) -> None:
+    Path("text.txt").write_text("\ufeffHi.\n", encoding="utf-8")
+    run("speak", "Hi.\n", "-o", "argument.wav")
+    run("speak --file text.txt -o file.wav")
+    run("speak -f - -o dash.wav", stdin=b"Hi.\n")
+    run("speak -o stdin.wav", stdin=b"Hi.\n")
+    expected = Path("argument.wav").read_bytes()
+    for name in ("file.wav", "dash.wav", "stdin.wav"):
+        assert Path(name).read_bytes() == expected, name
+
+
+def test_seed_and_speed_change_the_audio(run: Run) -> None:
+    def samples(*options: object) -> np.ndarray:
+        assert run("speak Hi.", *options).code == 0
+        return read_wav(Path("out.wav"))
+
+    first = samples("--seed", 7)
+    assert np.array_equal(samples("--seed", 7), first)
+    assert not np.array_equal(samples("--seed", 8), first)
+    assert len(samples("--seed", 7, "--speed", 2)) == len(first) // 2
+
+
+def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Filling(io.BytesIO):
+        def write(self, data: object) -> int:
+            if self.tell():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)  # type: ignore[arg-type]
+
+        def seek(self, *_: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vivavoce.entrypoints.cli.output.open", lambda *_: Filling(), raising=False)
+    assert "'full.wav' cannot be written (No space left" in run("speak Hi. -o full.wav --stream").error
+
+
+def test_the_environment_names_the_model(run: Run, babble: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIVAVOCE_MODEL", "nope")
+    for command in ("speak Hi.", "info"):
+        assert "'nope' is neither" in run(command).error
+    assert "'nope' is neither" in run("doctor").text
+    assert run("info", babble).code == 0
+
+
+def test_a_terminal_sees_progress_and_no_audio(run: Run) -> None:
+    assert "ffplay" in run("speak Hi. -o -", terminal=True).error
+    result = run("speak Hi.", terminal=True)
+    assert result.code == 0
+    assert "loading babble" in result.err
+    assert "speaking" in result.err
+    assert "loading" not in run("speak Hi.").err
+
+
+def test_a_recording_and_a_name_are_voices(run: Run, recording: Path) -> None:
+    cloned = run("speak Hi. --voice", recording, "--prompt_text", "some words", "-o", "cloned.wav")
+    named = run("speak Hi. --voice babble-b -o named.wav")
+    instructed = run("speak Hi. -v", recording, "--instruct", "slowly", "--top-k", 5, "-o", "instructed.wav")
+    assert (cloned.code, named.code, instructed.code) == (0, 0, 0)
+    contents = [Path(name).read_bytes() for name in ("cloned.wav", "named.wav", "instructed.wav")]
+    assert len(set(contents)) == 3
+
+
+def test_dashes_and_underscores_are_alike(run: Run, recording: Path) -> None:
+    for mode in ("cross-lingual", "cross_lingual"):
+        assert run("speak Hi. --voice", recording, "--mode", mode, "-o", f"{mode}.wav").code == 0
+    assert Path("cross-lingual.wav").read_bytes() == Path("cross_lingual.wav").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "text: is empty"), (b"caf\xe9", "'stdin' is not UTF-8 (byte 0xe9 at position 3)"), (b"x" * 90_000, "20000")],
+)
+def test_piped_text_is_checked(run: Run, no_loading: None, content: bytes, message: str) -> None:
+    assert message in run("speak", stdin=content).error
+
+
+def test_a_protected_output_is_refused(run: Run, no_loading: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("kept.wav").write_bytes(b"mine")
+    monkeypatch.setattr("os.access", lambda *_: False)  # the superuser may write anything
+    assert "'kept.wav' is write-protected" in run("speak Hi. -o kept.wav").error
+
+
+def test_trying_an_output_leaves_no_trace(run: Run, no_loading: None) -> None:
+    Path("kept.wav").write_bytes(b"mine")
+    for name in ("kept.wav", "new.wav"):
+        assert "text: is empty" in run("speak", "", "-o", name).error
+    assert [path.name for path in Path().iterdir()] == ["kept.wav"]
+    assert Path("kept.wav").read_bytes() == b"mine"

@@ -1,0 +1,150 @@
+"""`voice`: kept, listed, shown, removed, brought in and taken out; networks load for `add` only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_harness import Run
+
+from tests.service.voices.redis_process import RedisProcess, running_redis
+from vivavoce.checkpoint.spk2info import read_spk2info
+from vivavoce.service.voices.folder_store import FolderStore
+
+
+@pytest.fixture
+def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A store with the voice `me`, and no model that could load from then on."""
+    added = run("voice add me", recording, "--text", "some\nwords", "--description", "mine", "--licence", "CC0")
+    assert added.code == 0
+    assert added.err.splitlines()[0] == "voice 'me' is kept (1.2 s of speech); use it with --voice me"
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a network loads")
+
+    monkeypatch.setattr("vivavoce.models.build.build_models", fail)
+    monkeypatch.setattr("vivavoce.entrypoints.python.load", fail)
+    return run
+
+
+def test_an_empty_store_says_how_to_fill_it(run: Run) -> None:
+    result = run("voice list")
+    assert (result.code, result.out) == (0, b"")
+    assert "vivavoce voice add" in result.err
+
+
+def test_list_has_name_seconds_words_and_model(kept: Run) -> None:
+    assert kept("voice list").text == "name  speech  transcript  model\nme    1.2 s   some words  babble\n"
+
+
+def test_list_knows_other_models_and_skips_damage(kept: Run, home: Path) -> None:
+    (home / "models" / "babble-1").unlink()
+    damaged = (home / "voices" / "me.safetensors").read_bytes()[:-1]
+    (home / "voices" / "you.safetensors").write_bytes(damaged)
+    result = kept("voice list")
+    assert result.code == 0
+    assert "another one" in result.text
+    assert "you" not in result.text
+    assert result.err.startswith("note: voice: 'you'")
+
+
+def test_show_tells_everything(kept: Run) -> None:
+    text = kept("voice show me").text
+    for part in ("some words", "mine", "CC0", "1.2 s", "babble", "30 speech tokens", "60 × 80 mel", "embedding of 192"):
+        assert part in text, part
+
+
+def test_a_kept_voice_speaks(run: Run, recording: Path) -> None:
+    assert run("voice add me", recording, "--text", "some words", "--voices", "mine").code == 0
+    assert run("speak Hi. -v me --voices mine -o name.wav").code == 0
+    assert run("speak Hi. -v", recording, "--prompt-text", "some words", "-o", "file.wav").code == 0
+    assert Path("name.wav").read_bytes() == Path("file.wav").read_bytes()
+    assert "'me' is not registered" in run("speak Hi. -v me").error
+
+
+def test_a_taken_name_is_refused_before_extraction(kept: Run, recording: Path) -> None:
+    assert "--replace" in kept("voice add me", recording).error
+
+
+def test_a_voice_is_replaced(run: Run, recording: Path, home: Path) -> None:
+    for text in ("old words", "new words"):
+        assert run("voice add me", recording, "--text", text, "--replace").code == 0
+    assert FolderStore(home / "voices").load("me").transcript == "new words"
+
+
+def test_remove_asks_and_obeys(kept: Run) -> None:
+    assert "--yes" in kept("voice remove me", stdin=b"").error
+    assert kept("voice remove me --yes").err == "voice 'me' is removed\n"
+    assert kept("voice list").out == b""
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(True, 0, []), (False, 1, ["me"])])
+def test_remove_takes_an_answer(
+    kept: Run, home: Path, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int, left: list[str]
+) -> None:
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: answer)
+    assert kept("voice remove me").code == code
+    assert FolderStore(home / "voices").names() == left
+
+
+def test_export_and_import_are_inverse(kept: Run, home: Path) -> None:
+    before = FolderStore(home / "voices").load("me")
+    assert kept("voice export me -o me.pt").err == "me.pt: me\n"
+    assert list(read_spk2info(Path("me.pt"))) == ["me"]
+    folder = home / "models" / "babble-1"
+    assert "stored already" in kept("voice import me.pt --model", folder).error
+    assert kept("voice import me.pt --voices other --model babble-1").code == 2
+    assert kept("voice import me.pt --voices other --model", folder).err == "kept: me\n"
+    after = FolderStore(Path("other")).load("me")
+    assert after.prompt_text == before.prompt_text
+    assert after.fingerprint == before.fingerprint
+    assert bool((after.mel == before.mel).all())
+
+
+def test_an_import_of_reference_speech_needs_its_model(kept: Run) -> None:
+    kept("voice export me -o me.pt")
+    refused = kept("voice import me.pt --voices other")
+    assert refused.error == "error: voice: 'me' holds reference speech; name its model with --model\n"
+    assert not Path("other").exists()
+
+
+def test_import_takes_chosen_names(kept: Run, babble: Path, home: Path) -> None:
+    speakers = babble / "spk2info.pt"
+    assert "it holds babble-a, babble-b" in kept("voice import", speakers, "--only", "nobody").error
+    assert kept("voice import", speakers, "--only", "babble-b").err == "kept: babble-b\n"
+    assert FolderStore(home / "voices").names() == ["babble-b", "me"]
+    assert "babble-b  –                   any\n" in kept("voice list").text
+
+
+def test_an_import_with_a_taken_name_changes_nothing(kept: Run, babble: Path, home: Path) -> None:
+    kept("voice import", babble / "spk2info.pt", "--only", "babble-b")
+    assert "babble-b stored already" in kept("voice import", babble / "spk2info.pt").error
+    assert FolderStore(home / "voices").names() == ["babble-b", "me"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
+    with running_redis(tmp_path / "redis") as process:
+        yield process
+
+
+def test_voices_in_a_redis(run: Run, babble: Path, server: RedisProcess, home: Path) -> None:
+    place = ["--voices", server.url]
+    assert run("voice import", babble / "spk2info.pt", *place).code == 0
+    assert run("voice list", *place).text.split("\n")[1].startswith("babble-a")
+    assert "embedding of 192" in run("voice show babble-b", *place).text
+    assert run("voice remove babble-a --yes", *place).code == 0
+    assert run("voice export babble-b -o b.pt", *place).code == 0
+    assert not (home / "voices").exists()
+    server.kill()
+    away = run("voice list", *place)
+    assert away.code == 2
+    assert "is away since" in away.err
+
+
+def test_other_addresses_are_one_line(run: Run) -> None:
+    result = run("voice list --voices http://user:hunter2@host/voices")
+    assert result.code == 2
+    assert "http:// is no place for voices; give a folder's path, or a URL with redis:// or rediss://" in result.err
+    assert "hunter2" not in result.err

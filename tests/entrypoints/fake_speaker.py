@@ -1,0 +1,171 @@
+"""A speaker that needs no engine: every letter is a hundredth of a second of a tone, every sentence a segment."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from vivavoce.engine.request import AudioChunk
+from vivavoce.engine.statistics import Statistics
+from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
+from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
+from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.voices.names import VoiceSummary
+
+RATE = 24_000
+SAMPLES_PER_LETTER = 240
+CHUNK_LETTERS = 10
+
+
+def tone(letters: int, seed: int) -> np.ndarray:
+    """[letters · 240] float32, a tone whose pitch the seed gives."""
+    time = np.arange(letters * SAMPLES_PER_LETTER) / RATE
+    return (0.3 * np.sin(2 * np.pi * (200 + seed % 400) * time)).astype(np.float32)
+
+
+class Gate(asyncio.Event):
+    """Lets some pieces of audio through, then holds the others until it is set."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()
+        self._left = pieces
+
+    async def wait(self) -> Literal[True]:
+        self._left -= 1
+        return True if self._left >= 0 else await super().wait()
+
+
+@dataclass
+class FakeStream:
+    """Speaks what it was given; `gate`, if there is one, is awaited before every piece of audio."""
+
+    order: SpeechRequest
+    gate: asyncio.Event | None
+    fails_after: int | None = None
+    """Pieces of audio after which it fails, or ends with this verdict."""
+    ends_with: Verdict | None = None
+    sample_rate: int = RATE
+    verdict: Verdict | None = None
+    texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def push(self, text: str) -> None:
+        if "\x00" in text:
+            raise InvalidText("text: holds U+0000; leave it out")
+        await self.texts.put(text)
+
+    async def end(self) -> None:
+        await self.texts.put(None)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self.texts.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        audio_s, given, spoken, pieces = 0.0, 0, 0, 0
+        offset = 0
+        async for text in self._texts():
+            for match in re.finditer(r"[^.!?]+[.!?]*\s*", text):
+                yield SegmentText(given, offset + match.start(), offset + match.end())
+                given += 1
+                samples = tone(len(match[0]), self.order.seed)
+                for start in range(0, len(samples), CHUNK_LETTERS * SAMPLES_PER_LETTER):
+                    if not await self._may_go_on():
+                        self.verdict = Verdict(FinishReason.CANCELLED, audio_s, spoken, given)
+                        return
+                    if self.fails_after is not None and pieces >= self.fails_after:
+                        if self.ends_with is not None:
+                            self.verdict = self.ends_with
+                            return
+                        self.verdict = Verdict(
+                            FinishReason.ERROR, audio_s, spoken, given, "engine: it broke", "engine_stopped"
+                        )
+                        raise EngineStopped("engine: it broke")
+                    piece = samples[start : start + CHUNK_LETTERS * SAMPLES_PER_LETTER]
+                    pieces += 1
+                    audio_s += len(piece) / RATE
+                    yield AudioChunk(piece, RATE, segment=given - 1)
+                spoken += 1
+            offset += len(text)
+        reason = FinishReason.CANCELLED if self.cancelled.is_set() else FinishReason.STOP
+        self.verdict = Verdict(reason, audio_s, spoken, given)
+
+    async def _texts(self) -> AsyncIterator[str]:
+        if self.order.text is not None:
+            yield self.order.text
+            return
+        while (text := await self.texts.get()) is not None:
+            yield text
+
+    async def _may_go_on(self) -> bool:
+        if self.gate is not None and not self.cancelled.is_set():
+            waits = [asyncio.ensure_future(self.gate.wait()), asyncio.ensure_future(self.cancelled.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        return not self.cancelled.is_set()
+
+
+@dataclass
+class FakeSpeaker:
+    """Public voices "anna" (built in) and whatever is added."""
+
+    gate: asyncio.Event | None = None
+    refuses_with: VivavoceError | None = None
+    fails_after: int | None = None
+    ends_with: Verdict | None = None
+    is_ready: bool = True
+    orders: list[SpeechRequest] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)
+
+    @property
+    def about(self) -> ModelAbout:
+        return ModelAbout("fake", "a tone", RATE, demo=True)
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def speak(self, order: SpeechRequest) -> FakeStream:
+        if not self.is_ready:
+            raise EngineStopped("engine: is starting; try again in some seconds")
+        if self.refuses_with is not None:
+            raise self.refuses_with
+        if order.text is not None and not order.text.strip():
+            raise InvalidText("text: nothing in '' can be spoken; write at least one word")
+        if isinstance(order.voice, str) and order.voice not in {v.name for v in await self.voices(order.owner)}:
+            raise VoiceNotFound(f"voice: {order.voice!r} is not registered (known: anna)")
+        self.orders.append(order)
+        self.streams.append(FakeStream(order, self.gate, self.fails_after, self.ends_with))
+        return self.streams[-1]
+
+    async def voices(self, owner: str) -> list[VoiceSummary]:
+        stored = [voice for (whose, _), voice in self.stored.items() if whose in ("", owner)]
+        return [VoiceSummary("anna", "built_in", True, "a tone"), *stored]
+
+    async def add_voice(
+        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+    ) -> VoiceSummary:
+        if self.refuses_with is not None:
+            raise self.refuses_with
+        if not recording.content:
+            raise InvalidAudio("reference audio: the given data is empty (0 bytes); give a recording with sound in it")
+        if (owner, name) in self.stored and not replace:
+            raise VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
+        voice = VoiceSummary(name, "stored", owner == "", description, recording.transcript)
+        self.stored[owner, name] = voice
+        return voice
+
+    async def remove_voice(self, owner: str, name: str) -> None:
+        if (owner, name) not in self.stored:
+            raise VoiceNotFound(f"voice: {name!r} is not registered (known: anna)")
+        del self.stored[owner, name]
+
+    async def statistics(self) -> SpeakerStatistics | None:
+        return SpeakerStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")

@@ -1,0 +1,165 @@
+"""What docs/server.md shows runs, and `/openapi.json` tells the truth: all answers are as it documents them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+import soundfile
+import typer
+from fastapi import FastAPI
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from tests.entrypoints.fake_speaker import RATE, FakeSpeaker, tone
+from tests.entrypoints.http.serving import Served, make_state, serving
+from vivavoce.entrypoints.cli.main import app
+from vivavoce.entrypoints.http.app import build_app, build_legacy_app
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.entrypoints.http.speech_input import SamplingFields, SpeechFields
+from vivavoce.service.voices.names import VoiceSummary
+
+ROOT = Path(__file__).parents[3]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "README.md")}
+MANUAL = PAGES["docs/server.md"]
+ADDRESS = "127.0.0.1:8880"
+
+
+def blocks(language: str, page: str = MANUAL) -> list[str]:
+    return [
+        code for kind, code in re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if kind == language
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """With the voice that the small demo has, too."""
+    calm = {("", "calm"): VoiceSummary("calm", "built_in", True)}
+    with serving(build_app, lambda: make_state(FakeSpeaker(stored=calm))) as served:
+        yield served
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the examples run, with the recording that they name."""
+    soundfile.write(tmp_path / "me.wav", tone(100, 1), RATE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "code", [code for page in PAGES.values() for code in blocks("python", page) if ADDRESS in code]
+)
+def test_python_runs(code: str, server: Served, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code.replace(ADDRESS, f"127.0.0.1:{server.port}"), "server.md", "exec"), {})
+    said = capsys.readouterr().out
+    for printed, wanted in (("first audio after", r"after 0\.\d\d s"), ("finish_reason", r"s\nstop\n$")):
+        assert printed not in code or re.search(wanted, said), said
+    for name in re.findall(r'_file\("(.*?)"\)', code):
+        assert soundfile.info(folder / name).duration > 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize("code", [code for page in PAGES.values() for code in blocks("bash", page)])
+def test_curl_runs(code: str, server: Served, folder: Path) -> None:
+    assert ADDRESS in code
+    script = code.replace(ADDRESS, f"127.0.0.1:{server.port}").replace("curl ", "curl --fail-with-body -sS ")
+    done = subprocess.run(["bash", "-ec", script], capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in re.findall(r"-o (\S+)", code):
+        assert soundfile.info(folder / name).duration > 0
+    if "/requests/" in code:
+        assert '"finish_reason":"stop"' in done.stdout
+    if "DELETE" in code:
+        assert re.findall(r'"id":"(\w+)"', done.stdout) == ["me", *(2 * ["anna", "calm", "me"]), "me"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line for page in PAGES.values() for line in re.findall(r"^(vivavoce (?:serve|keys)\b.*)$", page, re.MULTILINE)],
+)
+def test_commands_are_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def test_every_field_is_in_the_table() -> None:
+    table = MANUAL[MANUAL.index("| field | default") : MANUAL.index("The first four")]
+    assert set(re.findall(r"^\| `(\w+)` ", table, re.MULTILINE)) == set(SpeechFields.model_fields)
+    sampling = next(line for line in table.splitlines() if line.startswith("| `sampling`"))
+    assert set(re.findall(r"`(\w+)`", sampling)) == {"sampling", *SamplingFields.model_fields}
+
+
+def test_links_lead_somewhere() -> None:
+    for target, place in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", MANUAL):
+        page = ROOT / "docs" / target if target else ROOT / "docs" / "server.md"
+        assert page.exists(), target
+        if place:
+            headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            assert place in {heading.lower().replace(" ", "-") for heading in headings}, place
+
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    unsupported_method,
+]
+
+
+def described(build: Callable[[AppState], FastAPI]) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_dict(build(make_state()).openapi())
+
+
+BOUNDED = settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+"""The same examples each time."""
+
+
+@pytest.fixture(scope="module")
+def legacy() -> Iterator[Served]:
+    with serving(build_legacy_app) as served:
+        yield served
+
+
+@described(build_app).parametrize()
+@BOUNDED
+def test_answers_are_as_documented(case: schemathesis.Case[Any], server: Served) -> None:
+    case.call_and_validate(base_url=server.url, checks=CHECKS)
+
+
+@described(build_legacy_app).parametrize()
+@settings(BOUNDED, max_examples=4)
+def test_answers_of_cosyvoices_routes_are_as_documented(case: schemathesis.Case[Any], legacy: Served) -> None:
+    also_get = [check for check in CHECKS if check is not unsupported_method]  # its own client sends forms with GET
+    case.call_and_validate(base_url=legacy.url, checks=also_get)
+
+
+def test_no_answer_is_documented_that_never_comes(server: Served) -> None:
+    description = httpx.get(f"{server.url}/openapi.json").json()
+    assert "HTTPValidationError" not in description["components"]["schemas"]
+    for path, operations in description["paths"].items():
+        for method, operation in operations.items():
+            statuses = set(operation["responses"])
+            assert "422" not in statuses, path
+            if method != "post":
+                assert not statuses & {"408", "413", "429"}, path

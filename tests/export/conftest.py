@@ -1,0 +1,39 @@
+"""The models that are exported: babble merged on the fly, and as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from trtllm_goldens import DATA
+
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.export.hf_folder import Source, export_hf, open_official
+from vivavoce.service.text.tokenizer import TextTokenizer
+
+
+@pytest.fixture(scope="module")
+def source(babble: Path) -> Source:
+    """Babble, merged on the fly."""
+    return open_official(babble, len(TextTokenizer.from_folder(babble / BACKBONE)))
+
+
+@pytest.fixture(scope="session")
+def merged(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Babble as a Hugging Face folder, in its own float32."""
+    folder = tmp_path_factory.mktemp("hf") / "merged"
+    export_hf(babble, folder, TextTokenizer.from_folder(babble / BACKBONE).to_json())
+    return folder
+
+
+@pytest.fixture
+def changed(merged: Path, tmp_path: Path) -> Path:
+    """A copy of `merged`, to change."""
+    return Path(shutil.copytree(merged, tmp_path / "changed"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A Qwen2 folder without speech, to change."""
+    return Path(shutil.copytree(DATA / "a_h64" / "hf", tmp_path / "hf", copy_function=shutil.copy))

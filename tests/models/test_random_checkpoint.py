@@ -1,0 +1,168 @@
+"""The babble checkpoint: official names and shapes, bounded signals, files that their readers accept."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from vivavoce.checkpoint.folder import fingerprint
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.weights import fold_weight_norm, read_tensors
+from vivavoce.errors import CheckpointError
+from vivavoce.models.generations import NETWORKS
+from vivavoce.models.random_checkpoint import TINY, make_babble_checkpoint, random_state
+
+PARAMETERS = Path(__file__).parents[1] / "data" / "checkpoint" / "v2_tiny_parameters.txt"
+QWEN2_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+PARTS = ("llm", "flow", "hift")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble")
+
+
+def official_parameters(part: str) -> dict[str, tuple[int, ...]]:
+    rows = [line.split() for line in PARAMETERS.read_text().splitlines() if not line.startswith("#")]
+    return {name: tuple(map(int, shape.split("x"))) for owner, name, shape in rows if owner == part}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_names_and_shapes_are_the_official_ones(folder: Path, part: str) -> None:
+    state = read_tensors(folder / f"{part}.pt")
+    text = {"llm.model.model.embed_tokens.weight", "llm.model.lm_head.weight"} & state.keys()
+    expected = official_parameters(part)
+    assert state.keys() == expected.keys()
+    assert {key: tuple(state[key].shape) for key in expected.keys() - text} == {
+        key: expected[key] for key in expected.keys() - text
+    }
+    assert {state[key].shape for key in text} <= {(TINY.text_vocabulary, 64)}
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+
+
+def test_signals_keep_their_size(folder: Path) -> None:
+    """A matrix times a vector of unit variance gives about unit variance: nothing dies out, nothing explodes."""
+    state = read_tensors(folder / "flow.pt") | fold_weight_norm(read_tensors(folder / "hift.pt"))
+    matrices = {key: tensor for key, tensor in state.items() if tensor.dim() >= 2 and tensor.numel() > 10_000}
+    gains = {
+        key: float(tensor.std()) * math.sqrt(tensor[0].numel())
+        for key, tensor in matrices.items()
+        if "embedding" not in key and not key.startswith("ups.")
+    }
+    assert len(gains) > 50
+    assert all(0.4 < gain < 2.5 for gain in gains.values()), gains
+
+
+def test_only_the_end_can_stop_an_utterance(folder: Path) -> None:
+    state = read_tensors(folder / "llm.pt")
+    bias = state["llm_decoder.bias"][6561:]
+    assert not state["llm_decoder.weight"][6561:].any()
+    assert bias[0] > 0 > -50 > bias[1:].max()
+
+
+def open_model(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("num_frames", [1, 50, 333])
+def test_the_speaker_encoder_runs(folder: Path, num_frames: int) -> None:
+    encoder = open_model(folder / "campplus.onnx")
+    features = np.random.default_rng(0).standard_normal((1, num_frames, 80)).astype(np.float32)
+    (embedding,) = encoder.run(None, {encoder.get_inputs()[0].name: features})
+    (other,) = encoder.run(None, {encoder.get_inputs()[0].name: features[:, ::-1] * 2})
+    assert embedding.shape == (1, 192)
+    assert np.isfinite(embedding).all()
+    np.testing.assert_allclose(other, 2 * embedding, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_frames", [1, 3, 4, 5, 100, 101])
+def test_the_speech_tokenizer_makes_one_token_of_four_frames(folder: Path, num_frames: int) -> None:
+    tokenizer = open_model(folder / "speech_tokenizer_v2.onnx")
+    features = np.random.default_rng(1).standard_normal((1, 128, num_frames)).astype(np.float32)
+    names = [port.name for port in tokenizer.get_inputs()]
+    length = np.array([num_frames], np.int32)
+    (tokens,) = tokenizer.run(None, dict(zip(names, (features, length), strict=True)))
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (1, math.ceil(num_frames / 4))
+    assert tokens.min() >= 0
+    assert tokens.max() < 6561
+    assert num_frames < 100 or len(set(tokens[0].tolist())) > 10
+
+
+def test_one_token_per_byte_of_text(folder: Path) -> None:
+    backbone = folder / "CosyVoice-BlankEN"
+    vocabulary = json.loads((backbone / "vocab.json").read_text(encoding="utf-8"))
+    added = json.loads((backbone / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert sorted(vocabulary.values()) == list(range(256))
+    assert (vocabulary["!"], vocabulary["Ġ"], vocabulary["Ċ"]) == (0, 220, 198)
+    assert [added[str(number)]["content"] for number in (256, 257, 258)] == QWEN2_TOKENS
+
+
+@pytest.mark.parametrize("name", ["lm", "flow", "vocoder"])
+def test_a_seed_says_everything(folder: Path, name: str) -> None:
+    config = read_config(folder, read_tensors(folder / "flow.pt"))
+    first, again, other = (random_state(NETWORKS[config.generation][name], config, seed) for seed in (7, 7, 8))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    differing = [key for key in first if not torch.equal(first[key], other[key])]
+    assert len(differing) == len(first)
+
+
+def test_the_same_checkpoint_is_left_as_it_is(folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert make_babble_checkpoint(folder) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_another_seed_is_another_model(folder: Path, tmp_path: Path) -> None:
+    other = make_babble_checkpoint(tmp_path / "new" / "babble", seed=1)
+    assert fingerprint(other) != fingerprint(folder)
+    with pytest.raises(CheckpointError, match="in use for something else"):
+        make_babble_checkpoint(other, seed=2)
+
+
+def test_nothing_of_the_user_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "llm.pt").write_text("precious")
+    with pytest.raises(CheckpointError, match="choose a folder that does not exist yet"):
+        make_babble_checkpoint(tmp_path / "mine")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"mine", "mine/llm.pt"}
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [("write_spk2info", OSError(28, "No space left on device")), ("os.replace", PermissionError(13, "No"))],
+)
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: OSError
+) -> None:
+    def fail(source: Path, target: object) -> None:
+        if step == "write_spk2info" or target == tmp_path / "babble":
+            raise error
+        source.rename(target)
+
+    monkeypatch.setattr(f"vivavoce.models.random_checkpoint.{step}", fail)
+    with pytest.raises(CheckpointError, match=rf"cannot be written \({error.strerror}\)"):
+        make_babble_checkpoint(tmp_path / "babble")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes just before the folder gets its name."""
+    first = make_babble_checkpoint(tmp_path / "first")
+
+    def overtaken(source: Path, target: Path) -> None:
+        if target == tmp_path / "babble":
+            shutil.copytree(first, target)
+        source.rename(target)
+
+    monkeypatch.setattr("os.replace", overtaken)
+    assert make_babble_checkpoint(tmp_path / "babble") == tmp_path / "babble"
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "babble"}

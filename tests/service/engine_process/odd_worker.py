@@ -1,0 +1,58 @@
+"""An engine's process that does what a real one does once in a year: `odd_worker.py MODE FD`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+from vivavoce.errors import RequestCancelled
+from vivavoce.service.engine_process.messages import OPENING, Message, framed
+from vivavoce.service.speaker import ModelAbout
+
+MARK = "VIVAVOCE_TEST_MARK"
+"""Names a file; as long as it is there, "stumbles" does not get ready."""
+LONG_S = 600.0
+
+
+def main() -> None:
+    """ends: when it is ready; stumbles: see `MARK`; deaf: takes no messages. Others do something when they are to
+    speak: babbles: says what is no message; gives up: ends the request as if it was cancelled; lingers: is silent, and
+    does not end.
+    """
+    mode, connection = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
+    receive(connection)
+    if mode == "stumbles" and os.path.exists(os.environ[MARK]):
+        time.sleep(LONG_S)
+    connection.sendall(framed(Message(OPENING, "answer", ModelAbout("odd", "nothing", 24_000, demo=True))))
+    if mode == "ends":
+        return
+    if mode == "deaf":
+        time.sleep(LONG_S)
+    while (message := receive(connection)) is not None:
+        if message.kind != "speak":
+            continue
+        if mode == "stumbles":
+            return
+        if mode == "babbles":
+            connection.sendall(struct.pack("!I", 5) + b"babel")
+        elif mode == "gives up":
+            connection.sendall(framed(Message(message.number, "answer")))
+            connection.sendall(framed(Message(message.number, "end", RequestCancelled("request: was cancelled"))))
+        elif mode == "lingers":
+            connection.close()
+            time.sleep(LONG_S)
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message; None: there will be none."""
+    head = connection.recv(4, socket.MSG_WAITALL)
+    return pickle.loads(connection.recv(*struct.unpack("!I", head), socket.MSG_WAITALL)) if head else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The engine in a process of its own: real processes, a tiny model that babbles."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.errors import (
+    CheckpointError,
+    EngineStopped,
+    InvalidAudio,
+    InvalidRequest,
+    InvalidText,
+    VivavoceError,
+    VoiceNotFound,
+)
+from vivavoce.service.engine_process.client import EngineClient
+from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.operations.settings import EngineSection, ModelSection, VoicesSection
+from vivavoce.service.session import AHEAD
+from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
+
+SHORT = SamplingParams(max_ratio=1.0, min_ratio=0.0, top_k=5)
+"""Babble does not stop by itself: one speech token for each text token."""
+TEXT = "One two three four five six seven eight. " * 16
+"""More segments than the engine is given at once."""
+ROUNDING = 0.005
+"""Larger batches sum in another order; other tokens are another length or another wave."""
+
+
+Loop = asyncio.AbstractEventLoop
+
+
+def settings_for(model: Path, voices: Path) -> EngineProcessSettings:
+    return EngineProcessSettings(
+        ModelSection(model=str(model), device="cpu", warm_up_s=0),
+        EngineSection(admission=AdmissionMode.ALL),
+        VoicesSection(place=str(voices)),
+    )
+
+
+@asynccontextmanager
+async def started(settings: EngineProcessSettings, *command: str) -> AsyncIterator[EngineClient]:
+    """A host of its own that is ready."""
+    host = EngineClient(settings, *([command] if command else []))
+    try:
+        await host.start()
+        yield host
+    finally:
+        await host.close()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    """Of the tests that share a host."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def host(loop: Loop, babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineClient]:
+    """One host for several tests, with the voice anna."""
+    starting = started(settings_for(babble, tmp_path_factory.mktemp("voices")))
+    host = loop.run_until_complete(starting.__aenter__())
+    added = loop.run_until_complete(host.add_voice("", "anna", recording(), description="noise"))
+    assert (added.name, added.kind, added.public) == ("anna", "stored", True)
+    yield host
+    loop.run_until_complete(starting.__aexit__(None, None, None))
+
+
+def recording(seed: int = 0) -> Recording:
+    """A second of something that is no silence, as a WAV file."""
+    noise = np.random.default_rng(seed).normal(0, 0.1, 16_000).astype(np.float32)
+    file = io.BytesIO()
+    soundfile.write(file, noise, 16_000, format="WAV", subtype="PCM_16")
+    return Recording(file.getvalue(), "hello there")
+
+
+def order(
+    text: str | None = "Hello there, friend.", voice: str | Recording | None = "anna", **fields: object
+) -> SpeechRequest:
+    return SpeechRequest(text, voice, sampling=SHORT, **fields)  # type: ignore[arg-type]
+
+
+async def spoken(host: EngineClient, wanted: SpeechRequest) -> tuple[np.ndarray, list[SegmentText]]:
+    stream = await host.speak(wanted)
+    samples, told = [], []
+    async for event in stream:
+        if isinstance(event, AudioChunk):
+            assert event.segment in {one.place for one in told}
+            samples.append(event.samples)
+        else:
+            told.append(event)
+    assert stream.verdict is not None
+    assert stream.verdict.reason in (FinishReason.STOP, FinishReason.LENGTH)
+    assert stream.verdict.segments_spoken == stream.verdict.segments_given == len({one.place for one in told})
+    assert stream.verdict.speech_tokens is not None
+    return np.concatenate(samples), told
+
+
+def differ(one: np.ndarray, other: np.ndarray) -> float:
+    """By what share of its peak one differs from the other, which may be of another length."""
+    return 1.0 if len(one) != len(other) else float(np.abs(one - other).max() / np.abs(other).max())
+
+
+async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:
+    assert host.about.sample_rate == 24_000
+    assert "anna" in {voice.name for voice in await host.voices("")}
+    before = await host.statistics()
+    first, _ = await spoken(host, order())
+    again, _ = await spoken(host, order())
+    other, _ = await spoken(host, order(seed=1))
+    assert np.array_equal(first, again)
+    assert differ(first, other) > ROUNDING
+    after = await host.statistics()
+    assert before is not None
+    assert after is not None
+    assert after.engine.requests.finished - before.engine.requests.finished == 3
+    assert after.starts == 1
+    await host.add_voice("me", "mine", recording(1))
+    assert {voice.name for voice in await host.voices("me")} >= {"anna", "mine"}
+    await spoken(host, order(voice="mine", owner="me"))
+    with pytest.raises(VoiceNotFound):
+        await host.speak(order(voice="mine"))
+    await host.remove_voice("me", "mine")
+    with pytest.raises(VoiceNotFound):
+        await host.speak(order(voice="mine", owner="me"))
+
+
+async def test_neighbours_do_not_change_a_long_text_whose_segments_are_told(loop: Loop, host: EngineClient) -> None:
+    alone, told = await spoken(host, order(TEXT))
+    assert len(told) > AHEAD + 1
+    assert (told[0].start, told[-1].end) == (0, len(TEXT))
+    assert all(one.end == other.start for one, other in pairwise(told))
+    several = await asyncio.gather(*(spoken(host, order(TEXT, seed=seed)) for seed in (0, 1)))
+    assert differ(several[0][0], alone) <= ROUNDING < differ(several[1][0], alone)
+
+
+async def test_bad_input_is_refused_and_nobody_else_is_harmed(loop: Loop, host: EngineClient) -> None:
+    going = asyncio.ensure_future(spoken(host, order(TEXT)))
+    refusals: list[tuple[SpeechRequest, type[VivavoceError]]] = [
+        (order("..."), InvalidText),
+        (order("x" * 20_001), InvalidText),
+        (order(voice="nobody"), VoiceNotFound),
+        (order(voice="../../etc/passwd"), VivavoceError),
+        (order(voice=Recording(b"no audio")), InvalidAudio),
+        (order(mode="instruct"), InvalidRequest),
+        (order(policy="fast"), InvalidRequest),
+    ]
+    for wanted, kind in refusals:
+        with pytest.raises(kind):
+            await host.speak(wanted)
+    empty = await host.speak(order(None))
+    await empty.end()
+    with pytest.raises(InvalidText):
+        await anext(aiter(empty))
+    unharmed, _ = await going
+    assert differ((await spoken(host, order(TEXT)))[0], unharmed) <= ROUNDING
+
+
+async def test_a_cancelled_request_is_freed(loop: Loop, host: EngineClient) -> None:
+    stream = await host.speak(order(TEXT))
+    async for event in stream:
+        if isinstance(event, AudioChunk):
+            stream.cancel()
+    assert stream.verdict is not None
+    assert stream.verdict.reason is FinishReason.CANCELLED
+    waiting = await host.speak(order(None))
+    waiting.cancel()
+    asking = asyncio.ensure_future(host.speak(order(TEXT)))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await spoken(host, order())  # what was asked before it has been taken up by now
+    figures = await host.statistics()
+    assert figures is not None
+    assert figures.engine.requests.unfinished == 0
+    assert figures.engine.slots.used == 0
+
+
+async def test_a_text_that_arrives_is_spoken_sentence_by_sentence(babble: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(babble, tmp_path / "model")
+    card = model / "vivavoce.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "text_stream": "sentences"}))
+    async with started(settings_for(model, tmp_path / "voices")) as host:
+        await host.add_voice("", "anna", recording())
+        stream = await host.speak(order(None))
+        events = aiter(stream)
+        await stream.push("One two three four five. Six sev")
+        first = await anext(events)
+        assert first == SegmentText(0, 0, 24)  # and its audio need not wait for the rest
+        while not isinstance(await anext(events), AudioChunk):
+            pass
+        await stream.push("en eight nine ten eleven.")
+        await stream.end()
+        rest = [event async for event in events]
+        assert SegmentText(1, 25, 57) in rest
+        assert stream.verdict is not None
+        assert (stream.verdict.segments_spoken, stream.verdict.segments_given) == (2, 2)
+
+
+async def test_a_killed_process_is_replaced_voices_are_there_and_it_ends_with_its_server(
+    babble: Path, tmp_path: Path
+) -> None:
+    async with started(settings_for(babble, tmp_path / "voices")) as host:
+        await host.add_voice("", "anna", recording())
+        before, _ = await spoken(host, order())
+        stream = await host.speak(order(TEXT))
+        victim = host.process_id
+        assert victim is not None
+        assert os.getpgid(victim) != os.getpgid(0), "a terminal's Ctrl-C would end it, too"
+        events = aiter(stream)
+        while not isinstance(await anext(events), AudioChunk):
+            pass
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(EngineStopped, match="SIGKILL"):
+            [event async for event in events]
+        assert not host.ready
+        with pytest.raises(EngineStopped, match="starting"):
+            await host.speak(order())
+        assert host.about.name  # what it was is still known
+        await host.until_ready()
+        assert host.process_id not in (None, victim)
+        last = host.process_id or 0
+        assert np.array_equal((await spoken(host, order()))[0], before)
+        figures = await host.statistics()
+        assert figures is not None
+        assert figures.starts == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(last, 0)
+
+
+async def test_a_process_that_is_stuck_is_replaced(
+    babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivavoce.service.engine_process.client.PULSE_S", 0.1)
+    monkeypatch.setattr("vivavoce.service.engine_process.client.STUCK_S", 2.0)
+    async with started(settings_for(babble, tmp_path / "voices")) as host:
+        victim = host.process_id
+        assert victim is not None
+        os.kill(victim, signal.SIGSTOP)
+        asking = asyncio.gather(host.voices(""), host.speak(order()), return_exceptions=True)
+        for answer in await asking:
+            assert isinstance(answer, EngineStopped)
+            assert "SIGKILL" in str(answer)
+        monkeypatch.setattr("vivavoce.service.engine_process.client.STUCK_S", 60.0)
+        await host.until_ready()
+        assert host.process_id not in (None, victim)
+
+
+async def test_a_process_that_cannot_be_begun_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineStopped, match=r"cannot be begun.*before it could speak"):
+        async with started(settings_for(tmp_path, tmp_path), str(tmp_path / "nothing")):
+            pass
+
+
+async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CheckpointError):
+        async with started(settings_for(tmp_path / "model", tmp_path / "voices")):
+            pass
+
+
+def test_the_server_needs_no_torch() -> None:
+    code = (
+        "import sys; import vivavoce.service.engine_process.client, vivavoce.entrypoints.http.app; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

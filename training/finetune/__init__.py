@@ -1,1 +1,0 @@
-"""Fine-tuning of a checkpoint on a user's own recordings."""

@@ -1,1 +1,0 @@
-"""Training of the flow: speech tokens, a speaker and a prompt → mel."""

@@ -1,1 +1,0 @@
-"""Training of the language model: text tokens → speech tokens."""
