@@ -18,6 +18,7 @@ PACKAGE = "vivavoce"
 MAX_LINES = 500
 
 HEIGHT = {
+    "child": 0,
     "errors": 0,
     "files": 0,
     "lru_cache": 0,

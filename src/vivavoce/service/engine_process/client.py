@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
+from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
@@ -108,7 +106,7 @@ class EngineClient:
     """
 
     def __init__(
-        self, settings: EngineProcessSettings, command: Sequence[str] = (sys.executable, "-m", PROCESS_MODULE)
+        self, settings: EngineProcessSettings, command: Sequence[str] = python_command(PROCESS_MODULE)
     ) -> None:
         self._settings, self._command = settings, tuple(command)
         self._numbers = itertools.count(1)
@@ -282,8 +280,6 @@ class EngineClient:
 
     async def _begin(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
-        home = str(Path(__file__).parents[3])  # where the package lies, whatever made this process find it
-        path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -291,7 +287,6 @@ class EngineClient:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the server, which lets requests finish
-                    env={**os.environ, "PYTHONPATH": path},
                 )
             self._starts += 1
             reader, self._writer = await asyncio.open_connection(sock=ours)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
 
+from vivavoce.child import python_command
 from vivavoce.service.text.reading import Language, Languages, SpokenForm, load_languages
 
 log = logging.getLogger(__name__)
@@ -66,13 +65,8 @@ class ReadingProcesses:
         self._finalizer()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        home = str(Path(__file__).parents[3])  # where the package lies, whatever made this process find it
-        path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
-        command = [sys.executable, "-m", __name__]
-        command += ["--digits-in-chinese"] if self._digits_in_chinese else []
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-        )
+        command = python_command(__name__, *(["--digits-in-chinese"] if self._digits_in_chinese else []))
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._all.append(process)
         return process
 
