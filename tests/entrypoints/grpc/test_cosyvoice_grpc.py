@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import FakeSpeaker
 from tests.entrypoints.grpc.calling import TEXT, audio, calling, described, pairs, request, sft, spoken
 from vivavoce.entrypoints.grpc.server import FILE, start_grpc
@@ -169,24 +168,6 @@ async def test_a_port_that_is_taken_is_said() -> None:
     async with calling() as caller:
         with pytest.raises(InvalidRequest, match=f"grpc port: {caller.port} on 127.0.0.1 cannot be taken"):
             await start_grpc(caller.dispatcher, KeyRing(), ServerSection(), "127.0.0.1", caller.port, 4)
-
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-
-
-def certified(folder: Path) -> dict[str, Path]:
-    """A certificate for 127.0.0.1 that signs itself, as settings."""
-    certificate, key = folder / "tls.crt", folder / "tls.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return {"tls_certificate": certificate, "tls_key": key}
 
 
 async def ask(credentials: grpc.ChannelCredentials | None, **files: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -61,14 +62,19 @@ class Served:
 
 
 @contextmanager
-def serving(build: Callable[[AppState], ASGIApp], make: Callable[[], AppState] = make_state) -> Iterator[Served]:
+def serving(
+    build: Callable[[AppState], ASGIApp],
+    make: Callable[[], AppState] = make_state,
+    listening: socket.socket | None = None,
+) -> Iterator[Served]:
     """Serve what `build` makes of the state that `make` makes, both called in the server's thread."""
     ready: Future[tuple[Served, asyncio.Event]] = Future()
 
     async def run() -> None:
         try:
             stop, state = asyncio.Event(), make()
-            listener = Listener(build(state), bind("127.0.0.1", 0, "port"), state.settings.server)
+            at = listening or bind("127.0.0.1", 0, "port")
+            listener = Listener(build(state), at, state.settings.server)
             await listener.start()
         except BaseException as error:
             ready.set_exception(error)

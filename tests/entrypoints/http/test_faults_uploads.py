@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import base64
+import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain, repeat
+from pathlib import Path
 
 import pytest
 
 from tests.entrypoints.http.faulty_clients import (
+    END,
     FORM,
     NEIGHBOUR,
     Answer,
     Client,
+    PatientSpeaker,
+    asked,
     memory_bounded,
     part,
     request,
@@ -22,9 +27,12 @@ from tests.entrypoints.http.faulty_clients import (
     state_of,
     undisturbed,
 )
-from tests.entrypoints.http.serving import Served, serving
+from tests.entrypoints.http.serving import Served, make_state, serving
 from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE
+from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce.service.operations.settings import ServerSection, ServerSettings
 
 SPEECH, VOICES = "/v1/audio/speech", "/v1/audio/voices"
 MIB = 1 << 20
@@ -44,13 +52,13 @@ def server() -> Iterator[Served]:
         yield served
 
 
-def upload(server: Served, kind: str, length: int, *, chunked: bool) -> tuple[Answer, bool]:
+def upload(server: Served, kind: str, length: int, *, chunked: bool, **caller: str) -> tuple[Answer, bool]:
     """Write everything before a byte of the answer is read: the answer, and whether the connection then ended."""
     path, content_type, opening = OPENINGS[kind]
     pieces: Iterable[bytes] = chain((opening,), repeat(PIECE, length // len(PIECE)))
-    head = request(path, content_type=content_type, content_length=str(len(opening) + length))
+    head = request(path, content_type=content_type, content_length=str(len(opening) + length), **caller)
     if chunked:
-        head = request(path, content_type=content_type, content_length="", transfer_encoding="chunked")
+        head = request(path, content_type=content_type, content_length="", transfer_encoding="chunked", **caller)
         pieces = chain((b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces), (b"0\r\n\r\n",))
     with Client(server) as client:
         assert client.send(chain((head,), pieces))
@@ -76,7 +84,8 @@ def test_a_gigabyte_in_chunks(server: Served) -> None:
 
 def test_ten_at_once(server: Served) -> None:
     with undisturbed(server), memory_bounded(32 * MIB), ThreadPoolExecutor(10) as pool:
-        answers = [pool.submit(upload, server, "form", 16 * MIB, chunked=True) for _ in range(10)]
+        callers = [{"x_forwarded_for": f"10.0.0.{number // 2}"} for number in range(10)]
+        answers = [pool.submit(upload, server, "form", 16 * MIB, chunked=True, **caller) for caller in callers]
         assert [answer.result()[0].status for answer in answers] == [413] * 10
 
 
@@ -95,26 +104,68 @@ def test_a_body_as_long_as_may_be_is_taken(server: Served, spare: int, status: i
         assert client.exchange(SPEECH, b"[" * (LIMIT + spare)).status == status
 
 
+EACH, LACKING = 65_536, 100
+BODY = b" " * (EACH - LACKING)
+
+
+@contextmanager
+def almost_sent(server: Served, *callers: dict[str, str]) -> Iterator[None]:
+    """Meanwhile each of these has sent a body whose end is missing; all are answered when it comes."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(Client(server)) for _ in callers]
+        for client, caller in zip(held, callers, strict=True):
+            client.ask(SPEECH, BODY, content_length=str(EACH), **caller)
+        for _ in range(3):  # what has come before this is asked is read before it is answered
+            assert asked(server, "/health/live", method="GET").status == 200
+        yield
+        for client in held:
+            client.send(b"{" * LACKING)
+            assert client.answer().status == 400
+
+
+def refused(server: Served, caller: dict[str, str]) -> str:
+    """Its body is told to come again; what the message says."""
+    answer = asked(server, SPEECH, BODY, content_length=str(EACH), **caller)
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "overloaded", "2")
+    return str(answer.error["message"])
+
+
+def address(number: int) -> dict[str, str]:
+    """As a proxy on this machine tells it."""
+    return {"x_forwarded_for": f"10.0.0.{number}"}
+
+
 def test_all_bodies_together_are_bounded() -> None:
     """Almost complete ones: so many are held, one more is told to come again, and then there is room."""
-    each, lacking = 65_536, 100
-    body = b" " * (each - lacking)
-    with serving(build_app, state_of(max_body_bytes=each)) as server, undisturbed(server):
-        with ExitStack() as stack:
-            held = [stack.enter_context(Client(server)) for _ in range(BODIES_AT_ONCE)]
-            for client in held:
-                client.ask(SPEECH, body, content_length=str(each))
-            for _ in range(3):  # what has come before this is asked is read before it is answered
-                with Client(server) as other:
-                    assert other.exchange("/health/live", method="GET").status == 200
-            with Client(server) as late:
-                answer = late.exchange(SPEECH, body, content_length=str(each))
-            assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "overloaded", "2")
-            for client in held:
-                client.send(b"{" * lacking)
-                assert client.answer().status == 400
-        with Client(server) as again:
-            assert again.exchange(SPEECH, body).status == 400
+    with serving(build_app, state_of(max_body_bytes=EACH)) as server, undisturbed(server):
+        with almost_sent(server, *(address(number // 4) for number in range(BODIES_AT_ONCE))):
+            assert refused(server, address(99)).endswith("try again when they have come")
+        assert asked(server, SPEECH, BODY, **address(99)).status == 400
+
+
+@pytest.mark.parametrize("by", ["address", "key"])
+def test_one_callers_bodies_leave_room_for_others(by: str, tmp_path: Path) -> None:
+    file, keys = tmp_path / "keys.toml", [new_key(), new_key()]
+    for number, key in enumerate(keys):
+        add_key(file, new_entry(key, f"caller-{number}", owner=f"owner-{number}"))
+    mine, others = ({"authorization": f"Bearer {key}", **address(1)} for key in keys)
+    if by == "address":
+        mine, others = address(1), address(2)
+
+    def state() -> AppState:
+        settings = ServerSettings(server=ServerSection(max_body_bytes=EACH))
+        return make_state(PatientSpeaker(), settings, KeyRing(file if by == "key" else None))
+
+    with serving(build_app, state) as server, almost_sent(server, *[mine] * (BODIES_AT_ONCE // 4)):
+        assert "of yours are being read" in refused(server, mine)
+        assert asked(server, SPEECH, BODY, **others).status == 400
+
+
+def test_uploads_stay_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    form = part("input", b"Hello.") + part("prompt_audio", bytes(3 * MIB), file=True) + END
+    with serving(build_app, state_of()) as server, undisturbed(server):
+        assert asked(server, SPEECH, form, content_type=FORM).status == 200
 
 
 def test_what_was_taken_does_not_count_while_it_is_spoken() -> None:

@@ -29,7 +29,7 @@ BRIEF = {"max_ratio": 2.0, "min_ratio": 0.0, "top_k": 5}
 @pytest.fixture(scope="module")
 def server(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """With one slot; the last test ends it."""
-    flags = ("--model", babble, "--admission", "refuse", "--slots", 1, "--drain", 600)
+    flags = ("--model", babble, "--admission", "refuse", "--slots", 1, "--drain", 600, "--health-port", 0)
     with serving_process(tmp_path_factory.mktemp("serve"), *flags, VIVAVOCE_MODEL_WARM_UP_S=0) as process:
         yield process
 
@@ -77,6 +77,14 @@ def test_who_is_too_many_is_refused_and_who_listens_hears_all(server: ServerProc
     assert told["segments_spoken"] == told["segments_given"] > 1
     assert told["audio_seconds"] == pytest.approx(heard / 2 / 24_000)
     assert httpx.post(address, json=order("Hello."), timeout=LATE_S).status_code == 200
+
+
+def test_health_and_figures_have_the_port_that_was_asked_for(server: ServerProcess) -> None:
+    own = server.address(r"health and metrics are at (http\S+)")
+    assert own != server.url
+    assert "vivavoce_engine_up 1" in httpx.get(f"{own}/metrics").text
+    found = [httpx.get(url).status_code for url in (f"{own}/health/ready", f"{server.url}/metrics", f"{own}/v1/models")]
+    assert found == [200, 404, 404]
 
 
 def test_a_second_signal_does_not_wait(server: ServerProcess) -> None:

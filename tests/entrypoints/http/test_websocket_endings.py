@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import socket
@@ -83,6 +84,19 @@ async def test_who_leaves_frees_the_stream() -> None:
         assert served.dispatcher.active == 0
 
 
+async def test_listeners_who_leave_are_no_defects(caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of audio, with more text on its way. What nobody looked at asyncio tells when it is collected."""
+    async with serving() as served:
+        for _ in range(20):
+            async with served.connect() as client:
+                await answered(client, start(text="Hello. " * 1_000), FLUSH, until="segment")
+                await send(client, text("And more. " * 1_000))
+                client.transport.abort()
+        await served.dispatcher.drain(LATE_S)
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
 async def narrow(port: int) -> socket.socket:
     """A connection whose end here takes little before it is read."""
     made = socket.socket()
@@ -114,14 +128,35 @@ async def test_who_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch, fi
         assert served.dispatcher.active == 0
 
 
-async def test_who_waits_for_audio_need_not_say_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_opens_an_utterance_and_brings_no_text_may_not_stay_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ws_session, "IDLE_S", 0.3)
+    async with connected() as (client, served):
+        await answered(client, start(), until="started")
+
+        async def ping_on() -> None:
+            while True:
+                await send(client, PING, FLUSH, text(""))
+                await asyncio.sleep(0.01)
+
+        pinging = asyncio.create_task(ping_on())
+        code, reason = await asyncio.wait_for(ending_of(client), LATE_S)
+        pinging.cancel()
+        await asyncio.wait({pinging})
+        assert (code, reason) == (ws_session.NORMAL, "idle: no text came for 0.3 s; send end when all of it has come")
+        assert served.dispatcher.active == 0
+
+
+@pytest.mark.parametrize(("last", "reply"), [(END, "done"), (FLUSH, "flushed")])
+async def test_who_waits_for_audio_need_not_say_anything(
+    monkeypatch: pytest.MonkeyPatch, last: dict[str, str], reply: str
+) -> None:
     monkeypatch.setattr(ws_session, "IDLE_S", 1.0)
     gate = asyncio.Event()
     async with connected(FakeSpeaker(gate=gate)) as (client, _):
-        await answered(client, text("Hello."), END, until="started")
+        await answered(client, text("Hello."), last, until="started")
         await asyncio.sleep(1.5)  # longer than it may be idle
         gate.set()
-        assert (await replies_until(client, "done"))[-1]["verdict"]["finish_reason"] == "stop"
+        assert len(audio_of(await replies_until(client, reply))) == 6 * 480
 
 
 @pytest.mark.parametrize("in_time", [True, False])

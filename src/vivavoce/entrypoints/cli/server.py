@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import time
@@ -12,9 +13,9 @@ from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.http.app import build_app, build_legacy_app
+from vivavoce.entrypoints.http.app import build_app, build_health_app, build_legacy_app
 from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import Listener, bind
+from vivavoce.entrypoints.http.listener import MARGIN, Listener, bind
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
@@ -31,6 +32,11 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_APPS = {"port": build_app, "legacy_port": build_legacy_app, "health_port": build_health_app}
+"""What is at the HTTP ports, by their settings' names."""
+
+FILES_BESIDE = 512
+"""Open files of a server that are no connections to its ports: the engine's, Redis', voices'."""
 GRPC_GRACE_S = 5.0
 """For calls whose speech has ended to send their clients the status."""
 
@@ -59,6 +65,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         for problem in tls_problems(server):
             raise InvalidRequest(problem)
         sockets = _sockets(server, stack)
+        server = fit_open_files(server, len(sockets) + (server.grpc_port is not None))
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
         if endpoint is not None:
             tracing = Tracing.exporting(endpoint, settings.telemetry.service_name)
@@ -70,14 +77,17 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             return
         dispatcher = RequestDispatcher(speaker, request_log=request_log)
         state = AppState(dispatcher, keys, settings)
-        builds = (build_app, build_legacy_app)
-        listeners = [Listener(build(state), at, server) for build, at in zip(builds, sockets, strict=False)]
-        for listener in listeners:
+        without_tls = server.model_copy(update=dict.fromkeys(("tls_certificate", "tls_key", "tls_client_ca")))
+        listeners = {
+            field: Listener(_APPS[field](state), at, without_tls if field == "health_port" else server)
+            for field, at in sockets.items()
+        }
+        for listener in listeners.values():
             await listener.start()
             stack.push_async_callback(listener.stop)
         if engine is not None:
             # A monitor learns from it that the server loads, and has not died.
-            report(f"loading the model; {_address(server, listeners[0])}/health/ready says when it can speak")
+            report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
             await _unless(stop, engine.start())
             if stop.is_set():
                 return
@@ -117,13 +127,36 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
             await working
 
 
-def _sockets(server: ServerSection, stack: AsyncExitStack) -> list[socket.socket]:
-    """Those of the HTTP ports, which listen; InvalidRequest: one of the server's ports is taken."""
-    ports = [(server.port, "port")] + ([(server.legacy_port, "legacy_port")] if server.legacy else [])
-    sockets = [stack.enter_context(bind(server.host, port, field)) for port, field in ports]
+def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
+    """Those of the HTTP ports by their settings, which listen; InvalidRequest: one of the server's ports is taken."""
+    legacy_port = server.legacy_port if server.legacy else None
+    ports = {"port": server.port, "legacy_port": legacy_port, "health_port": server.health_port}
+    wanted = {field: port for field, port in ports.items() if port is not None}
+    sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:
         bind(server.host, server.grpc_port, "grpc_port").close()  # gRPC takes it later, by itself
     return sockets
+
+
+def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
+    """Let this process open as many files as its ports' connections need, as far as the system lets it.
+
+    The settings; with fewer connections where it does not: one that cannot be taken would not even be told so.
+    """
+    wanted = ports * (server.max_connections + MARGIN) + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < wanted:  # a negative one is none
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard >= 0 else wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not 0 <= soft < wanted:
+        return server
+    fitting = max(1, (soft - min(FILES_BESIDE, soft // 2)) // ports - MARGIN)
+    log.warning(
+        "max_connections: %d instead of %d, since %d files may be open; allow %d (ulimit -Hn, LimitNOFILE of systemd)",
+        *(fitting, server.max_connections, soft, wanted),
+    )
+    return server.model_copy(update={"max_connections": fitting})
 
 
 async def _speaker(
@@ -144,12 +177,16 @@ async def _speaker(
     return upstream, None
 
 
-def _ready_lines(settings: ServerSettings, speaker: Speaker, listeners: list[Listener], seconds: float) -> list[str]:
+def _ready_lines(
+    settings: ServerSettings, speaker: Speaker, listeners: dict[str, Listener], seconds: float
+) -> list[str]:
     """Where it can be reached, and by whom."""
     server, about = settings.server, speaker.about
-    lines = [f"{about.name} speaks at {_address(server, listeners[0])} (ready after {seconds:.1f} s)"]
-    if len(listeners) > 1:
-        lines.append(f"CosyVoice's own routes are at {_address(server, listeners[1])}")
+    lines = [f"{about.name} speaks at {_address(server, listeners['port'])} (ready after {seconds:.1f} s)"]
+    if "legacy_port" in listeners:
+        lines.append(f"CosyVoice's own routes are at {_address(server, listeners['legacy_port'])}")
+    if "health_port" in listeners:
+        lines.append(f"health and metrics are at {_address(server, listeners['health_port'], 'http')}")
     if settings.auth.keys_file is None and not is_loopback(server.host):
         lines.append("note: everyone who reaches this address may speak and add voices; --keys asks for a key")
     if about.demo:
@@ -157,7 +194,7 @@ def _ready_lines(settings: ServerSettings, speaker: Speaker, listeners: list[Lis
     return lines
 
 
-def _address(server: ServerSection, listener: Listener) -> str:
-    scheme = "http" if server.tls_certificate is None else "https"
+def _address(server: ServerSection, listener: Listener, scheme: str = "") -> str:
+    scheme = scheme or ("http" if server.tls_certificate is None else "https")
     host = f"[{server.host}]" if ":" in server.host else server.host
     return f"{scheme}://{host}:{listener.port}"

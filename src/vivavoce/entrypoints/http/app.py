@@ -1,4 +1,4 @@
-"""The app of a server's main port, and that of CosyVoice's own routes."""
+"""The apps of a server's main port, of CosyVoice's own routes, and of its health alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
     for router in (openai.router, voices.router, ws_session.router, pages.health_router):
         app.include_router(router(state))
-    if state.settings.server.metrics:
+    if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))
     if state.settings.server.web_page:
         app.include_router(pages.router())
@@ -30,6 +30,15 @@ def build_legacy_app(state: AppState) -> FastAPI:
     app = _BoundedApp(state, "CosyVoice", "The routes of CosyVoice's own service, spoken by vivavoce.")
     for router in (cosyvoice.router, pages.health_router):
         app.include_router(router(state))
+    return app
+
+
+def build_health_app(state: AppState) -> FastAPI:
+    """Health and figures, for a port of their own that no client of the others can fill."""
+    app = _BoundedApp(state, "vivavoce's health", "Whether the server works, and figures for Prometheus.")
+    app.include_router(pages.health_router(state))
+    if state.settings.server.metrics:
+        app.include_router(metrics.router(state))
     return app
 
 

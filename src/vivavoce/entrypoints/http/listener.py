@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, cast
 
 import h11
@@ -21,13 +22,20 @@ from vivavoce.entrypoints.http.errors import error_response
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.operations.settings import ServerSection
 
+log = logging.getLogger(__name__)
+
 BODIES_AT_ONCE = 16
 """Bodies of the greatest size that may be in memory at once; messages of WebSockets likewise."""
 SMALL_BYTES = 1 << 16
 """A WebSocket message of this size is taken whatever others send."""
 MARGIN = 64
-"""Connections above the limit that are still answered, with 503; those above that are dropped unread."""
-_BACKLOG = 2048
+"""Connections above the limit that are still answered, with 503; those above that wait to be taken."""
+PATIENCE_S = 1.0
+"""How long a client may say nothing although others want its place."""
+_BACKLOG = 1024
+"""Connections that wait in the operating system: with fewer, of a crowd that comes at once some wait for a second."""
+PAUSE_S = 0.1
+"""Between two attempts to take a connection where there is no room for one."""
 _UNSENT_BYTES = 32 * 1024
 """Above this, what a client does not take waits in the engine and not in the operating system, which would take
 megabytes: minutes of speech that may never be heard."""
@@ -44,9 +52,17 @@ class BoundedConnection(asyncio.Protocol):
     only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
     """
 
-    def __init__(self, settings: ServerSection, connections: set[BoundedConnection], **given: Any) -> None:
+    def __init__(
+        self, settings: ServerSection, connections: set[BoundedConnection], is_crowded: bool, **given: Any
+    ) -> None:
         self._settings, self._connections = settings, connections
         self._protocol: asyncio.Protocol = H11Protocol(**given)
+        self.is_crowded = is_crowded
+        """It is above the most connections that are served."""
+        self.opening: asyncio.Task[None] | None = None
+        """Until it is made; with TLS that takes a handshake."""
+        self.waits_since = asyncio.get_running_loop().time()
+        """Since when the server waits for what the client has to send next, infinite: it does not."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._head_begun, self._may_answer_late_head = False, True
         self._is_idle = False
@@ -55,9 +71,7 @@ class BoundedConnection(asyncio.Protocol):
         self._held = bytearray()
         """What came while uvicorn did not want to read."""
         self._is_paused = self._is_websocket = False
-        self._has_left = True
-        self.is_crowded = False
-        """It is above the most connections that are served."""
+        self._has_left = False
         self.is_unread = False
         """What was sent waits for the client to read."""
         self.waiting = 0
@@ -67,14 +81,8 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport, self.opening = cast(asyncio.Transport, transport), None
         self.write = self._transport.write
-        self._connections.add(self)
-        above = len(self._connections) - self._settings.max_connections
-        if above > MARGIN:
-            self._transport.abort()
-            return
-        self.is_crowded, self._has_left = above > 0, False
         self._protocol.connection_made(cast(asyncio.Transport, self))
         self._await_head()
 
@@ -162,6 +170,7 @@ class BoundedConnection(asyncio.Protocol):
         """A request's headers are complete."""
         self._requests += 1
         self._is_idle = False
+        self.waits_since = math.inf
         self._stop_timer("head")
 
     def end_request(self, *, body_was_read: bool) -> None:
@@ -171,6 +180,8 @@ class BoundedConnection(asyncio.Protocol):
         self._may_answer_late_head = body_was_read
         if not self._requests and not self._is_websocket:
             self._is_idle = True
+            reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
+            self.waits_since = asyncio.get_running_loop().time() + reading_s
             # uvicorn closes idle connections, but not one whose next head had begun before the answer ended.
             self._await_head(self._settings.keep_alive_s)
 
@@ -182,6 +193,16 @@ class BoundedConnection(asyncio.Protocol):
     def message_taken(self) -> None:
         """The app has taken a WebSocket's message, and there is room again."""
         self.waiting = len(self._held)
+
+    # What the listener calls
+
+    def give_up(self) -> None:
+        """End it at once; its place is free."""
+        self._connections.discard(self)
+        if self.opening is None:
+            self._transport.abort()
+        else:
+            self.opening.cancel()
 
     def _forward(self, data: bytes) -> None:
         current_connection.set(self)  # uvicorn begins the app's task in this context
@@ -271,7 +292,7 @@ class Listener(uvicorn.Server):
     """One port. Signals are left to the process that runs it."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
-        self._socket = listening
+        self._socket, self._settings = listening, settings
         self.port: int = listening.getsockname()[1]
         """Where it listens."""
         self.connections: set[BoundedConnection] = set()
@@ -279,7 +300,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, partial(BoundedConnection, settings, self.connections)),
+                http="h11",
                 ws="websockets-sansio",
                 lifespan="off",
                 log_config=None,
@@ -308,14 +329,70 @@ class Listener(uvicorn.Server):
         """Answer from now on; raises what uvicorn cannot begin for."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([self._socket])
+        await self.startup([])  # without sockets: connections are taken below
         self._serving = asyncio.create_task(self.main_loop())
+        self._taking = asyncio.create_task(self._take_all())
 
     async def stop(self) -> None:
         """Take no more connections, and close those that are open."""
+        self._taking.cancel()
+        for connection in list(self.connections):
+            if connection.opening is not None:
+                connection.give_up()
         self.should_exit = True
         await self._serving
         await self.shutdown([self._socket])
+
+    async def _take_all(self) -> None:
+        """Take connections for ever, and count them from the first moment: a TLS handshake has a place, too.
+
+        asyncio's own servers count and bound nothing, and log a line for each that they cannot take.
+        """
+        loop, told_at = asyncio.get_running_loop(), -math.inf
+        while True:
+            most = self._settings.max_connections
+            if len(self.connections) >= most + MARGIN and not self._make_room():
+                await asyncio.sleep(PAUSE_S)
+                continue
+            try:
+                client, _ = await loop.sock_accept(self._socket)
+                is_crowded = len(self.connections) >= most and not self._make_room()
+                connection = BoundedConnection(
+                    self._settings,
+                    self.connections,
+                    is_crowded,
+                    config=self.config,
+                    server_state=self.server_state,
+                    app_state=self.lifespan.state,
+                )
+                self.connections.add(connection)
+                connection.opening = asyncio.create_task(self._open(connection, client))
+                await asyncio.sleep(0)  # those that are open go on, however many more wait
+            except Exception as error:
+                if loop.time() - told_at >= 1.0:
+                    told_at = loop.time()
+                    log.warning("connections: none can be taken now (%s); allow more open files (ulimit -n)", error)
+                self._make_room()
+                await asyncio.sleep(PAUSE_S)
+
+    async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
+        context, patience_s = self.config.ssl, self._settings.request_timeout_s
+        try:
+            with suppress(OSError):  # its handshake failed, or took too long
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, client, ssl=context, ssl_handshake_timeout=patience_s if context else None
+                )
+        finally:
+            if connection.opening is not None:
+                self.connections.discard(connection)
+
+    def _make_room(self) -> bool:
+        """End the connection that has kept the server waiting for the longest; False: none has for a second."""
+        oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
+        if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
+            return False
+        oldest.give_up()
+        return True
 
 
 def _is_defect(record: logging.LogRecord) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
@@ -19,7 +21,7 @@ from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, AppState
 from vivavoce.entrypoints.http.errors import error_response, response_of
 from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE, current_connection
 from vivavoce.errors import Forbidden, Overloaded, RequestCancelled, TooLarge, VivavoceError
-from vivavoce.service.logs import log_event, request_scope
+from vivavoce.service.logs import current_scope, log_event, request_scope
 from vivavoce.service.operations.settings import is_loopback
 
 access_log = logging.getLogger("vivavoce.access")
@@ -29,6 +31,10 @@ LINGER_S = 10.0
 not see the answer."""
 PAUSE_S = 1.0
 """A client that writes nothing for this long meanwhile has stopped."""
+BODY_BYTES_PER_S = 16 * 1024
+"""The least rate of a body, beside the time that each of its parts may take."""
+CALLERS_SHARE = 4
+"""One caller's bodies may be such a part of all."""
 _HEALTH = "/health/"
 """Answered even if there are too many connections: what restarts servers must not take a full one for a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
@@ -42,8 +48,8 @@ class RequestMiddleware:
     """Around an app: answers carry `x-request-id`, each request ends with a line in the access log, and requests that
     break a bound are refused.
 
-    Bodies have `max_body_bytes` at most, and `listener_timeout_s` between their parts. Those that are being read have
-    16 times that together.
+    Bodies have `max_body_bytes` at most, and `listener_timeout_s` between their parts, in all that long and what their
+    bytes take at the least rate. Those that are being read have 16 times that together, one caller's a quarter of it.
     """
 
     def __init__(self, app: ASGIApp, *, state: AppState, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,8 +57,8 @@ class RequestMiddleware:
         self._request_log = state.dispatcher.request_log
         self._hosts = allowed_hosts(state)
         self.settings = state.settings.server
-        self.body_bytes = 0
-        """Of requests that are not answered yet."""
+        self.body_bytes: Counter[str] = Counter()
+        """Of requests that are not answered yet, by their callers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request or WebSocket."""
@@ -121,7 +127,8 @@ class _Exchange:
         promised = headers.get("content-length", "0")
         self._promised = int(promised) if promised.isdigit() else 0
         self.body_was_read = self._is_websocket or not (self._promised or "transfer-encoding" in headers)
-        self._size = 0
+        self._size, self._caller = 0, ""
+        self._began = asyncio.get_running_loop().time()
         self._is_refused = False
         self._status: int | None = None
         """Of HTTP, or the code that closed a WebSocket."""
@@ -140,33 +147,55 @@ class _Exchange:
         if self.body_was_read:
             return await self._receive()
         self._take(0)  # before the server asks the client for what it has promised
+        connection, now = current_connection.get(), asyncio.get_running_loop().time()
         seconds = self._bounds.settings.listener_timeout_s
+        # Up to then what has come is worth its time: whoever is slower than the least rate falls behind.
+        connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
         try:
-            message = await asyncio.wait_for(self._receive(), seconds)
+            message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
         except (TimeoutError, asyncio.TimeoutError):
             self._is_refused = True
-            raise BodyStalled(f"body: nothing of it came for {seconds:g} s; send it at once") from None
+            slower = f"it came slower than {BODY_BYTES_PER_S} bytes a second"
+            raise BodyStalled(f"body: nothing of it came for {seconds:g} s, or {slower}; send it at once") from None
         if message["type"] == "http.disconnect":
             raise RequestCancelled("request: its client left before all of its body had come")
         self.body_was_read = not message.get("more_body", False)
+        if self.body_was_read:
+            connection.waits_since = math.inf
         self._take(len(message.get("body", b"")))
         return message
 
     def _take(self, added: int) -> None:
-        """Count a part of the body; TooLarge: it has too many bytes, Overloaded: all bodies together have."""
+        """Count a part of the body; TooLarge: it has too many bytes, Overloaded: all bodies or the caller's have."""
         self._size += added
-        self._bounds.body_bytes += added
+        self._caller = self._caller or self._find_caller()
+        bodies = self._bounds.body_bytes
+        bodies[self._caller] += added
         size, limit = max(self._size, self._promised), self._bounds.settings.max_body_bytes
-        read, together = self._bounds.body_bytes, BODIES_AT_ONCE * limit
-        self._is_refused = self._is_refused or size > limit or read > together
+        together = BODIES_AT_ONCE * limit
+        bounds = ((bodies[self._caller], together // CALLERS_SHARE, " of yours"), (bodies.total(), together, ""))
+        over = [
+            f"{read} bytes{whose} are being read, the limit is {most}" for read, most, whose in bounds if read > most
+        ]
+        self._is_refused = self._is_refused or size > limit or bool(over)
         if size > limit:
             raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
-        if read > together:
-            raise Overloaded(f"uploads: {read} bytes are being read, the limit is {together}", 2.0)
+        if over:
+            raise Overloaded(f"uploads: {over[0]}; try again when they have come", 2.0)
+
+    def _find_caller(self) -> str:
+        """The name of the key that the request was let in with, else the client's address."""
+        request, client = current_scope(), self._scope.get("client")
+        return (
+            f"key {request.principal_name}" if request and request.principal_name else f"address {client and client[0]}"
+        )
 
     def release_body(self) -> None:
-        self._bounds.body_bytes -= self._size
+        bodies = self._bounds.body_bytes
+        bodies[self._caller] -= self._size
         self._size = 0
+        if not bodies[self._caller]:
+            del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
         """Send on what the app answers. An answer to a refused body ends only when that was read for a while."""

@@ -252,6 +252,8 @@ async def read_form(request: Request, max_fields: int) -> Form:
 
 
 class _Parser(MultiPartParser):
+    spool_max_size = 0
+    """Files stay in memory, whatever their size: the bodies' bounds are theirs, and nothing is left on a disk."""
     has_ended = False
     """The boundary after the last part has come: without it parts may be missing, or cut."""
 

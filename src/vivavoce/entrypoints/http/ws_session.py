@@ -71,7 +71,7 @@ class Session:
         self._socket, self._state, self._dialect = socket, state, dialect
         self._loop = asyncio.get_running_loop()
         self._began = self._last_at = self._loop.time()
-        """Of `_last_at`: when something last came or was sent."""
+        """Of `_last_at`: when something last came or was sent; while an utterance is open, text or audio."""
         self._idle_s = IDLE_S
         self._is_closed = False
         self._token: str | None = None
@@ -122,8 +122,7 @@ class Session:
                         return
                     receiving = asyncio.create_task(self._socket.receive())
                     await self._received(message)
-                if not done or self._principal is None:  # a client without a key may not stay by sending
-                    await self._check_pause()
+                await self._check_pause()  # a client without a key, or without text, may not stay by sending
         except WebSocketDisconnect:
             pass
         except ListenerStalled as error:
@@ -137,7 +136,8 @@ class Session:
                 self._utterance.cancel()
 
     async def _received(self, message: Message) -> None:
-        self._last_at = self._loop.time()
+        if self._utterance is None:
+            self._last_at = self._loop.time()
         is_start = False
         try:
             text: str | None = message.get("text")
@@ -179,6 +179,8 @@ class Session:
         if self._principal is None:
             self._token = message.api_key if isinstance(message, Start) else None
             self._principal = self._state.keys.authenticate(self._token)
+        if isinstance(message, Text) and message.text:
+            self._last_at = self._loop.time()
         if isinstance(message, Start):
             await self._start(message)
         elif message.type == "ping":
@@ -263,11 +265,12 @@ class Session:
             ) from None
         except (OSError, RuntimeError):
             raise WebSocketDisconnect(1006) from None  # as Starlette says it, and as it says it afterwards
-        self._last_at = self._loop.time()
+        if self._utterance is None or reply["type"] == "audio":
+            self._last_at = self._loop.time()
 
     def _pause_left(self) -> float | None:
         """Seconds until the client has paused for too long; None: nothing has to come from it now."""
-        if self._utterance is not None and self._utterance.has_ended:
+        if self._utterance is not None and not self._utterance.waits_for_text:
             return None
         # Without a key it has this long, whatever else it sends.
         until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
@@ -284,6 +287,7 @@ class Session:
             return
         reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
         if self._utterance is not None:
+            reason = f"idle: no text came for {self._idle_s:g} s; send end when all of it has come"
             await self._send(error_reply(InvalidRequest(reason)))
         await self._close(NORMAL, reason)
 

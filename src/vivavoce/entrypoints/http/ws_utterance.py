@@ -90,6 +90,11 @@ class StreamedUtterance:
         # A session that closes does not look at it, and asyncio is not to report it.
         self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
 
+    @property
+    def waits_for_text(self) -> bool:
+        """Nothing is to be spoken before more comes from the client."""
+        return not self.has_ended and self._unspoken <= self._passage.is_open
+
     def push(self, text: str) -> None:
         """More text. InvalidRequest: all of it had come already, or it is too long; nothing is taken."""
         if self.has_ended:

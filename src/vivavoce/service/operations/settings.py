@@ -129,6 +129,8 @@ class ServerSection(_Section):
     """Port of those routes."""
     grpc_port: _Port | None = _unset(50_051, "--grpc-port: Of the gRPC service.  [default: there is none]")
     """Port of the gRPC service; unset: there is none."""
+    health_port: _Port | None = _unset(9_090, "--health-port: Of health and metrics alone.  [default: there is none]")
+    """Port of /health and /metrics alone, in plain HTTP; /metrics is nowhere else then. Unset: there is none."""
     max_conc: int = _setting(4, "--max-conc: Requests at once through gRPC.", ge=1, le=4_096)
     """Requests at once through gRPC; more are refused."""
     tls_certificate: _FilePath | None = _unset("/etc/vivavoce/tls.crt", "--tls-cert: The server's certificate, PEM.")
@@ -155,9 +157,9 @@ class ServerSection(_Section):
     drain_s: float = _setting(30.0, "--drain SECONDS: For running requests when told to stop.", ge=0, le=86_400)
     """Seconds that running requests have to finish when the server is told to stop."""
     listener_timeout_s: float = _setting(30.0, gt=0, le=86_400)
-    """Seconds that a listener may leave its audio unread before its request is ended."""
+    """Seconds that a listener may leave its audio unread, or a body may pause, before its request is ended."""
     request_timeout_s: float = _setting(30.0, gt=0, le=86_400)
-    """Seconds that a request's headers may take to arrive."""
+    """Seconds that a request's headers may take to arrive, and before them the handshake of TLS."""
     keep_alive_s: int = _setting(75, ge=1, le=86_400)
     """Seconds that a connection stays open between requests."""
     max_body_bytes: int = _setting(32 * _MIB, ge=65_536, le=1_024 * _MIB)
@@ -165,7 +167,7 @@ class ServerSection(_Section):
     max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
     """Bytes of a request's headers."""
     max_connections: int = _setting(1_024, ge=1, le=1_000_000)
-    """Connections at once; more are answered with 503."""
+    """Connections at once to a port; one more takes the place of one that sends nothing, or is answered with 503."""
     web_page: bool = _setting(True, "--web-page: Serve the web page.  [default: yes]")
     """Serve the web page at /, with its parts."""
     docs: bool = True
