@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     run = given["loop"].run_until_complete if "loop" in given else asyncio.run
     run(asyncio.wait_for(pyfuncitem.obj(**given), LATE_S))
     return True
+
+
+PLANTED = ("json", "multiprocessing", "numpy", "pickle", "pip", "soundfile", "tempfile", "torch", "triton", "typer")
+"""Names of libraries, Python's own among them, that programs of ours import or look for."""
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, which holds a package of every name above; a test in which one of them is run fails."""
+    marks = tmp_path / "planted-and-run"
+    for name in PLANTED:
+        (tmp_path / "planted" / name).mkdir(parents=True)
+        (tmp_path / "planted" / name / "__init__.py").write_text(f"print({name!r}, file=open({str(marks)!r}, 'a'))\n")
+    monkeypatch.chdir(tmp_path / "planted")
+    yield tmp_path / "planted"
+    assert not marks.exists(), f"run from the current folder: {marks.read_text().split()}"
 
 
 @pytest.fixture(scope="session")

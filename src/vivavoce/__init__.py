@@ -10,12 +10,22 @@ The names below are imported when they are first used: `vivavoce --help` need no
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from vivavoce.version import __version__ as __version__
 
+# OpenMP's threads spin while they wait for one another: on a machine with other work, speech took six times as long.
+# Spinning briefly and then sleeping costs some per cent on an idle one. Read once, when torch is imported: here is the
+# last place that all programs pass before.
+if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
+    os.environ["GOMP_SPINCOUNT"] = "10000"
+
+TYPE_CHECKING = False  # for type checkers: `python -m vivavoce` would look for `typing` in the current folder first
 if TYPE_CHECKING:
+    from typing import Any
+
     from vivavoce.engine.chunk_policy import ChunkPolicy as ChunkPolicy
     from vivavoce.engine.request import AudioChunk as AudioChunk
     from vivavoce.engine.request import SamplingParams as SamplingParams

@@ -17,11 +17,14 @@ sys.path.insert(0, home)
 import vivavoce
 del sys.path[0]
 if home not in sys.path: sys.path.append(home)
-from runpy import run_module
-run_module(module, run_name="__main__", alter_sys=True)
+from importlib import import_module
+sys.exit(import_module(module).main())
 """
 
 
-def python_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs a module with this Python. The variable PYTHONPATH works as it always does."""
-    return (sys.executable, "-c", _BOOT, str(Path(__file__).parents[1]), module, *arguments)
+def python_command(module: str, *arguments: str, python: Path | str = sys.executable) -> tuple[str, ...]:
+    """The command that calls a module's `main` with this Python. The variable PYTHONPATH works as it always does.
+
+    python: another interpreter that has what the module imports.
+    """
+    return (str(python), "-c", _BOOT, str(Path(__file__).parents[1]), module, *arguments)

@@ -72,6 +72,7 @@ def test_a_recogniser_is_asked_for_all_that_it_can():
     ]
 
 
+@pytest.mark.usefixtures("planted")
 def test_several_processes_hear_the_same_in_the_same_order():
     tasks = [task(hz=hz) for hz in (100.0, 150.0, 200.0, 250.0, 300.0)]
     seen: list[int] = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vivavoce.child import python_command
 from vivavoce.errors import InvalidRequest, MissingDependency, VivavoceError
 from vivavoce.evaluate.error_rate import phone_errors, words
 from vivavoce.evaluate.speaking import Samples
@@ -44,7 +46,8 @@ class Recogniser(Protocol):
 
 
 RecogniserFactory = Callable[[], Recogniser]
-"""Makes a recogniser; each process that listens calls it once, so it must be picklable where there are several."""
+"""Makes a recogniser; each process that listens calls it once. Where there are several, it must be picklable, and of a
+module that they can import: not of the program's own script."""
 
 
 def recogniser_named(name: str) -> RecogniserFactory:
@@ -264,18 +267,41 @@ def listen(
         return _listen_to(tasks, factory, sentences, show)
     jobs = min(jobs, len(tasks))
     heard: list[Heard | None] = [None] * len(tasks)
-    # A forked process would inherit the threads' locks of the networks that have just spoken. Ctrl-C reaches all
-    # processes of a terminal and ends these without a word: the first one answers.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool:
-        shares = {pool.submit(_listen_to, tasks[first::jobs], factory, sentences): first for first in range(jobs)}
-        try:
-            for share in as_completed(shares):
-                heard[shares[share] :: jobs] = share.result()
-                show(sum(result is not None for result in heard))
-        except BrokenProcessPool:
-            raise InvalidRequest("recogniser: one of its processes has died; use fewer with --jobs") from None
+    with ThreadPoolExecutor(jobs) as threads:
+        shares = {threads.submit(_listen_apart, tasks[first::jobs], factory, sentences): first for first in range(jobs)}
+        for share in as_completed(shares):
+            heard[shares[share] :: jobs] = share.result()
+            show(sum(result is not None for result in heard))
     return [result for result in heard if result is not None]
+
+
+def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: Sequence[Sequence[str]]) -> list[Heard]:
+    """`_listen_to` in a process of its own, started as a program: a forked one would inherit the threads' locks of the
+    networks that have just spoken, and one of `multiprocessing` takes modules from the current folder."""
+    # The path comes first: what follows may be of modules that are found there.
+    question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
+    done = subprocess.run(python_command(__name__), input=question, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise InvalidRequest("recogniser: one of its processes has died; use fewer with --jobs")
+    answer: list[Heard] | Exception = pickle.loads(done.stdout)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def main() -> None:
+    """Answer one `_listen_apart`."""
+    # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a recogniser prints is no answer
+        sys.path[:] = pickle.load(sys.stdin.buffer)
+        answer: list[Heard] | Exception
+        try:
+            answer = _listen_to(*pickle.load(sys.stdin.buffer))
+        except Exception as error:
+            answer = error
+        pickle.dump(answer, answers)
 
 
 def _listen_to(

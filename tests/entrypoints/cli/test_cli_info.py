@@ -131,7 +131,8 @@ def test_onnx_files_are_whole_or_not(folder: Path, name: str) -> None:
         assert not is_whole_onnx(path), wrong[:20]
 
 
-def test_doctor_finds_nothing_broken(run: Run, home: Path, no_networks: None) -> None:
+def test_doctor_finds_nothing_broken(run: Run, home: Path, no_networks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "123")
     result = run("doctor")
     assert (result.code, result.err) == (0, "")
     for part in ("torch", "onnxruntime", "models", "voices", "disk", "cpu", "babble"):
@@ -141,6 +142,7 @@ def test_doctor_finds_nothing_broken(run: Run, home: Path, no_networks: None) ->
     version = torch.__version__.partition("+")[0]
     assert (findings["torch"]["state"], findings["torch"]["text"].partition("+")[0]) == ("ok", version)
     assert str(home / "models") in findings["models"]["text"]
+    assert findings["openmp"]["text"].startswith("GOMP_SPINCOUNT=123; ")
 
 
 def test_doctor_looks_at_the_default_model_and_makes_nothing(

@@ -38,6 +38,7 @@ def order(text: str) -> dict[str, Any]:
     return {"input": text, "response_format": "pcm", "sampling": BRIEF}
 
 
+@pytest.mark.usefixtures("planted")
 def test_while_the_model_loads_the_server_says_so(babble: Path, tmp_path: Path) -> None:
     with starting_process(tmp_path, "--model", babble, VIVAVOCE_MODEL_WARM_UP_S=0) as server:
         url = server.address(r"loading the model; (http\S+)/health/ready")

@@ -24,8 +24,8 @@ from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency
 INTERPRETER = """#!/bin/sh
 echo "$@" >> "{calls}"
 case "$*" in
-    "-m pip install"*) ls "{packages}" >> "{seen}"; echo "Downloading numpy.whl (18 MB)"; {install} ;;
-    "-c "*) echo {numpy} ;;
+    "-I -m pip install"*) ls "{packages}" >> "{seen}"; echo "Downloading numpy.whl (18 MB)"; {install} ;;
+    "-I -c "*) echo {numpy} ;;
 esac
 """
 

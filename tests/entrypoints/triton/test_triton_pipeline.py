@@ -66,7 +66,7 @@ class Commands:
 
     def __call__(self, command):
         line = [str(word) for word in command]
-        line = line[3:] if line[1:3] == ["-m", "vivavoce"] else line
+        line = line[5:] if line[1] == "-c" else line  # after the interpreter, what it runs, and where that is
         self.lines.append(line)
         if self.names[-1] == self._fail:
             raise StageFailed(f"{self._fail}: failed")

@@ -145,6 +145,9 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     yield Finding("cpu", "ok", f"{torch.get_num_threads()} threads of {os.cpu_count()} processors")
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
+    waits = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "GOMP_SPINCOUNT not set"
+    yield Finding("openmp", "ok", f"{waits}; a program that imports torch before vivavoce has to set it itself")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield Finding(f"cuda:{index}", "ok", f"{properties.name}, {size_text(properties.total_memory)}")

@@ -80,9 +80,6 @@ def _root(context: typer.Context, version: bool = flag("Print the version and st
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
-    # OpenMP's threads spin while they wait for one another: on a machine with other work, speech took six times as
-    # long. Spinning briefly and then sleeping costs some per cent on an idle one. Read once, when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name must not fail for a terminal's narrow encoding
     try:

@@ -116,7 +116,7 @@ def _make(environment: ServerEnvironment, say: Progress) -> None:
     # The arrays that models exchange with the server must be NumPy 1's, and the models' package must be found.
     question = "import numpy, torch, vivavoce; print(numpy.__version__)"
     answer = subprocess.run(
-        [str(environment.python), "-c", question],
+        [str(environment.python), "-I", "-c", question],
         capture_output=True,
         text=True,
         env=_without_python_variables(),
@@ -131,7 +131,7 @@ def _make(environment: ServerEnvironment, say: Progress) -> None:
 
 def _install(environment: ServerEnvironment, say: Progress, *arguments: str) -> None:
     say("installing " + ", ".join(name for name in arguments if not name.startswith("-")))
-    command = [str(environment.python), "-m", "pip", "install", "--no-input", "--progress-bar=off"]
+    command = [str(environment.python), "-I", "-m", "pip", "install", "--no-input", "--progress-bar=off"]
     kept: list[str] = []
     with subprocess.Popen(
         [*command, "--disable-pip-version-check", *arguments],

@@ -24,6 +24,7 @@ from vivavoce.checkpoint.download import DownloadProgress, download
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
 from vivavoce.checkpoint.spk2info import read_spk2info
+from vivavoce.child import python_command
 from vivavoce.entrypoints.triton.environment import ensure_environment, find_installation
 from vivavoce.entrypoints.triton.model_repository import LanguageModelRuntime, RepositoryPlan, render_repository
 from vivavoce.entrypoints.triton.pipeline_settings import STAGES, PipelineSettings
@@ -51,7 +52,7 @@ _SERVED = {
 def run_command(command: Sequence[str]) -> None:
     """Run a command with our own streams; `InvalidRequest`: it found a user's mistake; `StageFailed`: it failed."""
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
-    name = " ".join(command[2:5]) if command[1:2] == ["-m"] else command[0]
+    name = " ".join(["vivavoce", *command[5:7]]) if command[1] == "-c" else command[0]
     if code == 2:
         raise InvalidRequest(f"{name}: it was refused; see its message above")
     if code:
@@ -296,7 +297,7 @@ class _Pipeline:
         """Run a command of this program as a process of its own: as it would be typed, and its memory goes with it."""
         words = [str(argument) for argument in arguments]
         self._say("+ " + shlex.join(["vivavoce", *words]))
-        self._run([str(python or sys.executable), "-m", "vivavoce", *words])
+        self._run(python_command("vivavoce.__main__", *words, python=python or sys.executable))
 
     def _results(self, stage: int, name: str = "") -> Path:
         path = self._root / "results" / STAGES[stage] / name

@@ -205,7 +205,3 @@ def main() -> None:
     sys.stderr.flush()
     # Threads of an engine that has failed, or of a model that is still loaded, may never end.
     os._exit(code)
-
-
-if __name__ == "__main__":
-    main()
