@@ -71,7 +71,7 @@ class VoiceStoreError(VivavoceError):
 
 
 class VoiceStoreAway(VoiceStoreError, http_status=503, grpc_status="UNAVAILABLE", retry_after_s=5.0):
-    """A store of voices on another machine cannot be reached now; the same request may succeed later."""
+    """A store of voices on another machine cannot be reached now, or refuses; the same request may succeed later."""
 
 
 class CheckpointError(VivavoceError, grpc_status="FAILED_PRECONDITION"):

@@ -1,12 +1,16 @@
-"""Files and folders that are replaced in one step, and locks between processes."""
+"""Files and folders: replaced in one step, safe from strangers, locked between processes."""
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import secrets
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -60,26 +64,47 @@ def fresh_folder(target: Path) -> Iterator[Path]:
             raise
 
 
+def untrusted(path: Path, *, any_owner: bool = False) -> str | None:
+    """Why strangers can change the file or folder, and the way out; None: they cannot. OSError: it is not there.
+
+    Strangers are all users, and without `any_owner` an owner who is neither root nor this process' user. A group is
+    none: who lets it write has chosen it.
+    """
+    found, user = path.stat(), os.geteuid()
+    if found.st_mode & stat.S_IWOTH:
+        return f"may be written by everyone (mode {stat.S_IMODE(found.st_mode):o}); chmod o-w it"
+    if not any_owner and found.st_uid not in (0, user):
+        return f"belongs to user {found.st_uid}, but user {user} runs this; chown it to {user}"
+    return None
+
+
 @contextmanager
-def locked(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def locked(path: Path, *, on_wait: Callable[[], None] | None = None, timeout_s: float = math.inf) -> Iterator[None]:
     """Hold the lock of a folder, or of a file that is made if it is missing; one thread of one process at a time.
 
     on_wait: called before waiting for another holder; what it raises ends the attempt. A lock file must stay where it
     is: a removed one could be locked twice.
 
     Raises:
-        OSError: the path cannot be opened.
+        OSError: the path is a link, or cannot be opened. TimeoutError: somebody else still holds the lock.
     """
     import fcntl  # POSIX only, while `replacing` works everywhere
 
-    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a link; remove it")
+    kind = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor, until = os.open(path, kind | os.O_NOFOLLOW, 0o600), time.monotonic() + timeout_s
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        while True:
+            with suppress(BlockingIOError):  # a wait inside of the call could not be given up
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if on_wait is not None:
                 on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+                on_wait = None
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process has held {path.name} for {timeout_s:g} s")
+            time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)

@@ -1,12 +1,14 @@
-"""A redis server of a test's own, which may be killed and started again on what it left on disk."""
+"""A redis server of a test's own, which may be killed and started again on what it left on disk; and a false one."""
 
 from __future__ import annotations
 
 import signal
 import socket
+import socketserver
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,22 @@ def running_redis(folder: Path, *options: str) -> Iterator[RedisProcess]:
     process = RedisProcess(folder, *options)
     yield process
     process.kill()
+
+
+@contextmanager
+def false_redis(answer: Callable[[], Iterable[bytes]]) -> Iterator[str]:
+    """The URL of a server that sends these pieces as its answer to every command but `CLIENT`."""
+
+    class Connection(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the client has gone
+                while header := self.rfile.readline():
+                    words = [self.rfile.read(int(self.rfile.readline()[1:]) + 2) for _ in range(int(header[1:]))]
+                    for piece in [b"+OK\r\n"] if words[0].startswith(b"CLIENT") else answer():
+                        self.wfile.write(piece)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}?protocol=2"
+        server.shutdown()

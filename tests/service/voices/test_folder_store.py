@@ -8,12 +8,15 @@ import stat
 import threading
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save, save_file
 
 from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreError
+from vivavoce.files import locked
+from vivavoce.service.voices.folder_store import FAILURE_TOLD_S, FolderStore, LocalCopies
 from vivavoce.service.voices.names import VoiceSummary
 from vivavoce.service.voices.stores import Quota
 from vivavoce.service.voices.voice import Voice
@@ -116,7 +119,7 @@ def test_a_file_in_place_of_the_folder_is_one_line(store, folder, plain_voice):
     for act in (store.names, lambda: store.save(plain_voice()), lambda: store.load("a"), lambda: "a" in store):
         with pytest.raises(VoiceStoreError, match=r"^voice store: .*check the folder"):
             act()
-    assert store.state().startswith("voice store: ")
+    assert store.state().startswith(f"voice store: {str(folder)!r} cannot be read")
 
 
 def test_readers_find_the_old_voice_or_the_new_one(store):
@@ -170,3 +173,115 @@ def test_a_folder_says_what_is_wrong(store, folder, plain_voice, monkeypatch):
     assert store.state() == "ok"
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert store.state() == f"voice store: {str(folder)!r} is read-only; voices can be neither added nor removed"
+
+
+def test_what_clients_are_told_names_no_place(store, folder, plain_voice, caplog):
+    folder.write_text("a file")
+    for act in (store.names, lambda: store.save(plain_voice()), lambda: store.load("a"), lambda: store.remove("a")):
+        with pytest.raises(VoiceStoreError, match=r"^voice store: the folder cannot be \w+ \(\w+") as caught:
+            act()
+        assert str(folder.parent) not in str(caught.value)
+    assert all(repr(str(folder)) in record.message for record in caplog.records)
+    assert len(caplog.records) == 4
+
+
+def test_no_planted_link_is_followed(store, folder, full_voice, same):
+    """Not by a write; a voice that is a link is read, and replaced as a file would be."""
+    store.save(full_voice("bert"))
+    precious = folder.parent / "precious"
+    (folder / ".lock").unlink()
+    for name in (".lock", ".new", "anna.safetensors", ".anna.safetensors.part"):
+        (folder / name).symlink_to(precious)
+    with pytest.raises(VoiceStoreError, match=r"cannot be written \(.lock is a link; remove it\)"):
+        store.save(full_voice())
+    assert not precious.exists()
+    (folder / ".lock").unlink()
+    precious.write_bytes((folder / "bert.safetensors").read_bytes())
+    before = precious.read_bytes()
+    same(store.load("anna"), store.load("bert").named("anna"))
+    voice = full_voice()
+    store.save(voice, replace=True)
+    same(store.load("anna"), voice)
+    (folder / "bert.safetensors").unlink()
+    (folder / "bert.safetensors").symlink_to(precious)
+    store.remove("bert")
+    assert precious.read_bytes() == before
+
+
+@pytest.mark.parametrize("owner", ["", "acme"])
+def test_a_folder_that_strangers_can_change_is_refused(store, folder, plain_voice, owner):
+    store.save(plain_voice("anna"), owner)
+    place = folder / "owners" if owner else folder
+    for act in (
+        lambda: store.names(owner),
+        lambda: store.version("anna", owner),
+        lambda: store.load("anna", owner),
+        lambda: store.save(plain_voice("bert"), owner),
+        lambda: store.remove("anna", owner),
+    ):
+        place.chmod(0o777)
+        with pytest.raises(
+            VoiceStoreError, match=rf"\({place.name} may be written by everyone .mode 777.; chmod o-w it"
+        ):
+            act()
+        assert owner or "chmod o-w it" in store.state()
+        place.chmod(0o2775)  # as Kubernetes makes volumes for a group
+        assert store.names(owner) == ["anna"]
+    store.remove("anna", owner)
+
+
+def test_copies_lie_in_no_folder_that_strangers_can_change(tmp_path):
+    copies = LocalCopies(tmp_path / "copies", "host", "public")
+    copies.keep_only(["anna"], b"1")
+    copies.put("anna", b"a voice", b"1")
+    assert copies.problem is None
+    assert copies.read("anna") == b"a voice"
+    (tmp_path / "copies" / "host").chmod(0o777)
+    copies.put("anna", b"another", b"1")
+    assert copies.problem is not None
+    assert copies.problem.endswith("(host may be written by everyone (mode 777); chmod o-w it)")
+    assert copies.read("anna") is None
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_in_vain(folder, full_voice, same):
+    store, voice = FolderStore(folder, wait_s=0.05), full_voice()
+    store.save(voice)
+    with ThreadPoolExecutor() as pool, locked(folder / ".lock"):
+        with pytest.raises(VoiceStoreError, match=r"cannot be written \(another process has held .lock for 0.05 s\)"):
+            pool.submit(store.save, full_voice(), replace=True).result(30)
+        same(store.load("anna"), voice)
+        assert "another process has held .lock" in store.state()
+    store.save(full_voice(), replace=True)
+    assert store.state() == "ok"
+
+
+def test_a_write_that_failed_is_told_for_a_while_or_until_one_succeeds(folder, plain_voice, monkeypatch):
+    now = [0.0]
+    store = FolderStore(folder, clock=lambda: now[0])
+
+    def break_(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", break_)
+            with pytest.raises(VoiceStoreError):
+                store.save(plain_voice(), replace=True)
+
+    fail()
+    assert store.state().startswith(f"voice store: {str(folder)!r} cannot be written (Input/output error)")
+    store.names()
+    assert store.state() != "ok"
+    now[0] += FAILURE_TOLD_S
+    assert store.state() == "ok"
+    fail()
+    store.save(plain_voice(), replace=True)
+    assert store.state() == "ok"
+
+
+def test_a_disk_that_is_nearly_full_is_told(store, folder, plain_voice, monkeypatch):
+    store.save(plain_voice())
+    for blocks, left, told in ((1 << 30, 1 << 30, "ok"), (1 << 30, 4_095, None), (0, 0, "ok")):
+        found = SimpleNamespace(f_blocks=blocks, f_bavail=left, f_frsize=4_096)
+        monkeypatch.setattr(os, "statvfs", lambda _, found=found: found)
+        assert store.state() == (told or f"voice store: {str(folder)!r} has less than 16 MiB of disk left; make room")

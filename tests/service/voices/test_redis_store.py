@@ -14,11 +14,12 @@ from contextlib import ExitStack, closing
 import pytest
 import redis
 
-from tests.service.voices.redis_process import running_redis
+from tests.service.voices.redis_process import false_redis, running_redis
 from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreAway, VoiceStoreError
-from vivavoce.service.voices.redis_store import RedisStore
+from vivavoce.service.voices.redis_store import DEADLINE_S, RedisStore
 
 PUBLIC_KEY = "vivavoce:voices:public"
+SERVED = "voices seen before are served from local copies"
 
 
 @pytest.fixture
@@ -78,6 +79,7 @@ def test_a_full_server_is_one_line(voices, client, full_voice, same):
     client.config_set("maxmemory", 1)
     with pytest.raises(VoiceStoreError, match=r"^voice store: redis at \S+ refuses \(\w+\); ask who runs it"):
         voices.save(full_voice("bert"))
+    assert " takes no more voices: its memory is full (maxmemory); " in voices.state()
     same(voices.load("anna"), kept)
     assert voices.names() == ["anna"]
 
@@ -342,3 +344,41 @@ def test_threads_go_on_through_a_restart(redis_server, voices, plain_voice):
         finally:
             stop.set()
         assert all(count.result() for count in counts)
+
+
+def test_a_server_that_refuses_is_told_and_copies_are_read(voices, client, full_voice, same):
+    voice = full_voice()
+    voices.save(voice)
+    key = next(client.scan_iter())
+    before = client.hgetall(key)
+    assert voices.state() == "ok"
+    client.replicaof("127.0.0.1", "1")
+    assert " refuses (ReadOnlyError); " in voices.state()
+    client.replicaof("NO", "ONE")
+    assert voices.state() == "ok"
+    assert client.hgetall(key) == before  # to ask changes nothing
+    client.acl_setuser("default", commands=["-hmget"])
+    assert voices.state().endswith(" refuses (NoPermissionError); ask who runs it to look at its log; " + SERVED)
+    same(voices.load("anna"), voice)
+    for act in (lambda: voices.load("bert"), lambda: voices.remove("anna")):
+        with pytest.raises(VoiceStoreAway, match=r"refuses \(NoPermissionError\)"):
+            act()
+
+
+def test_a_server_that_sends_byte_after_byte_is_away(tmp_path):
+    """Each byte puts the clock forward by half a second."""
+    now, closed = [0.0], threading.Event()
+
+    def drip():
+        yield b"*2\r\n$1000\r\n"
+        while not closed.wait(0.005) and now[0] < 300:
+            now[0] += 0.5
+            yield b"x"
+
+    with false_redis(drip) as url, closing(RedisStore(url, tmp_path, clock=lambda: now[0])) as place:
+        with pytest.raises(VoiceStoreAway, match=r"\(Timeout"):
+            place.load("anna")
+        closed.set()
+        assert DEADLINE_S <= now[0] < 60
+        with pytest.raises(VoiceStoreAway, match=r"is away since"):
+            place.load("anna")  # at once: nothing more is sent

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway
+from tests.service.voices.redis_process import false_redis
+from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway, VoiceStoreError
 from vivavoce.lru_cache import CacheCounts
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.encode import wav_header
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import Recording
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.service.voices.redis_store import RedisStore
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota
 
@@ -312,3 +316,49 @@ def test_no_other_voice_speaks_for_one_that_cannot_be_read_now(
     with pytest.raises(VoiceStoreAway):
         library.find("first", "acme")
     assert library.find("first", "zeta") is built_in["first"]
+
+
+def test_a_folder_that_cannot_be_read_does_not_take_the_models_voices_along(folder, registry, built_in, full_voice):
+    registry.add("", full_voice("ours"))
+    shutil.rmtree(folder)
+    registry.add("", full_voice("ours"))  # the folder is made again
+    damages = [lambda: folder.chmod(0o777), lambda: shutil.rmtree(folder), lambda: folder.write_text("a file")]
+    for damage, is_readable in zip(damages, (False, True, False), strict=True):
+        damage()
+        assert registry.find("first", "acme") is registry.resolve("first") is built_in["first"]
+        with pytest.raises(VoiceNotFound if is_readable else VoiceStoreError):
+            registry.find("ours", "acme")
+        assert (registry.state() == "ok") is is_readable
+
+
+FOREIGN_ANSWERS = {
+    "no permission": b"-NOPERM this user has no permissions\r\n",
+    "read-only": b"-READONLY You can't write against a read only replica.\r\n",
+    "out of memory": b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    "disk full": b"-MISCONF Redis is configured to save RDB snapshots\r\n",
+    "loading": b"-LOADING Redis is loading the dataset in memory\r\n",
+    "another type": b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+    "a number": b":5\r\n",
+    "a number of 5000 digits": b":" + b"9" * 5_000 + b"\r\n",
+    "too few": b"*0\r\n",
+    "too many": b"*3\r\n$-1\r\n$-1\r\n$-1\r\n",
+    "numbers": b"*2\r\n:1\r\n:2\r\n",
+    "endless depth": b"*1\r\n" * 200_000,
+    "an endless list": b"*2000000000\r\n" + b":1\r\n" * 1_000,
+    "900 GB": b"*2\r\n$900000000000\r\nxxxx",
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", FOREIGN_ANSWERS.values(), ids=FOREIGN_ANSWERS)
+def test_a_redis_that_refuses_does_not_take_the_models_voices_along(open_library, built_in, answer, tmp_path):
+    with (
+        false_redis(lambda: [answer]) as url,
+        closing(RedisStore(f"{url}&socket_timeout=0.05", tmp_path, rest_s=0.0)) as store,
+    ):
+        library = open_library(store)
+        assert library.find("first", "acme") is built_in["first"]
+        with pytest.raises(VoiceStoreAway, match=r"^voice store: redis at 127.0.0.1:\d+ (refuses|is away since)"):
+            library.find("unknown", "acme")
+        assert library.state() != "ok"
+        assert library.state().isprintable()

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import InvalidRequest, Unauthorized
-from vivavoce.files import locked, replacing
+from vivavoce.files import locked, replacing, untrusted
 from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
 from vivavoce.service.operations.toml_file import TomlFile, closest, parse_toml, read_toml
 
@@ -120,11 +120,12 @@ def token_in(headers: Mapping[str, str]) -> str | None:
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """All entries of a file; InvalidRequest: it is missing, malformed, or everyone may write it."""
     file = read_toml(path, FIELD)
-    mode = 0
-    with contextlib.suppress(OSError):  # it went away since it was read
-        mode = stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0
-    if mode & stat.S_IWOTH:
-        raise InvalidRequest(f"{FIELD}: {path} may be written by everyone (mode {mode:o}); chmod 600 it")
+    problem, mode = None, 0
+    if os.name == "posix":
+        with contextlib.suppress(OSError):  # it went away since it was read
+            problem, mode = untrusted(path, any_owner=True), stat.S_IMODE(path.stat().st_mode)
+    if problem is not None:
+        raise InvalidRequest(f"{FIELD}: {path} {problem}")
     if mode & (stat.S_IWGRP | stat.S_IROTH):
         _log.warning("%s: %s may be used by others than its owner (mode %o); chmod 600 it", FIELD, path, mode)
     return _entries_of(file)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
+import math
 import os
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,15 +17,20 @@ from pathlib import Path
 from threading import Lock
 
 from vivavoce.errors import VoiceStoreError
-from vivavoce.files import locked, replace_file
+from vivavoce.files import locked, replace_file, untrusted
 from vivavoce.service.voices.names import PUBLIC, VoiceSummary, folded, is_voice_name
 from vivavoce.service.voices.stores import Quota, VoiceStore, namespace_id, taken_name
 from vivavoce.service.voices.voice import MAX_VOICE_BYTES, Voice, decode_voice, read_summary
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 
 OWNERS = "owners"
 """The folder of the owners' folders; no voice's file is called so, as all have a suffix."""
+
+FAILURE_TOLD_S = 600.0
+"""A write that failed is told in the state for so long, unless another one succeeds before."""
 
 _LOCK, _INDEX = ".lock", ".names"
 
@@ -31,18 +40,22 @@ class FolderStore(VoiceStore):
 
     Public voices are the folder's own; those of an owner lie in `owners/<SHA-256 of the owner>`. The file
     `<name>.safetensors` holds the voice `<name>`: a renamed or copied file is a voice under its new name. A reader
-    finds a whole voice, the old or the new one, and of two writers of a new name one gets `VoiceExists`.
+    finds a whole voice, the old or the new one, and of two writers of a new name one gets `VoiceExists`. A link is
+    read; replacing or removing it leaves what it leads to.
 
-    What the file system refuses (no permission, disk full) is a `VoiceStoreError` in every method.
+    What the file system refuses (no permission, disk full), a folder that strangers can change and a lock that another
+    process keeps are a `VoiceStoreError` in every method. Clients read it: only log and state name the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._root = folder
+    def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """wait_s: the most for another process that writes into the folder."""
+        self._root, self._wait_s, self._clock = folder, wait_s, clock
+        self._failure = (-math.inf, "")  # when and why a write failed that none has succeeded since
 
     def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
         """All voices by name, sorted; a file's header is read when its turn comes."""
-        folder = self._folder(owner)
         with self._reporting("read"):
+            folder = self._folder(owner)
             files = sorted(_files(folder).items())
         for name, file in files:
             summary = _read_summary(folder / file) if is_voice_name(name) else None
@@ -52,26 +65,30 @@ class FolderStore(VoiceStore):
     def state(self) -> str:
         """Answer "ok", or why voices cannot be read or kept; a folder that is not there yet will be made."""
         try:
-            _files(self._root)
+            _files(self._folder(PUBLIC))
+            disk = os.statvfs(self._root)
+        except FileNotFoundError:
+            return "ok"
         except OSError as error:
             return self._problem("read", error)
-        if self._root.exists() and not os.access(self._root, os.W_OK | os.X_OK):
+        if not os.access(self._root, os.W_OK | os.X_OK):
             return f"voice store: {str(self._root)!r} is read-only; voices can be neither added nor removed"
-        return "ok"
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_VOICE_BYTES:  # without blocks it tells no sizes
+            return f"voice store: {str(self._root)!r} has less than {MAX_VOICE_BYTES >> 20} MiB of disk left; make room"
+        failed, problem = self._failure
+        return problem if self._clock() < failed + FAILURE_TOLD_S else "ok"
 
     def _load(self, name: str, owner: str) -> Voice | None:
-        with self._reporting("read"):
+        with self._reporting("read"), suppress(FileNotFoundError):  # removed by another process just now
             path = self._find(name, owner)
-            content = None if path is None else _read_content(path)
-        if path is None or content is None:
-            return None
-        return decode_voice(content, f"voice: {name!r} in {path.name}")
+            return None if path is None else decode_voice(_read_content(path), f"voice: {name!r} in {path.name}")
+        return None
 
     def _save(self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None) -> None:
-        name, folder = voice.name, self._folder(owner)
+        name = voice.name
         with self._reporting("written"):
-            _make_private(folder, self._root)
-            with locked(folder / _LOCK):
+            folder = self._folder(owner, make=True)
+            with locked(folder / _LOCK, timeout_s=self._wait_s):
                 files = _files(folder)
                 before = files.pop(name, None)
                 if before is None:
@@ -88,25 +105,22 @@ class FolderStore(VoiceStore):
                 replace_file(folder / (before or f"{name}{SUFFIX}"), content, private=True, sync=True)
 
     def _remove(self, name: str, owner: str) -> bool:
-        with self._reporting("changed"):
+        with self._reporting("changed"), suppress(FileNotFoundError):
             path = self._find(name, owner)
-            try:
-                if path is not None:
-                    path.unlink()
-            except FileNotFoundError:  # removed by another thread or process just now
-                return False
-        return path is not None
+            if path is not None:
+                path.unlink()
+                return True
+        return False
 
     def _version(self, name: str, owner: str) -> str | None:
-        with self._reporting("read"):
+        with self._reporting("read"), suppress(FileNotFoundError):
             path = self._find(name, owner)
-            try:
-                return None if path is None else _content_version(path.stat())
-            except FileNotFoundError:
-                return None
+            return None if path is None else _content_version(path.stat())
+        return None
 
-    def _folder(self, owner: str) -> Path:
-        return self._root if owner == PUBLIC else self._root / OWNERS / namespace_id(owner)
+    def _folder(self, owner: str, *, make: bool = False) -> Path:
+        folder = self._root if owner == PUBLIC else self._root / OWNERS / namespace_id(owner)
+        return _safe(folder, self._root, make=make)
 
     def _find(self, name: str, owner: str) -> Path | None:
         folder = self._folder(owner)
@@ -118,7 +132,13 @@ class FolderStore(VoiceStore):
         try:
             yield
         except OSError as error:
-            raise VoiceStoreError(self._problem(action, error)) from None
+            problem = self._problem(action, error)
+            log.warning("%s", problem)
+            if action != "read":
+                self._failure = self._clock(), problem
+            raise VoiceStoreError(problem.replace(repr(str(self._root)), "the folder")) from None
+        if action != "read":
+            self._failure = (-math.inf, "")
 
     def _problem(self, action: str, error: OSError) -> str:
         return (
@@ -203,7 +223,7 @@ class LocalCopies:
     def _folder(self) -> Path:
         if self._cache is None:
             raise FileNotFoundError
-        return self._cache.joinpath(*self._place)
+        return _safe(self._cache.joinpath(*self._place), self._cache)
 
     def _path(self, name: str) -> Path:
         return self._folder / (hashlib.sha256(folded(name).encode()).hexdigest() + SUFFIX)
@@ -212,28 +232,30 @@ class LocalCopies:
         if self._cache is None:
             return
         try:
-            _make_private(self._folder, self._cache)
-            with locked(self._folder / _LOCK):
+            folder = _safe(self._cache.joinpath(*self._place), self._cache, make=True)
+            with locked(folder / _LOCK, timeout_s=0.5):  # a server can do without a copy
                 write()
         except OSError as error:
-            self.problem = f"the local copy in {str(self._folder)!r} cannot be written ({error.strerror})"
+            self.problem = f"the local copy in {str(self._cache)!r} cannot be written ({error.strerror})"
         else:
             self.problem = None
 
 
-def _make_private(folder: Path, within: Path) -> None:
-    """Make the folder `within`, and those from there down to `folder`, each with mode 0700 unless it is there."""
+def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
+    """The folder; make: those from `within` down to it are there, new ones with mode 0700. OSError: they cannot be
+    made, or strangers can change one of them."""
     if folder != within:
-        _make_private(folder.parent, within)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _safe(folder.parent, within, make=make)
+    if make:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.exists() and (problem := untrusted(folder)) is not None:
+        raise PermissionError(errno.EPERM, f"{folder.name} {problem}")
+    return folder
 
 
-def _read_content(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_VOICE_BYTES + 1)
-    except FileNotFoundError:
-        return None
+def _read_content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_VOICE_BYTES + 1)
 
 
 def _read_summary(path: Path) -> VoiceSummary | None:
@@ -255,15 +277,13 @@ def _files(folder: Path) -> dict[str, str]:
 
     They are read from the folder, not tried: a file system may fold case, or keep names in normal form D.
     """
-    try:
-        files = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return {}
-    return {unicodedata.normalize("NFC", file.removesuffix(SUFFIX)): file for file in files if file.endswith(SUFFIX)}
+    with suppress(FileNotFoundError):
+        files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIX))
+        return {unicodedata.normalize("NFC", file.removesuffix(SUFFIX)): file for file in files}
+    return {}
 
 
 def _size(path: Path) -> int:
-    try:
+    with suppress(FileNotFoundError):  # removing takes no lock
         return path.stat().st_size
-    except FileNotFoundError:  # removing takes no lock
-        return 0
+    return 0

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace as changed
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 KEY = "vivavoce:voices:"
 """Followed by "public", or by "owner:" and the SHA-256 of the owner."""
 TIMEOUT_S = 1.0
-"""For a connection, and for each answer; `?socket_timeout=5` and the like in the URL go before."""
+"""For a connection, and for each piece of an answer; `?socket_timeout=2` and the like in the URL go before."""
+DEADLINE_S = 3.0
+"""After so long an operation waits for no other piece."""
 HEALTH_CHECK_S = 30
 """A connection that was unused for longer is tried before a command is sent through it."""
 REST_S = 3.0
@@ -105,7 +107,7 @@ class RedisStore(VoiceStore):
     While redis answers, it alone decides: a copy is used if it has the digest that redis tells, and copies of voices
     that are gone are deleted as soon as their namespace is asked for anything. While redis is away, copies are read,
     what has none is refused with `VoiceStoreAway`, and so is every change. One request in `REST_S` seconds tries to
-    reach it, the others go on at once.
+    reach it, the others go on at once. A redis that refuses a command is away for that one.
     """
 
     def __init__(
@@ -123,7 +125,8 @@ class RedisStore(VoiceStore):
             InvalidRequest: the URL cannot be read.
         """
         self.label = _label(url)
-        self._errors, self._redis = _client(url, self.label)
+        self._operation = local()  # of each thread, and until when it may take
+        self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
         self._cache, self._rest_s, self._clock = cache, rest_s, clock
         self._lock = Lock()
         self._namespaces: dict[str, _Namespace] = {}
@@ -147,13 +150,11 @@ class RedisStore(VoiceStore):
     def state(self) -> str:
         """Answer "ok" if redis answers now, keeps what it is given, and copies can be written, else what is wrong."""
         served = "voices are not served" if self._cache is None else "voices seen before are served from local copies"
+        self._namespace(PUBLIC)
         try:
             risk = self._ask(self._find_risk)
-        except VoiceStoreAway:
-            away = self._away
-            return "ok" if away is None else f"{away}; {served}"  # None: another thread has just reached it
-        except VoiceStoreError as error:
-            return f"{error}; {served}"
+        except VoiceStoreAway as error:
+            return f"{self._away or error}; {served}"
         if risk is not None:
             return f"{self.label} {risk}; see docs/voices.md; {served}"
         with self._lock:
@@ -212,6 +213,8 @@ class RedisStore(VoiceStore):
         return None if head is None else head.nonce
 
     def _namespace(self, owner: str) -> _Namespace:
+        """Where the owner's voices are; an operation on them begins."""
+        self._operation.until = self._clock() + DEADLINE_S
         with self._lock:
             if owner not in self._namespaces:
                 place = "public" if owner == PUBLIC else f"owner:{namespace_id(owner)}"
@@ -254,8 +257,11 @@ class RedisStore(VoiceStore):
         return state, heads
 
     def _fields(self, space: _Namespace, *fields: str) -> list[bytes | None]:
-        answer: Any = self._ask(lambda redis: redis.hmget(space.key, list(fields)))
-        return answer
+        def read(redis: Redis) -> list[bytes | None]:
+            answer: Any = redis.hmget(space.key, list(fields))
+            return [one if one is None else bytes(memoryview(one)) for one, _ in zip(answer, fields, strict=True)]
+
+        return self._ask(read)
 
     def _run(self, space: _Namespace, script: str, *arguments: bytes | str | int) -> Any:
         return self._ask(lambda redis: redis.eval(script, 1, space.key, *arguments))
@@ -263,9 +269,7 @@ class RedisStore(VoiceStore):
     def _ask(self, command: Callable[[Redis], _Answer]) -> _Answer:
         """What the server answers to a command, which may be sent twice if the connection breaks.
 
-        Raises:
-            VoiceStoreAway: it cannot be reached, or was missed a moment ago.
-            VoiceStoreError: it refuses the command.
+        VoiceStoreAway: it cannot be reached, was missed a moment ago, refuses the command, or answers nonsense.
         """
         with self._lock:
             now, away = self._clock(), self._away
@@ -278,10 +282,10 @@ class RedisStore(VoiceStore):
             self._set_away(None)
             code = str(error).split(" ", 1)[0]  # that begins a refusal: "OOM", "READONLY", …
             refusal = code if code.isupper() and code.isalpha() else type(error).__name__
-            raise VoiceStoreError(
+            raise VoiceStoreAway(
                 f"voice store: {self.label} refuses ({refusal}); ask who runs it to look at its log"
             ) from None
-        except (self._errors.RedisError, OSError) as error:
+        except Exception as error:  # some answers that no redis gives are no errors of the package
             # The messages of the package itself may hold more than the log should.
             cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
             raise _absence(self._set_away(getattr(cause, "strerror", None) or type(error).__name__)) from None
@@ -303,7 +307,9 @@ class RedisStore(VoiceStore):
         return away or ""
 
     def _find_risk(self, redis: Redis) -> str | None:
-        """Settings that lose voices though every save was acknowledged; None: none, or redis does not tell."""
+        """Why redis refuses voices, or may lose what it acknowledged; None: no reason, or it does not tell."""
+        redis.hmget(KEY + "public", "state")
+        redis.eval(REMOVE, 1, KEY + "public", "", "")  # a write without an effect: no voice has this name
         try:
             memory: Any = redis.info("memory")
             settings: Any = {**redis.config_get("save"), **redis.config_get("appendonly")}
@@ -311,6 +317,8 @@ class RedisStore(VoiceStore):
             return None
         if memory.get("maxmemory") and str(memory.get("maxmemory_policy")).startswith("allkeys"):
             return f"throws voices away when its memory is full ({memory['maxmemory_policy']})"
+        if 0 < memory.get("maxmemory", 0) <= memory["used_memory"] - memory.get("mem_not_counted_for_evict", 0):
+            return "takes no more voices: its memory is full (maxmemory)"
         if settings.get("appendonly") == "no" and settings.get("save") == "":
             return "keeps nothing on disk: voices are lost when it ends (appendonly no)"
         return None
@@ -352,19 +360,34 @@ def _read_about(about: bytes) -> VoiceSummary | None:
         return None
 
 
-def _client(url: str, label: str) -> tuple[Any, Redis]:
-    """The package's errors and a client for the URL."""
+class _BoundedSocket:
+    """A socket that reads and writes while the operation has time left: a timeout bounds one piece, not all of them."""
+
+    def __init__(self, plain: Any, left_s: Callable[[], float]) -> None:
+        self._plain, self._left_s = plain, left_s
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("recv", "recv_into", "sendall") and self._left_s() <= 0:
+            raise TimeoutError
+        return getattr(self._plain, name)
+
+
+def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Redis]:
+    """The package's errors and a client for the URL; left_s: seconds that this thread's operation may still take."""
     try:
-        from redis import Redis, exceptions
+        from redis import Connection, Redis, SSLConnection, exceptions
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError:
         raise MissingDependency(
             "voices: a redis store needs the package redis; type `pip install 'vivavoce[redis]'`"
         ) from None
+    kind: Any = SSLConnection if url.startswith("rediss:") else Connection
+    connect = {"_connect": lambda connection: _BoundedSocket(kind._connect(connection), left_s)}
     try:
         return exceptions, Redis.from_url(
             url,
+            connection_class=type("BoundedConnection", (kind,), connect),
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             health_check_interval=HEALTH_CHECK_S,

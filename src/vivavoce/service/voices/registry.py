@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, Protocol
 
-from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreAway
+from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreError
 from vivavoce.lru_cache import CacheCounts, LruCache
 from vivavoce.service.speech import Recording
 from vivavoce.service.text.checks import excerpt
@@ -233,22 +233,22 @@ class VoiceRegistry:
     def _find(self, name: str, owner: str) -> Voice | None:
         """The voice `name` of the first that has it: the owner, the public ones, the model.
 
-        A store that is away and cannot tell is passed over: those after it may have the name. One that is known to
-        have it is not: another voice than the one that is meant must not speak.
+        A store that is away, or refuses, and cannot tell is passed over: those after it may have the name. One that is
+        known to have it is not: another voice than the one that is meant must not speak.
         """
-        away: VoiceStoreAway | None = None
+        refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):
             try:
                 version = self._store.version(name, namespace)
-            except VoiceStoreAway as error:
-                away = error
+            except VoiceStoreError as error:
+                refusal = error
                 continue
             if version is not None:
                 # A voice that is replaced between the two calls is merely kept under a version that never comes back.
                 return self._loaded.get((namespace, name, version), partial(self._store.load, name, namespace))
         built_in = self.built_in.get(name)
-        if built_in is None and away is not None:
-            raise away
+        if built_in is None and refusal is not None:
+            raise refusal
         return built_in
 
     def _names(self, owner: str) -> Iterator[str]:
