@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,9 +101,51 @@ def test_what_makes_no_sense_is_one_line(tmp_path, text, word):
     assert "\n" not in str(error.value)
 
 
-def test_a_huge_file_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="limit"):
-        read(tmp_path, "a: " + "x" * 1_000_001)
+ALIASES = "a0: &a0 [1, 1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+REFERENCES = "a0: 1\n" + "".join(f"a{n}: [!ref <a{n - 1}>, !ref <a{n - 1}>]\n" for n in range(1, 40))
+SUMS = "a0: 1\n" + "".join(f"a{n}: !ref <a{n - 1}> + <a{n - 1}>\n" for n in range(1, 40))
+SQUARES = "a0: 99999\n" + "".join(f"a{n}: !ref <a{n - 1}> * <a{n - 1}>\n" for n in range(1, 40))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40))
+TAGS = f"%TAG !e! !{'x' * 40_000}\n---\na: [" + "!e!x 1," * 4_000 + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("a: " + "x" * 100_001, "100000 bytes, which is the limit"),
+        (ALIASES, "line 1 .anchors and aliases are not understood"),
+        (MERGES, "line 1 .anchors and aliases"),
+        ("a: {<<: [{b: 1}, {b: 2}]}", "line 1 .*merge"),
+        (REFERENCES, "references make more than 5000 values"),
+        (SUMS, "references make more than 5000 values"),
+        (SQUARES, "'<a0> [*] <a0>': not arithmetic on numbers of 1e.15|'<a1> [*] <a1>': not arithmetic"),
+        ("a: !ref 9999999999 * 9999999999", "not arithmetic on numbers of 1e[+]15 at most"),
+        ("a: " + "1:" * 40_000 + "1", "more than 500 characters in one value"),
+        ("a: " + "1:" * 240 + "1.5", "not valid YAML"),
+        ("a: 0x" + "f" * 40_000, "more than 500 characters in one value"),
+        ("a: !ref " + "-" * 90_000 + "1", "more than 500 characters in one value"),
+        ("a: !ref " + "-" * 480 + "1 + x", "!ref '-{80}': not arithmetic"),
+        ("a: !ref " + "(" * 240 + "1" + ")" * 240, "!ref '[(]{80}': not arithmetic"),
+        ("a: !ref <" + "x" * 480 + ">", "!ref 'x{80}': there is no such key"),
+        ('a: !ref "1\\n2"', "!ref '1.n2': not arithmetic"),
+        ("a: [" + "1," * 40_000 + "]", "more than 5000 values"),
+        ("a: " + "- " * 40_000, "not valid YAML"),
+        ("a: " + "{a: " * 2_000, "not valid YAML"),
+        (TAGS, "more than 500 characters in one value"),
+        ("a: !!" + "x" * 480 + " 1", "not valid YAML in line 1"),
+        ("a: !!int ''", "not valid YAML"),
+        ("a: !!bool x", "not valid YAML"),
+        ("a: !!timestamp x", "not valid YAML"),
+    ],
+)
+def test_a_small_file_cannot_become_much(tmp_path, text, word):
+    """Unbounded, most of these take gigabytes and do not end."""
+    begin = time.process_time()
+    with pytest.raises(CheckpointError, match=word) as error:
+        read(tmp_path, text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250
+    assert time.process_time() - begin < 5
 
 
 CPU = torch.device("cpu")

@@ -17,7 +17,15 @@ import yaml
 
 from vivavoce.errors import CheckpointError
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 100_000
+MAX_NODES = 5_000
+"""Values of a document, and again of what its references make of it; a release has 500."""
+MAX_CHARS = 500
+"""Characters of a value, formula or tag; a release has 100 at most."""
+MAX_NUMBER = 1e15
+"""The largest number in a formula."""
+MAX_QUOTED = 80
+"""Characters of the file in a message."""
 TAG = "!"
 _KINDS = ("new:", "name:", "apply:", "module:")
 
@@ -29,6 +37,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+_UNREADABLE = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What PyYAML raises: of its own, and of values that do not fit their tags."""
 
 
 class _Reference(str):
@@ -36,7 +46,27 @@ class _Reference(str):
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader that turns every tag into data."""
+    """SafeLoader that turns every tag into data, and refuses what could make much of a small file."""
+
+    num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Read one value, which may not stand for another one."""
+        event, problem = self.peek_event(), ""
+        self.num_nodes += 1
+        if event.anchor is not None:
+            problem = "anchors and aliases are not understood"
+        elif self.num_nodes > MAX_NODES:
+            problem = f"more than {MAX_NODES} values, which is the limit"
+        elif max(len(getattr(event, "value", "")), len(event.tag or "")) > MAX_CHARS:
+            problem = f"more than {MAX_CHARS} characters in one value, which is the limit"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge nothing into a mapping: `<<` is refused like any unknown kind of key."""
 
 
 def _tagged(loader: _PlainLoader, tag: str, node: yaml.Node) -> Any:
@@ -56,30 +86,41 @@ _PlainLoader.add_multi_constructor("!", _tagged)
 
 
 def read_official_yaml(path: Path) -> dict[str, Any]:
-    """The document of `path`, at most 1 MB, with references resolved."""
+    """The document of `path`, at most 100 kB, with references resolved; CheckpointError: unreadable, too large."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read ({error.strerror}); check the model folder") from None
     if len(raw) > MAX_BYTES:
         raise CheckpointError(
-            f"{path.name}: {len(raw)} bytes, the limit is {MAX_BYTES}; this is no CosyVoice configuration"
+            f"{path.name}: more than {MAX_BYTES} bytes, which is the limit; this is no CosyVoice configuration"
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
+        where = f" in line {mark.line + 1} ({str(getattr(error, 'problem', ''))[:MAX_QUOTED]})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path.name}: holds no settings; download the file again")
     try:
-        return {key: _resolve(value, document, ()) for key, value in document.items()}
-    except (KeyError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: {error.args[0] if error.args else error}") from None
+        resolved: dict[str, Any] = _resolve(document, _Document(document), ())
+        return resolved
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name}: {error}; download the file again") from None
 
 
-def _resolve(value: Any, document: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
+class _Document(dict[Any, Any]):
+    """What references refer to, and how many values were made of them."""
+
+    num_made = 0
+
+
+def _resolve(value: Any, document: _Document, trail: tuple[str, ...]) -> Any:
+    document.num_made += 1
+    if document.num_made > MAX_NODES:
+        raise ValueError(f"its references make more than {MAX_NODES} values, which is the limit")
     if isinstance(value, _Reference):
         return _evaluate(value, document, trail)
     if isinstance(value, dict):
@@ -89,7 +130,7 @@ def _resolve(value: Any, document: Mapping[str, Any], trail: tuple[str, ...]) ->
     return value
 
 
-def _evaluate(expression: str, document: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
+def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if whole := _REFERENCE.fullmatch(expression.strip()):
         return _lookup(whole[1], document, trail)
     names: dict[str, Any] = {}
@@ -102,28 +143,33 @@ def _evaluate(expression: str, document: Mapping[str, Any], trail: tuple[str, ..
     formula = _REFERENCE.sub(placeholder, expression)
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body, names)
-    except (SyntaxError, TypeError, ArithmeticError):
-        raise ValueError(f"!ref {expression}: not arithmetic on numbers") from None
+    except (SyntaxError, TypeError, ArithmeticError, MemoryError):  # MemoryError: too many brackets for the parser
+        raise ValueError(
+            f"!ref {expression[:MAX_QUOTED]!r}: not arithmetic on numbers of {MAX_NUMBER:g} at most"
+        ) from None
 
 
-def _lookup(name: str, document: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
+def _lookup(name: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if name in trail:
-        raise ValueError(f"!ref <{name}> refers to itself")
+        raise ValueError(f"!ref {name[:MAX_QUOTED]!r} refers to itself")
     target: Any = document
     for part in name.replace("]", "").replace("[", ".").split("."):
         if not isinstance(target, dict) or part not in target:
-            raise ValueError(f"!ref <{name}>: there is no such key")
+            raise ValueError(f"!ref {name[:MAX_QUOTED]!r}: there is no such key")
         target = target[part]
     return _resolve(target, document, (*trail, name))
 
 
-def _arithmetic(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.Name) and isinstance(names.get(node.id), int | float):
-        return names[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_arithmetic(node.operand, names)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_arithmetic(node.left, names), _arithmetic(node.right, names))
-    raise TypeError("only numbers, references and + - * / are understood")
+def _arithmetic(node: ast.expr, names: Mapping[str, Any]) -> int | float:
+    result: Any = None
+    if isinstance(node, ast.Constant):
+        result = node.value
+    elif isinstance(node, ast.Name):
+        result = names.get(node.id)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        result = -_arithmetic(node.operand, names)
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        result = _OPERATORS[type(node.op)](_arithmetic(node.left, names), _arithmetic(node.right, names))
+    if not isinstance(result, int | float) or not abs(result) <= MAX_NUMBER:
+        raise TypeError("only numbers, references and + - * / are understood")
+    return result
