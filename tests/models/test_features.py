@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from vivavoce.checkpoint.config import MelConfig
+from vivavoce.checkpoint.onnx_writer import FLOAT, INT64, Port, _field, node, onnx_model
 from vivavoce.errors import CheckpointError, InvalidAudio
+from vivavoce.models import encoders
 from vivavoce.models.encoders import OnnxModel, SpeakerEncoder, SpeechTokenizer, open_onnx
 from vivavoce.models.features import prompt_mel, slaney_filterbank, speaker_fbank, whisper_log_mel
 
+BOOL = 9  # TensorProto.DataType
 NAMES = pytest.mark.parametrize("name", ["speech_24k_float", "speech_22k_int16"])
 
 
@@ -190,6 +193,82 @@ def test_corrupt_file(tmp_path, audio_data, content, capfd):
         SpeakerEncoder.from_file(path)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def onnx(*nodes: bytes, more: bytes = b"") -> bytes:
+    """A model from one number, `in`, to one number, `out`."""
+    ports = [Port("in", FLOAT, (1,))], [Port("out", FLOAT, (1,))]
+    return onnx_model(nodes, {}, *ports) + more
+
+
+def outside(key: str | bytes) -> bytes:
+    """The weight of a model as bytes 0 to 4 of ../secret.bin."""
+    entry = (_field(1, key) if isinstance(key, str) else key) + _field(2, "../secret.bin")
+    weight = _field(1, 1) + _field(2, FLOAT) + _field(8, "weight") + _field(13, entry) + _field(14, 1)
+    constant = _field(2, "weight") + _field(4, "Constant") + _field(5, _field(1, "value") + _field(5, weight) + _field(20, 4))
+    return onnx(constant, node("Add", ["in", "weight"], "out"))
+
+
+def nested_functions(depth: int) -> bytes:
+    """Each function calls the one before it twice, so that 2^depth operators are run."""
+    content = _field(8, _field(1, "own") + _field(2, 1))
+    for level in range(depth + 1):
+        called = _field(4, "Abs") if level == 0 else _field(4, f"f{level - 1}") + _field(7, "own")
+        nodes = b"".join(_field(7, _field(1, x) + _field(2, y) + called) for x, y in (("a", "b"), ("b", "c")))
+        opsets = _field(9, _field(1, "") + _field(2, 13)) + _field(9, _field(1, "own") + _field(2, 1))
+        content += _field(25, _field(1, f"f{level}") + _field(4, "a") + _field(5, "c") + nodes + opsets + _field(10, "own"))
+    return onnx(node(f"f{depth}", ["in"], "out") + _field(7, "own"), more=content)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (outside("location"), "keeps tensors in other files"),
+        (outside(b"\x0a\x88\x80\x00location"), "keeps tensors in other files"),
+        (onnx(more=_field(7, outside("location"))), "keeps tensors in other files"),
+        (nested_functions(40), "functions of its own"),
+        (onnx(more=bytes([8, 1]) * 20_000), "more than a model's fields"),
+        (b"\x3a" + b"\xff" * 20_000, "is not a usable ONNX model"),
+    ],
+)
+def test_a_file_that_reads_others_or_grows_is_refused(tmp_path, content, word):
+    (tmp_path / "secret.bin").write_bytes(bytes(4))
+    path = tmp_path / "model" / "campplus.onnx"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=word) as caught:
+        SpeakerEncoder.from_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_word_location_alone_refuses_no_model(tmp_path):
+    path = tmp_path / "campplus.onnx"
+    path.write_bytes(onnx(node("Abs", ["in"], "the location"), node("Identity", ["the location"], "out")))
+    assert open_onnx(path, num_inputs=1).run(np.array([-2], np.float32)).tolist() == [2]
+
+
+def test_a_run_without_end_is_ended(tmp_path, monkeypatch):
+    def value(name: str, data_type: int, *shape: int) -> bytes:
+        sizes = b"".join(_field(1, _field(1, size)) for size in shape)
+        return _field(1, name) + _field(2, _field(1, _field(1, data_type) + _field(2, sizes)))
+
+    nodes = [_field(1, node("Identity", [one], f"{one} after")) for one in ("again", "number")]
+    inputs = [value("count", INT64), value("again", BOOL), value("number", FLOAT, 1)]
+    outputs = [value("again after", BOOL), value("number after", FLOAT, 1)]
+    body = b"".join([*nodes, _field(2, "body"), *(_field(11, one) for one in inputs)])
+    body += b"".join(_field(12, one) for one in outputs)
+    loop = node("Loop", ["", "true", "in"], "out") + _field(5, _field(1, "body") + _field(6, body) + _field(20, 5))
+    yes = _field(1, "value") + _field(5, _field(2, BOOL) + _field(9, b"\1")) + _field(20, 4)
+    path = tmp_path / "campplus.onnx"
+    path.write_bytes(onnx(_field(2, "true") + _field(4, "Constant") + _field(5, yes), loop))
+    monkeypatch.setattr(encoders, "MAX_RUN_S", 0.2)
+    with pytest.raises(CheckpointError, match=r"campplus\.onnx in .* takes more than 0\.2 s"):
+        open_onnx(path, num_inputs=1).run(np.ones(1, np.float32))
+
+
+def test_a_run_that_fails_names_the_file(audio_data):
+    with pytest.raises(CheckpointError, match=r"campplus\.onnx in .* fails \(.*\); download it again"):
+        open_onnx(audio_data / "campplus.onnx", num_inputs=1).run(np.ones(1, np.float32))
 
 
 def test_swapped_files(audio_data):

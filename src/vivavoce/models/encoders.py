@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from threading import Timer
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,7 +17,12 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
+MAX_RUN_S = 120.0
+"""The longest run; the release's tokenizer takes about 15 s of one core for 30 s of speech."""
+MAX_FIELDS = 10_000
+"""Of an ONNX file, beside its graph; a release has about ten."""
 _ERRORS_ONLY = 3
+_FUNCTIONS, _BLOCK = 25, 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +33,23 @@ class OnnxModel:
     session: Any
 
     def run(self, *inputs: NDArray[Any]) -> NDArray[Any]:
-        """Feed `inputs` by position, as names differ between releases; the first output, flattened."""
-        names = [value.name for value in self.session.get_inputs()]
-        outputs = self.session.run(None, dict(zip(names, inputs, strict=True)))
+        """Feed `inputs` by position, as names differ between releases; the first output, flattened.
+
+        CheckpointError: the model fails, or takes more than MAX_RUN_S.
+        """
+        import onnxruntime
+
+        names, options = [value.name for value in self.session.get_inputs()], onnxruntime.RunOptions()
+        timer = Timer(MAX_RUN_S, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            outputs = self.session.run(None, dict(zip(names, inputs, strict=True)), options)
+        except Exception as error:  # ONNX Runtime's errors share no other base
+            why = f"takes more than {MAX_RUN_S:g} s" if options.terminate else f"fails ({_reason(error)})"
+            raise CheckpointError(f"{self.path.name} in {self.path.parent} {why}; download it again") from error
+        finally:
+            timer.cancel()
         return np.asarray(outputs[0]).reshape(-1)
 
 
@@ -59,12 +80,47 @@ def _open_session(path: Path, providers: list[str]) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS_ONLY
     try:
+        _check_file(path)
         return onnxruntime.InferenceSession(str(path), sess_options=options, providers=providers)
     except Exception as error:  # ONNX Runtime's errors share no other base
-        reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"{path.name} in {path.parent} is not a usable ONNX model ({reason}); download it again"
+            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); download it again"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _check_file(path: Path) -> None:
+    """ValueError: the file names tensors outside of it, or has functions, which grow without end when they are nested.
+
+    ONNX is protobuf (see `checkpoint/onnx_writer.py`). Only a tensor outside has an entry whose key is "location": this
+    word after its length, 8, which may have bytes too many, the last of them 0. Functions are fields of the outermost
+    message.
+    """
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        at = num_fields = 0
+        while at < len(data):
+            key, at = _varint(data, at)
+            field, wire_type = (key & 0xFFFF_FFFF) >> 3, key & 7
+            num_fields += 1
+            if field == _FUNCTIONS or num_fields > MAX_FIELDS or wire_type not in (0, 2):
+                raise ValueError("it has functions of its own, or more than a model's fields")
+            number, at = _varint(data, at)
+            at += number if wire_type == 2 else 0
+        for start in range(0, len(data), _BLOCK):
+            block = data[start : start + _BLOCK + 8]
+            if b"\x08location" in block or b"\0location" in block:
+                raise ValueError("it keeps tensors in other files, which are not read")
+
+
+def _varint(data: mmap, at: int) -> tuple[int, int]:
+    """The number at `at`, 7 bits per byte, and where it ends."""
+    number = shift = 0
+    while data[at] > 0x7F and shift < 63:
+        number, at, shift = number | (data[at] & 0x7F) << shift, at + 1, shift + 7
+    return number | data[at] << shift, at + 1
 
 
 Encoder = TypeVar("Encoder", bound="OnnxEncoder")
