@@ -128,6 +128,9 @@ def test_any_length_comes_back(tmp_path_factory: pytest.TempPathFactory, text: i
         ("prompt_speech_feat", torch.zeros(1, 174, 80, dtype=torch.int32)),
         ("prompt_speech_feat_len", torch.tensor([173])),
         ("prompt_text_len", torch.tensor([21, 21])),
+        ("prompt_text_len", torch.tensor([float("nan")])),
+        ("prompt_text", torch.zeros(1, 4001, dtype=torch.int32)),
+        ("prompt_speech_feat", torch.zeros(1, 4001, 80)),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, key: str, bad: Any) -> None:
@@ -140,7 +143,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, key: str, bad: Any) -> None:
     "content", [[1, 2], {"me": torch.zeros(1, 192)}, {3: {"embedding": torch.zeros(1, 192)}}, {"me": {}}]
 )
 def test_what_is_no_speaker_file(tmp_path: Path, content: Any) -> None:
-    assert "make the" in refusal(save(tmp_path / "spk2info.pt", content))
+    assert "make " in refusal(save(tmp_path / "spk2info.pt", content))
 
 
 class _Exploit:

@@ -205,7 +205,9 @@ def outside(key: str | bytes) -> bytes:
     """The weight of a model as bytes 0 to 4 of ../secret.bin."""
     entry = (_field(1, key) if isinstance(key, str) else key) + _field(2, "../secret.bin")
     weight = _field(1, 1) + _field(2, FLOAT) + _field(8, "weight") + _field(13, entry) + _field(14, 1)
-    constant = _field(2, "weight") + _field(4, "Constant") + _field(5, _field(1, "value") + _field(5, weight) + _field(20, 4))
+    constant = (
+        _field(2, "weight") + _field(4, "Constant") + _field(5, _field(1, "value") + _field(5, weight) + _field(20, 4))
+    )
     return onnx(constant, node("Add", ["in", "weight"], "out"))
 
 
@@ -216,7 +218,9 @@ def nested_functions(depth: int) -> bytes:
         called = _field(4, "Abs") if level == 0 else _field(4, f"f{level - 1}") + _field(7, "own")
         nodes = b"".join(_field(7, _field(1, x) + _field(2, y) + called) for x, y in (("a", "b"), ("b", "c")))
         opsets = _field(9, _field(1, "") + _field(2, 13)) + _field(9, _field(1, "own") + _field(2, 1))
-        content += _field(25, _field(1, f"f{level}") + _field(4, "a") + _field(5, "c") + nodes + opsets + _field(10, "own"))
+        content += _field(
+            25, _field(1, f"f{level}") + _field(4, "a") + _field(5, "c") + nodes + opsets + _field(10, "own")
+        )
     return onnx(node(f"f{depth}", ["in"], "out") + _field(7, "own"), more=content)
 
 

@@ -24,8 +24,6 @@ MAX_CHARS = 500
 """Characters of a value, formula or tag; a release has 100 at most."""
 MAX_NUMBER = 1e15
 """The largest number in a formula."""
-MAX_QUOTED = 80
-"""Characters of the file in a message."""
 TAG = "!"
 _KINDS = ("new:", "name:", "apply:", "module:")
 
@@ -52,7 +50,8 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Read one value, which may not stand for another one."""
-        event, problem = self.peek_event(), ""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        problem = ""
         self.num_nodes += 1
         if event.anchor is not None:
             problem = "anchors and aliases are not understood"
@@ -100,7 +99,7 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
     except _UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1} ({str(getattr(error, 'problem', ''))[:MAX_QUOTED]})" if mark else ""
+        where = f" in line {mark.line + 1} ({getattr(error, 'problem', '')!s:.80})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path.name}: holds no settings; download the file again")
@@ -144,18 +143,16 @@ def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> A
     try:
         return _arithmetic(ast.parse(formula.strip(), mode="eval").body, names)
     except (SyntaxError, TypeError, ArithmeticError, MemoryError):  # MemoryError: too many brackets for the parser
-        raise ValueError(
-            f"!ref {expression[:MAX_QUOTED]!r}: not arithmetic on numbers of {MAX_NUMBER:g} at most"
-        ) from None
+        raise ValueError(f"!ref {expression!r:.80}: not arithmetic on numbers of {MAX_NUMBER:g} at most") from None
 
 
 def _lookup(name: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if name in trail:
-        raise ValueError(f"!ref {name[:MAX_QUOTED]!r} refers to itself")
+        raise ValueError(f"!ref {name!r:.80} refers to itself")
     target: Any = document
     for part in name.replace("]", "").replace("[", ".").split("."):
         if not isinstance(target, dict) or part not in target:
-            raise ValueError(f"!ref {name[:MAX_QUOTED]!r}: there is no such key")
+            raise ValueError(f"!ref {name!r:.80}: there is no such key")
         target = target[part]
     return _resolve(target, document, (*trail, name))
 

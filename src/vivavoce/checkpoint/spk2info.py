@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.weights import read_pickle
+from vivavoce.checkpoint.torch_file import read_torch_file
 from vivavoce.errors import CheckpointError
 from vivavoce.files import replacing
 
 EMBEDDING_SIZE = 192
 NUM_MEL_BINS = 80
+MAX_LENGTH = 4_000
+"""Of a prompt: text ids, speech tokens or frames; 30 s are 1500 tokens and 2584 frames at most."""
 
 _TOKEN_KEYS = ("prompt_text", "llm_prompt_speech_token", "flow_prompt_speech_token")
 _MEL_KEY = "prompt_speech_feat"
@@ -47,13 +49,13 @@ class SpeakerEntry:
 
 def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
     """Read all speakers by name, on the CPU."""
-    speakers = read_pickle(path)
+    speakers = read_torch_file(path)
     if not isinstance(speakers, Mapping):
         raise CheckpointError(f"{path.name}: holds no speakers by name; make the file again")
     for name, fields in speakers.items():
         if not isinstance(name, str) or not isinstance(fields, Mapping):
-            raise CheckpointError(f"{path.name}: {name!r} is no speaker with named tensors; make the file again")
-    return {name: _entry(f"{path.name}: speaker {name!r}", fields) for name, fields in speakers.items()}
+            raise CheckpointError(f"{path.name}: {name!r:.80} is no speaker with named tensors; make the file again")
+    return {name: _entry(f"{path.name}: speaker {name!r:.80}", fields) for name, fields in speakers.items()}
 
 
 def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry]) -> None:
@@ -92,13 +94,14 @@ def _tensor(where: str, fields: Mapping[str, Any], key: str, *shape: int) -> Ten
     value = fields.get(key)
     if not isinstance(value, Tensor):
         raise CheckpointError(f"{where}: {key} is missing or no tensor; make the speaker again")
-    if value.dim() != len(shape) or any(want not in (-1, have) for want, have in zip(shape, value.shape, strict=True)):
-        wanted = ", ".join("length" if size == -1 else str(size) for size in shape)
+    fits = (have <= MAX_LENGTH if want == -1 else have == want for have, want in zip(value.shape, shape, strict=False))
+    if value.dim() != len(shape) or not all(fits):
+        wanted = ", ".join(f"{MAX_LENGTH} at most" if size == -1 else str(size) for size in shape)
         raise CheckpointError(
             f"{where}: {key} has shape {list(value.shape)}, expected [{wanted}]; make the speaker again"
         )
     length = fields.get(f"{key}_len")
-    says = isinstance(length, Tensor) and length.numel() == 1 and int(length) == value.shape[1]
+    says = isinstance(length, Tensor) and length.numel() == 1 and length.item() == value.shape[1]
     if -1 in shape and length is not None and not says:
         raise CheckpointError(
             f"{where}: {key}_len does not say {value.shape[1]}, the length of {key}; make the speaker again"

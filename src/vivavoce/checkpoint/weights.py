@@ -7,9 +7,7 @@ no row fits are the same on both sides.
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vivavoce.checkpoint.torch_file import read_torch_file
 from vivavoce.errors import CheckpointError
 
 _TRAINING_COUNTERS = frozenset({"epoch", "step"})
@@ -52,22 +51,6 @@ def check_variant(folder: Path, variant: str | None) -> None:
         raise CheckpointError(f"variant: {variant!r} is not in {folder.name}; {advice}")
 
 
-def read_pickle(path: Path) -> Any:
-    """What `torch.save` wrote: tensors, plain values and containers of them, on the CPU; no code is run."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name}: is missing in {path.parent}; check the path") from None
-    except pickle.UnpicklingError:
-        raise CheckpointError(
-            f"{path.name}: is corrupt or holds more than tensors; nothing of it was run, make or download it again"
-        ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{path.name}: cannot be read ({type(error).__name__}); make or download it again"
-        ) from None
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible."""
     if path.suffix == ".safetensors":
@@ -78,11 +61,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError, ValueError):
             raise CheckpointError(f"{path.name}: is corrupt; make or download it again") from None
     else:
-        state = read_pickle(path)
+        state = read_torch_file(path)
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(f"{path.name}: holds no named tensors; download the file again")
     tensors = {key: value for key, value in state.items() if key not in _TRAINING_COUNTERS}
-    strange = [str(key) for key, value in tensors.items() if not isinstance(value, Tensor)]
+    strange = [key for key, value in tensors.items() if not isinstance(value, Tensor)]
     if strange:
         raise CheckpointError(f"{path.name}: holds more than tensors: {_listed(strange)}")
     return tensors
@@ -143,7 +126,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
 
 def _listed(items: Sequence[str]) -> str:
     more = len(items) - _MAX_LISTED
-    return ", ".join(items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(item[:80] for item in items[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 _ATTENTION_AND_FEED_FORWARD = (

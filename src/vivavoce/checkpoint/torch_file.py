@@ -1,0 +1,191 @@
+"""`.pt` files as `torch.save` writes them, read as data: tensors, plain values, and dicts, lists and tuples of them.
+
+A pickle is a program. Its few instructions that make such values are carried out here and any other is refused, so that
+nothing is imported or called, and nothing grows beyond the file's own bytes. Since torch 1.6 the file is a zip file
+(https://docs.pytorch.org/docs/stable/notes/serialization.html): the pickle and each storage's bytes, all uncompressed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickletools
+import struct
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vivavoce.errors import CheckpointError
+
+MAX_BYTES = 4_000_000
+"""Of the pickle, and of the zip file's directory; those of a release have 50 kB."""
+MAX_DIMS = 8
+MAX_TIMES = 4
+"""The bytes of all tensors are at most so many times the file's; tied weights are stored once and named twice."""
+
+_DTYPES = {
+    **{"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64},
+    **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8},
+    **{"Byte": torch.uint8, "Bool": torch.bool},
+}
+_MAKES: Mapping[str, Callable[[], Any]] = {
+    **{"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple},
+    **{"NONE": lambda: None, "NEWFALSE": lambda: False, "NEWTRUE": lambda: True},
+}
+_LITERALS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "GLOBAL"})
+"""What a pickle would import is its name here."""
+_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "TUPLE": 0, "APPENDS": 0, "SETITEMS": 0}
+"""Values that an instruction takes from the stack; 0: all since the mark."""
+
+
+def read_torch_file(path: Path) -> Any:
+    """What `torch.save` wrote, on the CPU, mapped.
+
+    CheckpointError: missing, corrupt, not of torch 1.6 or newer, or with anything in it that is no plain value.
+    """
+    try:
+        with _SmallReads(path) as file:
+            return _Reader(path, file).read()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name}: is missing in {path.parent}; check the path") from None
+    except Exception as error:  # there is no end to what a stranger's bytes can do wrong
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
+        raise CheckpointError(
+            f"{path.name}: is corrupt or holds more than tensors ({reason}); nothing of it was run, make or download "
+            "it again"
+        ) from None
+
+
+class _SmallReads(io.FileIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Refuse large reads: `zipfile` reads a directory of any size at once."""
+        most = MAX_BYTES + 1
+        data = super().read(most if size is None or size < 0 else min(size, most)) or b""
+        if len(data) == most:
+            raise ValueError(f"its names take more than {MAX_BYTES} bytes, which is the limit")
+        return data
+
+
+class _Storage(NamedTuple):
+    dtype: torch.dtype
+    content: torch.UntypedStorage
+
+
+class _Reader:
+    """One file while it is read."""
+
+    def __init__(self, path: Path, file: io.FileIO) -> None:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("its contents are compressed")
+        self._file, self._num_bytes = file, path.stat().st_size
+        self._members = {member.filename.partition("/")[2]: member for member in members}
+        self._mapped = torch.UntypedStorage.from_file(str(path), False, self._num_bytes)
+        self._storages: dict[str, torch.UntypedStorage] = {}
+        self._bytes_left = MAX_TIMES * self._num_bytes
+
+    def read(self) -> Any:
+        """The value that the pickle leaves."""
+        if "byteorder" in self._members and self._bytes("byteorder") != b"little":
+            raise ValueError("its byte order is not little endian")
+        stack: list[Any] = []
+        marked: list[list[Any]] = []
+        memo: dict[Any, Any] = {}
+        for opcode, argument, _ in pickletools.genops(self._bytes("data.pkl")):
+            name = opcode.name
+            if name in _LITERALS:
+                stack.append(argument)
+            elif name in _MAKES:
+                stack.append(_MAKES[name]())
+            elif name in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = stack[-1]
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(self._again(memo[argument]))
+            elif name == "MARK":
+                marked.append(stack)
+                stack = []
+            elif name in _TAKES:
+                if count := _TAKES[name]:
+                    items = stack[-count:]
+                    del stack[-count:]
+                else:
+                    items, stack = stack, marked.pop()
+                stack.append(tuple(items)) if "TUPLE" in name else _fill(stack[-1], items)
+            elif name == "BINPERSID":
+                stack.append(self._storage(*stack.pop()))
+            elif name == "REDUCE":
+                arguments = stack.pop()
+                stack.append(self._call(stack.pop(), *arguments))
+            elif name == "BUILD":
+                stack.pop()  # what an ordered dict has beside its items
+            elif name == "STOP":
+                break
+            elif name != "PROTO":
+                raise ValueError(f"instruction {name}")
+        return stack.pop()
+
+    def _storage(self, _: str, kind: str, key: str, *__: Any) -> _Storage:
+        if key not in self._storages:
+            self._storages[key] = self._mapped[slice(*self._place(f"data/{key}"))]
+        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[key])
+
+    def _again(self, value: Any) -> Any:
+        """A value that stands in a second place."""
+        if isinstance(value, dict | list):
+            raise ValueError("a container in two places")
+        if isinstance(value, Tensor):
+            self._count(value.nbytes)
+        return value
+
+    def _count(self, num_bytes: int) -> None:
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            raise ValueError(f"tensors of more than {MAX_TIMES} times the file's bytes")
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        if function == "torch._utils _rebuild_tensor_v2":
+            return self._tensor(*arguments)
+        if function == "torch._utils _rebuild_parameter":
+            return arguments[0]
+        if function != "collections OrderedDict" or arguments:
+            raise ValueError(f"it calls {function}")
+        return {}
+
+    def _tensor(self, stored: _Storage, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Tensor:
+        numbers = (offset, *size, *stride)
+        if not len(size) == len(stride) <= MAX_DIMS or any(type(one) is not int or one < 0 for one in numbers):
+            raise ValueError("a tensor without a shape")
+        num_values, item = math.prod(size), stored.dtype.itemsize
+        end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1 if num_values else 0
+        if max(num_values, end) * item > stored.content.nbytes():
+            raise ValueError("a tensor with more values than are stored")
+        self._count(num_values * item)
+        return torch.empty(0, dtype=stored.dtype).set_(stored.content, offset, size, stride)
+
+    def _bytes(self, name: str) -> bytes:
+        start, end = self._place(name)
+        self._file.seek(start)
+        return self._file.read(end - start)
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Where a member's bytes begin and end; a header of 30 bytes, a name and more stand before them."""
+        member = self._members[name]
+        self._file.seek(member.header_offset)
+        start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))
+        if start + member.file_size > self._num_bytes:
+            raise ValueError(f"{name} ends after the file")
+        return start, start + member.file_size
+
+
+def _fill(container: Any, items: list[Any]) -> None:
+    if type(container) is list:
+        container.extend(items)
+    elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
+        container.update(zip(items[::2], items[1::2], strict=True))
+    else:
+        raise ValueError("a name that is no text")
