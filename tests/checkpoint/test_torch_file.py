@@ -102,8 +102,9 @@ def with_large_storage(path: Path) -> None:
 
 
 SHARED, SPEAKER = torch.zeros(100_000), {"embedding": torch.zeros(1, 192)}
-# Each pair holds the one before it twice: its hash takes 2^60 steps.
-DEEP = b"\x80\x02}" + b")" + b"q\0h\0\x86" * 60 + b"K\1s."
+# Each pair holds the one before it twice: to hash or to print it takes 2^60 steps.
+TREE = b")" + b"q\0h\0\x86" * 60
+PARAMETERS = b"ctorch._utils\n_rebuild_parameter\nq\1" + b"h\1h\0R" * 300_000 + b"."
 # A list of 10,000 pairs, of which 10,000 ordered dicts are made.
 COPIES = pickle.dumps([(str(number), number) for number in range(10_000)], 2)[:-1]
 COPIES += b"r\0\0\1\0" + (b"ccollections\nOrderedDict\nj\0\0\1\0\x85R") * 10_000 + b"."
@@ -113,7 +114,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "long": (with_pickle(b"\x80\x02\x8b" + struct.pack("<i", 1_000) + b"x" * 1_000 + b"."), "instruction LONG4"),
     "text": (with_pickle(b"\x80\x02X" + struct.pack("<I", 0xFFFF_FFFF) + b"x."), "expected 4294967295 bytes"),
     "copies": (with_pickle(COPIES), "a container in two places"),
-    "deep": (with_pickle(DEEP), "a name that is no text"),
+    "calls a tree": (with_pickle(b"\x80\x02" + TREE + b")R."), "it calls a value"),
+    "stores a tree": (with_pickle(b"\x80\x02(NX\0\0\0\0" + TREE + b"tQ."), "can only concatenate str"),
+    "sizes": (of({"a": tensor(0, torch.zeros(9), (1,))}), "without a shape"),
+    "again and again": (with_pickle(b"\x80\x02(" + b")" * 300_000 + b"tq\0" + PARAMETERS), "without a shape"),
+    "deep": (with_pickle(b"\x80\x02}" + TREE + b"K\1s."), "a name that is no text"),
     "numbers": (of({3: torch.zeros(1)}), "a name that is no text"),
     "compressed": (with_pickle(bytes(200_000_000), zipfile.ZIP_DEFLATED), "contents are compressed"),
     "large": (with_pickle(bytes(4_000_001)), "more than 4000000 bytes"),

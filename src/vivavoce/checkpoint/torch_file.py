@@ -24,6 +24,7 @@ from vivavoce.errors import CheckpointError
 MAX_BYTES = 4_000_000
 """Of the pickle, and of the zip file's directory; those of a release have 50 kB."""
 MAX_DIMS = 8
+"""Of a tensor; its parts are no more either."""
 MAX_TIMES = 4
 """The bytes of all tensors are at most so many times the file's; tied weights are stored once and named twice."""
 
@@ -117,9 +118,9 @@ class _Reader:
                     items, stack = stack, marked.pop()
                 stack.append(tuple(items)) if "TUPLE" in name else _fill(stack[-1], items)
             elif name == "BINPERSID":
-                stack.append(self._storage(*stack.pop()))
+                stack.append(self._storage(*_few(stack.pop())))
             elif name == "REDUCE":
-                arguments = stack.pop()
+                arguments = _few(stack.pop())
                 stack.append(self._call(stack.pop(), *arguments))
             elif name == "BUILD":
                 stack.pop()  # what an ordered dict has beside its items
@@ -130,9 +131,10 @@ class _Reader:
         return stack.pop()
 
     def _storage(self, _: str, kind: str, key: str, *__: Any) -> _Storage:
-        if key not in self._storages:
-            self._storages[key] = self._mapped[slice(*self._place(f"data/{key}"))]
-        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[key])
+        place = "data/" + key
+        if place not in self._storages:
+            self._storages[place] = self._mapped[slice(*self._place(place))]
+        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[place])
 
     def _again(self, value: Any) -> Any:
         """A value that stands in a second place."""
@@ -153,12 +155,12 @@ class _Reader:
         if function == "torch._utils _rebuild_parameter":
             return arguments[0]
         if function != "collections OrderedDict" or arguments:
-            raise ValueError(f"it calls {function}")
+            raise ValueError(f"it calls {function if isinstance(function, str) else 'a value'}")
         return {}
 
     def _tensor(self, stored: _Storage, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Tensor:
-        numbers = (offset, *size, *stride)
-        if not len(size) == len(stride) <= MAX_DIMS or any(type(one) is not int or one < 0 for one in numbers):
+        numbers = (offset, *_few(size), *_few(stride))
+        if len(size) != len(stride) or any(type(one) is not int or one < 0 for one in numbers):
             raise ValueError("a tensor without a shape")
         num_values, item = math.prod(size), stored.dtype.itemsize
         end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1 if num_values else 0
@@ -180,6 +182,13 @@ class _Reader:
         if start + member.file_size > self._num_bytes:
             raise ValueError(f"{name} ends after the file")
         return start, start + member.file_size
+
+
+def _few(values: Any) -> tuple[Any, ...]:
+    """Arguments: a long tuple can stand in a million places, and be a tree that takes years to print or hash."""
+    if type(values) is not tuple or len(values) > MAX_DIMS:
+        raise ValueError("a tensor without a shape")
+    return values
 
 
 def _fill(container: Any, items: list[Any]) -> None:
