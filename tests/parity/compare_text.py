@@ -54,7 +54,11 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         return len(tokenizer.encode(text))
 
     def read(text: str) -> str:
-        return (chinese if rules.contains_chinese(text) or text.isdigit() else english)(text)
+        reader = chinese if rules.contains_chinese(text) or text.isdigit() else english
+        return "".join(map(reader, rules.blocks(text.strip(), reader.language)))
+
+    def split(text: str, *arguments: Any, **options: Any) -> list[str]:
+        return [piece for piece, _ in split_paragraph([text], *arguments, **options)]
 
     return {
         "contains_chinese": rules.contains_chinese,
@@ -64,9 +68,9 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         "remove_bracket": rules.remove_bracket,
         "spell_out_number": lambda text: rules.spell_out_number(text, spell),
         "token_ids": lambda text: list(tokenizer.encode(text)),
-        "split_zh": lambda text: split_paragraph(text, len, "zh"),
-        "split_en": lambda text: split_paragraph(text, count, "en"),
-        "split_zh_comma": lambda text: split_paragraph(
+        "split_zh": lambda text: split(text, len, "zh"),
+        "split_en": lambda text: split(text, count, "en"),
+        "split_zh_comma": lambda text: split(
             text, len, "zh", token_max_n=30, token_min_n=10, merge_len=5, comma_split=True
         ),
         "normalize_split": lambda text: _segments(normalised, text),

@@ -158,8 +158,12 @@ class FrontEndOf:
     def __init__(self, conditioning):
         self.conditioning = conditioning
 
-    def plan(self, text, voice, options):
-        return [PlannedSegment(SegmentRequest(self.conditioning, (1, 2)), n, n + 1) for n in range(len(text))]
+    def plan_as_read(self, text, voice, options, left):
+        for n in range(len(text)):
+            if left():
+                raise RequestCancelled("given up")
+            self.read = n + 1
+            yield PlannedSegment(SegmentRequest(self.conditioning, (1, 2)), n, n + 1)
 
     def plan_arriving(self, pieces, voice, options):
         for place, piece in enumerate(pieces):
@@ -188,10 +192,47 @@ def test_the_engine_gets_what_its_listener_is_near(front, voice):
     session.on_heard(0)
     assert engine.pushed == []
     session.on_heard(1)
-    assert len(engine.pushed) == 1
-    session.on_heard(2)
-    assert len(engine.pushed) == 3, "and the end"
+    wait_for(lambda: len(engine.pushed) == 1)
+    session.on_heard(3)
+    wait_for(lambda: len(engine.pushed) == 3)  # and the end
     assert engine.pushed[-1] is None
+
+
+def test_a_short_text_is_given_whole(front, voice):
+    engine = Engine()
+    RequestSession(engine, front).start("x" * (AHEAD + 1), voice)
+    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (AHEAD + 1, Arrival.WHOLE)
+
+
+def test_a_long_text_is_read_on_while_it_is_heard(front, voice):
+    """Its first segment does not wait for the next one, and what nobody comes near is not read."""
+    engine = Engine()
+    session = RequestSession(engine, front)
+    session.start("x" * 1_000, voice)
+    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (1, Arrival.SEGMENTS)
+    wait_for(lambda: len(engine.pushed) == AHEAD)
+    assert front.read == AHEAD + 1
+    session.on_heard(5)
+    wait_for(lambda: len(engine.pushed) == AHEAD + 5)
+    assert (front.read, session.verdict().segments_given) == (AHEAD + 6, AHEAD + 6)
+
+
+def test_a_listener_who_leaves_ends_the_reading(front, voice):
+    """Before the engine has anything of the text, too."""
+    engine, session = Engine(), None
+
+    def plan_as_read(text, voice, options, left):
+        assert not left()
+        session.close()
+        assert left()
+        raise RequestCancelled("given up")
+        yield
+
+    front.plan_as_read = plan_as_read
+    session = RequestSession(engine, front)
+    with pytest.raises(RequestCancelled):
+        session.start("x" * 1_000, voice)
+    assert engine.requests == []
 
 
 def test_what_came_before_a_bad_piece_is_spoken_to_its_end(front, voice):
@@ -265,7 +306,7 @@ def test_a_full_engine_refuses_before_the_text_is_read(synthesizer, voice, monke
         raise Overloaded("slots: all are taken", 2.0)
 
     monkeypatch.setattr(synthesizer.engine, "check_load", refuse)
-    monkeypatch.setattr(synthesizer.front_end.text, "segments", pytest.fail)
+    monkeypatch.setattr(synthesizer.front_end.text, "located", pytest.fail)
     for use in (synthesizer.speak, synthesizer.stream):
         with pytest.raises(Overloaded):
             use("Hello.", voice)

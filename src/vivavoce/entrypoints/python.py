@@ -50,7 +50,7 @@ def load(
         voices: folder of stored voices, or the URL of a redis (`redis://host`); None: the user's own folder.
         settings: slots, memory and admission of the engine; None: as the device allows, and everyone waits in turn.
         text_processes: processes that read texts out (numbers, dates, units), so that many users' texts do not hold up
-            the engine; None: up to four on CUDA, none elsewhere.
+            the engine; None: two to four on CUDA, none elsewhere.
 
     On CUDA, cuDNN's attention is switched off for the whole process: it plans anew for every length it meets.
 
@@ -58,7 +58,7 @@ def load(
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
     where = choose_device(device)
-    processes = count_text_processes(text_processes, where)
+    processes = count_text_processes(text_processes, where, on_cpu=0)
     synthesizer = Synthesizer.load(
         model_folder(model), where, choose_dtype(dtype, where), variant, settings or EngineSettings(), processes
     )

@@ -16,7 +16,7 @@ speech tokens from the source recording.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -104,7 +104,21 @@ class FrontEnd:
         InvalidText: there is nothing to speak, it is too long, or the model lacks characters of it; InvalidRequest: the
         voice does not fit the model, or lacks what the mode needs; the language is unknown.
         """
-        return list(self._segments(text, self.conditioning(voice, options), options))
+        return list(self.plan_as_read(text, voice, options))
+
+    def plan_as_read(
+        self,
+        text: str,
+        voice: Voice,
+        options: SpeakOptions = SpeakOptions(),
+        left: Callable[[], bool] = lambda: False,
+    ) -> Iterator[PlannedSegment]:
+        """`plan`, segment by segment: of a long text, the next block is read when its segments are asked for.
+
+        What can be refused is refused before the first one, but for characters that the vocabulary cannot write. left:
+        asked before each block, True ends the reading with RequestCancelled.
+        """
+        yield from self._segments(text, self.conditioning(voice, options), options, left=left)
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
         """`plan` without the characters."""
@@ -153,10 +167,16 @@ class FrontEnd:
         return self.text.encode(self.text.normalize(ended))
 
     def _segments(
-        self, text: str, conditioning: Conditioning, options: SpeakOptions, start: int = 0, place: int = 0
+        self,
+        text: str,
+        conditioning: Conditioning,
+        options: SpeakOptions,
+        start: int = 0,
+        place: int = 0,
+        left: Callable[[], bool] = lambda: False,
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
-        for seed, one in enumerate(self.text.located(text, options.language), options.seed + place):
+        for seed, one in enumerate(self.text.located(text, options.language, left), options.seed + place):
             ids = self.text.encode(one.spoken)
             request = SegmentRequest(conditioning, ids, sampling=options.sampling, seed=seed, speed=options.speed)
             yield PlannedSegment(request, start + one.start, start + one.end)

@@ -67,11 +67,11 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def count_text_processes(asked: int | None, device: torch.device) -> int:
-    """Processes that read texts out; None: up to four on CUDA, none elsewhere. InvalidRequest: too few or many."""
+def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:
+    """Processes that read texts out; None: two to four on CUDA, `on_cpu` elsewhere. InvalidRequest: too few or many."""
     if asked is None:
-        # Four read more texts than one GPU speaks.
-        return min(4, (os.cpu_count() or 1) // 4) if device.type == "cuda" else 0
+        # Four read more texts than one GPU speaks; of two, one is always there for short texts.
+        return max(2, min(4, (os.cpu_count() or 1) // 4)) if device.type == "cuda" else on_cpu
     if not 0 <= asked <= 64:
         raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")
     return asked

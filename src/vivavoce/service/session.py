@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
@@ -15,6 +15,7 @@ from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest
 from vivavoce.errors import InvalidText, RequestCancelled
 from vivavoce.service.front_end import FrontEnd, PlannedSegment
 from vivavoce.service.speech import FinishReason, Mark, SegmentText, SpeakOptions, SpeechEvent, Verdict, marks_of
+from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.voice import Voice
 
 AHEAD = 4
@@ -44,31 +45,33 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         self._engine, self._front_end = engine, front_end
         self.policy = policy or ChunkPolicy.low_latency()
         self._progress = _Progress()
-        self._waiting: deque[PlannedSegment] = deque()
-        """Segments of a whole text that the engine gets when the listener has come closer."""
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
 
     def start(self, text: str | Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
-        """Plan the text and hand its beginning to the engine. What can be refused is refused here.
+        """Plan the text's beginning and hand it to the engine. What can be refused is refused here.
 
-        text: a text, or an iterable of pieces of it (from a language model, say). This call reads pieces until the
-        first sentence or words are complete, and a thread the rest while speech goes on; each is checked when it is
-        read. Errors: Overloaded, RequestCancelled (the session was closed meanwhile), and those of `FrontEnd.plan`.
+        text: a text, or an iterable of pieces of it (from a language model, say). This call reads a block of a long
+        text, or pieces until the first sentence or words are complete, and a thread the rest while speech goes on;
+        pieces are checked when they are read. Errors: Overloaded, RequestCancelled (the session was closed meanwhile),
+        and those of `FrontEnd.plan`.
         """
         self._engine.check_load(streaming=True)
-        progress, arriving = self._progress, None
+        progress = self._progress
         if isinstance(text, str):
             progress.text = text
-            self._waiting.extend(self._front_end.plan(text, voice, options))
-            near = [self._waiting.popleft() for _ in range(min(1 + AHEAD, len(self._waiting)))]
-            arrival = Arrival.SEGMENTS if self._waiting else Arrival.WHOLE
+            segments = self._front_end.plan_as_read(text, voice, options, lambda: progress.closed)
+            # A short text is read at once: the engine gets what is near, and learns whether there is more.
+            is_short = len(text) <= WHOLE_CHARS
+            near = list(islice(segments, AHEAD + 2 if is_short else 1))
+            arrival = Arrival.WHOLE if is_short and len(near) < AHEAD + 2 else Arrival.SEGMENTS
+            near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)
         elif not isinstance(text, Iterable) or isinstance(text, bytes):
             raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
         else:
             arrival = progress.arrival = self._front_end.arrival
-            arriving = self._front_end.plan_arriving(progress.reading(text), voice, options)
-            near = list(islice(arriving, 1))
+            segments = self._front_end.plan_arriving(progress.reading(text), voice, options)
+            near = list(islice(segments, 1))
             if not near:
                 raise InvalidText("text: all pieces are empty; send some text")
         for one in near:
@@ -78,9 +81,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             if progress.closed:
                 raise RequestCancelled("request: was cancelled")
             self.handle = self._engine.submit(request)
-        if arriving is not None:
+        if arrival is not Arrival.WHOLE:
             # The thread holds neither session nor handle: letting go of them ends it.
-            rest = (self.handle.text, arriving, progress)
+            rest = (self.handle.text, segments, progress)
             threading.Thread(target=_feed, args=rest, name="vivavoce-text", daemon=True).start()
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
@@ -91,17 +94,6 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             progress.samples += [0] * (segment + 1 - len(progress.samples))
             progress.samples[segment] += samples
             progress.changed.notify_all()
-        while self._waiting and progress.is_near:
-            one = self._waiting.popleft()
-            try:
-                progress.give(one)
-                self.handle.text.push(one.request)
-            except Exception as error:
-                self._waiting.clear()
-                self.handle.text.fail(error)
-                return
-            if not self._waiting:
-                self.handle.text.close()
 
     def __next__(self) -> AudioChunk:
         if self._progress.closed:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from vivavoce.errors import RequestCancelled
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     NumberWords,
     Reader,
+    blocks,
     close_trailing_comma,
     is_only_punctuation,
     is_speakable,
@@ -88,6 +94,11 @@ class FakeNormalizer:
         return text.strip().replace("1", "one")
 
 
+def read(reader, text):
+    """Block by block."""
+    return "".join(map(reader, blocks(text.strip(), reader.language)))
+
+
 @pytest.mark.parametrize(
     ("unknown", "text", "spoken", "seen"),
     [
@@ -101,7 +112,7 @@ class FakeNormalizer:
 )
 def test_text_is_taken_apart_no_further_than_it_must_be(unknown, text, spoken, seen):
     fake = FakeNormalizer(unknown)
-    assert Reader("en", fake.normalize)(text) == spoken
+    assert read(Reader("en", fake.normalize), text) == spoken
     assert seen is None or fake.seen == seen
 
 
@@ -112,7 +123,7 @@ def test_text_is_not_swallowed():
 @pytest.mark.parametrize("text", ["a" * 1800, "ab " * 700, "Some thing here. " * 120, "好，" * 900])
 def test_long_text_is_read_in_blocks(text):
     fake = FakeNormalizer()
-    assert Reader("en", fake.normalize)(text) == text.strip()
+    assert read(Reader("en", fake.normalize), text) == text.strip()
     assert all(len(block) <= WHOLE_CHARS for block in fake.seen)
     assert len(fake.seen) < 4 * len(text) / WHOLE_CHARS
 
@@ -120,12 +131,12 @@ def test_long_text_is_read_in_blocks(text):
 @pytest.mark.parametrize("blank", [" ", "\n", " \n", ""])
 def test_white_space_at_seams_of_chinese_is_kept(blank):
     text = "好" * 400 + "。" + blank + "吗" * 400
-    assert Reader("zh", FakeNormalizer().normalize)(text) == text
+    assert read(Reader("zh", FakeNormalizer().normalize), text) == text
 
 
 def test_numbers_stay_with_their_words():
     fake = FakeNormalizer()
-    Reader("en", fake.normalize)("we ran 5 km on May 5 " * 100)
+    read(Reader("en", fake.normalize), "we ran 5 km on May 5 " * 100)
     assert len(fake.seen) > 4
     assert not any(block.endswith(("5", "May")) or block.startswith(("5", "km")) for block in fake.seen[:-1])
 
@@ -136,7 +147,7 @@ def test_english_blocks_read_as_the_whole(sentences):
     reader = load_reader("en")
     text = " ".join(sentences[:12]) + "\n" + "\n".join(sentences[12:])
     assert len(text) > WHOLE_CHARS
-    assert reader(text) == reader.normalize(text)
+    assert read(reader, text) == reader.normalize(text)
 
 
 @given(sentences=st.lists(st.sampled_from(CHINESE), min_size=60, max_size=80))
@@ -145,7 +156,7 @@ def test_chinese_blocks_read_as_the_whole(sentences):
     reader = load_reader("zh")
     text = "".join(sentences)
     assert len(text) > WHOLE_CHARS
-    assert reader(text) == reader.normalize(text.strip())
+    assert read(reader, text) == reader.normalize(text.strip())
 
 
 @pytest.mark.parametrize(
@@ -191,51 +202,139 @@ def languages():
 
 
 @pytest.fixture
-def processes(languages):
-    processes = ReadingProcesses(2, languages, digits_in_chinese=True)
+def processes():
+    processes = ReadingProcesses(2, digits_in_chinese=True)
     yield processes
     processes.close()
 
 
-@pytest.mark.parametrize("language", [None, "en", "zh"])
-def test_they_read_as_this_process_does(processes, languages, language):
+@pytest.mark.parametrize("rules", ["en", "zh", "digits"])
+def test_they_read_as_this_process_does(processes, languages, rules):
     with ThreadPoolExecutor(8) as threads:
-        forms = list(threads.map(lambda text: processes.spoken_form(text, language), TEXTS * 3))
-    assert forms == [languages.spoken_form(text, language) for text in TEXTS * 3]
-    assert {form.language for form in forms} == {language or "en", language or "zh"}
+        read = list(threads.map(lambda text: processes.read(text, rules, len(text)), TEXTS * 3))
+    assert read == [languages.read(text, rules) for text in TEXTS * 3]
+
+
+def test_those_that_read_blocks_of_long_texts_give_way(processes):
+    with ThreadPoolExecutor(1) as thread:
+        short = thread.submit(processes.read, "It was 11:42.", "en", 13)
+        assert processes.read("On 3/4/2024", "en", 20_000).startswith("On the fourth of march")
+        short.result()
+    first, second = (os.getpriority(os.PRIO_PROCESS, process.pid) for process in processes._all)
+    assert (first, second) == (os.nice(0), min(os.nice(0) + 10, 19))
 
 
 def test_one_that_has_ended_is_replaced(processes, languages, caplog):
-    processes.spoken_form("ready")
+    processes.read("ready", "en", 5)
     for process in list(processes._all):
         process.kill()
         process.wait()
-    assert [processes.spoken_form(text) for text in TEXTS] == [languages.spoken_form(text) for text in TEXTS]
+    for length in (13, 20_000):
+        read = [processes.read(text, "en", length) for text in TEXTS]
+        assert read == [languages.read(text, "en") for text in TEXTS]
     assert caplog.text.count("another one takes its place") == 2
     assert all(process.poll() is None for process in processes._all)
-    assert len(processes._all) == 2
 
 
-def test_they_end_with_whoever_asked(languages):
-    processes = ReadingProcesses(1, languages, digits_in_chinese=False)
+def test_they_end_with_whoever_asked():
+    processes = ReadingProcesses(1, digits_in_chinese=False)
     (process,) = processes._all
     del processes
     assert process.returncode == 0
 
 
-def test_after_the_end_texts_are_read_here(languages):
-    processes = ReadingProcesses(1, languages, digits_in_chinese=True)
-    processes.close()
-    assert processes.spoken_form(TEXTS[0]) == languages.spoken_form(TEXTS[0])
-    assert [process.poll() for process in processes._all] == [0]
+def test_what_the_rules_cannot_read_stays_as_it_is_written(processes):
+    assert processes.read(3, "en", 1) == 3  # no text: the rules fail
 
 
-def test_what_no_rules_can_read_is_an_error_here(languages):
-    processes = ReadingProcesses(1, languages, digits_in_chinese=False)
-    (process,) = processes._all
-    process.stdin.write(b"[]\n")  # no text: its rules fail
-    process.stdin.flush()
-    assert process.stdout.readline() == b"null\n"
-    with pytest.raises(AttributeError):
-        processes.spoken_form(3)
-    processes.close()
+STAND_IN = """
+import json, sys, time
+from pathlib import Path
+for line in sys.stdin:
+    block, _ = json.loads(line)
+    with open(sys.argv[1], "a") as log:
+        log.write(block + " ")
+    while block.startswith("hold") and not Path(sys.argv[1] + ".go").exists():
+        time.sleep(0.01)
+    print(json.dumps(block.upper()), flush=True)
+"""
+LONG = 20_000
+
+
+class StandIns:
+    """Processes that are at a block "hold …" until they are let go, and threads that wait for them."""
+
+    def __init__(self, number, log):
+        self.log, self.go, self.threads = log, Path(f"{log}.go"), ThreadPoolExecutor(8)
+        self.processes = ReadingProcesses(number, digits_in_chinese=False)
+
+    def read(self, block, length, left=lambda: False):
+        """A block whose process is asked or waited for."""
+        waiting = len(self.processes._waiting)
+        future = self.threads.submit(self.processes.read, block, "en", length, left)
+        until(lambda: block in self.seen or len(self.processes._waiting) > waiting)
+        return future
+
+    @property
+    def seen(self):
+        return self.log.read_text().split() if self.log.exists() else []
+
+
+def until(condition):
+    late = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < late
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch, tmp_path):
+    log, all_of_them = tmp_path / "log", []
+    command = (sys.executable, "-c", STAND_IN, str(log))
+    monkeypatch.setattr("vivavoce.service.text.reading_processes.python_command", lambda *_: command)
+
+    def start(number):
+        all_of_them.append(StandIns(number, log))
+        return all_of_them[-1]
+
+    yield start
+    (tmp_path / "log.go").touch()
+    for one in all_of_them:
+        one.threads.shutdown()
+        one.processes.close()
+
+
+def test_long_texts_leave_a_process_to_short_ones(stand_ins):
+    both = stand_ins(2)
+    long = [both.read(f"hold{n}", LONG) for n in range(3)]
+    assert both.processes.read("short", "en", 5) == "SHORT"
+    assert both.seen == ["hold0", "short"]
+    both.go.touch()
+    assert [one.result() for one in long] == ["HOLD0", "HOLD1", "HOLD2"]
+
+
+def test_shorter_texts_come_first_and_equal_ones_in_their_order(stand_ins):
+    only = stand_ins(1)
+    asked = [only.read(*one) for one in [("hold", LONG), ("b", LONG), ("c", LONG), ("d", 900), ("e", 5), ("f", 5)]]
+    only.go.touch()
+    assert [one.result() for one in asked] == ["HOLD", "B", "C", "D", "E", "F"]
+    assert only.seen == ["hold", "e", "f", "d", "b", "c"]
+
+
+def test_a_text_that_is_given_up_while_it_waits_is_not_read(stand_ins):
+    only, left = stand_ins(1), threading.Event()
+    held, given_up = only.read("hold", LONG), only.read("b", LONG, left.is_set)
+    left.set()
+    with pytest.raises(RequestCancelled):
+        given_up.result()
+    only.go.touch()
+    assert (held.result(), only.seen) == ("HOLD", ["hold"])
+
+
+def test_one_that_takes_too_long_is_replaced_and_its_block_stays_as_it_is_written(stand_ins, monkeypatch, caplog):
+    monkeypatch.setattr("vivavoce.service.text.reading_processes.TOO_LONG_S", 0.5)
+    only = stand_ins(1)
+    assert only.processes.read("hold", "en", LONG) == "hold"
+    assert caplog.text.count("another one takes its place") == 1
+    monkeypatch.undo()
+    assert only.processes.read("next", "en", LONG) == "NEXT"

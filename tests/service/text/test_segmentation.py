@@ -19,6 +19,11 @@ def utf8(text):
     return len(text.encode())
 
 
+def pieces_of(text, length, lang, **options):
+    """All of it at once."""
+    return [piece for piece, _ in split_paragraph([text], length, lang, **options)]
+
+
 @pytest.mark.parametrize(
     ("text", "lang", "expected"),
     [
@@ -32,7 +37,7 @@ def utf8(text):
     ],
 )
 def test_marks_and_quotes(text, lang, expected):
-    assert split_paragraph(text, len, lang) == expected
+    assert pieces_of(text, len, lang) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,21 +49,47 @@ def test_marks_and_quotes(text, lang, expected):
 )
 def test_sentences_join_up_to_the_longest_length(text, lengths, pieces):
     options = dict(zip(("token_max_n", "token_min_n", "merge_len"), lengths, strict=True))
-    assert split_paragraph(text, len, "en", **options) == pieces
+    assert pieces_of(text, len, "en", **options) == pieces
 
 
 def test_each_joined_text_is_measured_once():
     measured = []
     length = lambda text: measured.append(text) or len(text)  # noqa: E731
-    split_paragraph("a.b.c.", length, "en", token_max_n=2, token_min_n=1, merge_len=1)
-    assert measured == ["a.", "a.b.", "b.", "b.c.", "c.", "c."]
+    assert len(pieces_of("a.b.c.", length, "en", token_max_n=2, token_min_n=1, merge_len=1)) == 3
+    assert measured == ["a.", "a.b.", "b.", "b.c.", "c."]
 
 
 @given(TEXT, LANGUAGE, st.booleans())
 def test_splitting_keeps_every_letter_and_no_piece_is_empty(text, lang, comma_split):
-    pieces = split_paragraph(text, len, lang, token_max_n=20, token_min_n=10, merge_len=5, comma_split=comma_split)
+    pieces = pieces_of(text, len, lang, token_max_n=20, token_min_n=10, merge_len=5, comma_split=comma_split)
     assert all(pieces)
     assert letters("".join(pieces)) == letters(text)
+
+
+@given(st.lists(TEXT, max_size=6), LANGUAGE)
+def test_how_a_text_comes_does_not_change_its_pieces_and_what_follows_them_is_known(parts, lang):
+    lengths = {"token_max_n": 20, "token_min_n": 10, "merge_len": 5}
+    found = list(split_paragraph(parts, len, lang, **lengths))
+    pieces = [piece for piece, _ in found]
+    assert pieces == pieces_of("".join(parts), len, lang, **lengths)
+    for place, (_, following) in enumerate(found):
+        assert "".join(pieces[place + 1 :]).startswith(following)
+
+
+def test_pieces_come_as_soon_as_no_later_text_can_change_them():
+    come = []
+    sentences = (come.append(n) or f"This is sentence {n}. " for n in range(100))
+    first = next(split_paragraph(sentences, len, "en"))
+    said = [" This is sentence 0.", " This is sentence 1.", " This is sentence 2.", " This is sentence 3."]
+    assert first == ("".join(said).strip(), " This is sentence 4.")
+    assert len(come) == 5
+
+
+def test_a_sentence_that_never_ends_is_not_waited_for():
+    come = []
+    words = (come.append(n) or "and so on " for n in range(2_000))
+    first, _ = next(split_paragraph(words, len, "en"))
+    assert 500 < len(first) < len(come) * 10 <= 4_100
 
 
 @given(TEXT, st.integers(4, 60))
@@ -144,7 +175,21 @@ def test_a_common_subsequence_is_a_longest_one(one, other):
 @given(one=st.lists(st.sampled_from("ab"), max_size=120), other=st.lists(st.sampled_from("ab"), max_size=120))
 @settings(deadline=None)
 def test_matches_are_equal_and_in_order(one, other):
-    check_pairs(matches(one, other), one, other)
+    check_pairs(matches(one, other)[0], one, other)
+
+
+@given(
+    one=st.lists(st.sampled_from("abcdef"), max_size=120),
+    other=st.lists(st.sampled_from("abcdef"), max_size=120),
+    known=st.lists(st.integers(0, 120), max_size=4),
+)
+@settings(deadline=None)
+def test_what_is_matched_of_a_beginning_stays_so(one, other, known):
+    found, at, beside = [], 0, 0
+    for length in sorted(known):
+        more, at, beside = matches(one, other[:length], at, beside, whole=False)
+        found += more
+    assert found + matches(one, other, at, beside)[0] == matches(one, other)[0]
 
 
 @pytest.mark.parametrize("size", [1, 3, 40, 400])
@@ -152,4 +197,4 @@ def test_what_was_rewritten_is_left_out_whatever_its_length(size):
     """Before and after it, and in between, all is matched."""
     one = [*"abcdef", "5", *"ghijkl", *(f"dropped {place}" for place in range(size)), *"mnopqr"]
     other = [*"abcdef", *(f"word {place}" for place in range(size)), *"ghijklmnopqr"]
-    assert [one[place] for place, _ in matches(one, other)] == list("abcdefghijklmnopqr")
+    assert [one[place] for place, _ in matches(one, other)[0]] == list("abcdefghijklmnopqr")

@@ -7,10 +7,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.service.text.ranges import letters, spans
-from vivavoce.errors import CheckpointError, InvalidText
+from vivavoce.errors import CheckpointError, InvalidText, RequestCancelled
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.frontend import MAX_SEGMENT_TOKENS, MAX_SEGMENT_TOKENS_SMALL, TextFrontEnd
-from vivavoce.service.text.reading import is_only_punctuation, is_speakable
+from vivavoce.service.text.frontend import MAX_SEGMENT_TOKENS, MAX_SEGMENT_TOKENS_SMALL, TextFrontEnd, drop_symbols
+from vivavoce.service.text.reading import (
+    WHOLE_CHARS,
+    Languages,
+    blocks,
+    close_trailing_comma,
+    contains_chinese,
+    is_only_punctuation,
+    is_speakable,
+    remove_bracket,
+    replace_blank,
+    replace_corner_mark,
+)
+from vivavoce.service.text.segmentation import cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import TextTokenizer
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
@@ -246,3 +258,102 @@ def test_a_script_that_does_not_exist_is_refused(name, tokenizer):
 )
 def test_who_asks_chooses_the_language(text, language, segments, front_end):
     assert front_end.segments(text, language) == segments
+
+
+def whole(end, text):
+    """The segments of a text that is read, split and searched as a whole."""
+    language = "zh" if contains_chinese(text) else "en"
+    said = "".join(end._languages.read(block, language) for block in blocks(text.strip(), language))
+    if language == "zh":
+        said = replace_corner_mark(replace_blank(said.replace("\n", ""))).replace(".", "。").replace(" - ", "，")
+        said = close_trailing_comma(remove_bracket(said))
+    said = drop_symbols(said) if end._scripts else said
+    measure = len if language == "zh" else end._num_tokens
+    parts = (
+        cut_long(piece, end._num_tokens, end._max_tokens) for piece, _ in split_paragraph([said], measure, language)
+    )
+    segments = [part for piece in parts for part in piece if not is_only_punctuation(part)]
+    return list(find_spans(text, [(segments, "")]))
+
+
+LONG_ENGLISH = [
+    *ENGLISH,
+    "He waited, and waited (for hours), until the sea came in — grey and cold — and took the posts. ",
+]
+
+
+@pytest.mark.parametrize("sentences", [LONG_ENGLISH, CHINESE, CHINESE + ENGLISH[1:3], [*LONG_ENGLISH, "I 😀 it! "]])
+@given(data=st.data())
+@settings(QUICK, max_examples=6)
+def test_a_text_that_is_read_block_by_block_gives_the_segments_of_the_whole(sentences, data, front_end, latin):
+    drawn = data.draw(st.lists(st.sampled_from(sentences), min_size=30, max_size=80))
+    text = "".join(drawn)
+    for end in (front_end, latin) if sentences is LONG_ENGLISH else (front_end,):
+        assert list(end.located(text)) == whole(end, text)
+
+
+class Counting(Languages):
+    """Reads letters and figures like a slow reader, in so many words; `count` blocks so far."""
+
+    def __init__(self, words="nine "):
+        super().__init__(str, lambda text: "".join(words if one == "9" else one for one in text), str)
+        object.__setattr__(self, "count", 0)
+
+    def read(self, block, rules):
+        object.__setattr__(self, "count", self.count + 1)
+        return super().read(block, rules)
+
+
+@pytest.fixture
+def counting(tokenizer):
+    end = TextFrontEnd(tokenizer, normalize=False)
+    end._languages = Counting()
+    return end
+
+
+@pytest.mark.parametrize(
+    ("unit", "most"),
+    [
+        ("The lazy dog slept. ", 2),
+        ("好的好的好的。", 2),
+        ("9", 10),
+        ("9 9, ", 10),
+        ("and so on ", 10),
+        ("A.", 10),
+        ("a", 10),
+    ],
+)
+def test_the_first_segment_of_a_long_text_comes_before_the_rest_is_read(unit, most, counting):
+    text = (unit * MAX_TEXT_CHARS)[:MAX_TEXT_CHARS]
+    segments = counting.located(text)
+    assert is_speakable(next(segments).spoken)
+    assert counting._languages.count <= most
+    found = list(segments)
+    assert counting._languages.count >= MAX_TEXT_CHARS // WHOLE_CHARS
+    assert found[-1].end == len(text)
+
+
+@pytest.mark.parametrize("unit", ['"', "(", "=", "，", "😀", "- "])
+def test_a_long_text_with_nothing_to_speak_is_refused_unread(unit, counting):
+    with pytest.raises(InvalidText, match=r"nothing in .* can be spoken"):
+        next(counting.located(unit * 9_000))
+    assert counting._languages.count == 0
+
+
+def test_reading_can_be_given_up_between_blocks(counting):
+    left = []
+    segments = counting.located("The lazy dog slept. " * 1_000, None, lambda: bool(left))
+    next(segments)
+    left.append(True)
+    with pytest.raises(RequestCancelled):
+        list(segments)
+    assert counting._languages.count <= 2
+
+
+@pytest.mark.parametrize("end", [" and '好'", " and \x07", "<|a|> \ud800"])
+def test_a_long_text_is_checked_to_its_end_before_it_is_read(end, tokenizer):
+    latin = TextFrontEnd(tokenizer, normalize=False, scripts=frozenset({"Latin"}))
+    latin._languages = Counting()
+    with pytest.raises(InvalidText):
+        next(latin.located("The lazy dog slept. " * 500 + end))
+    assert latin._languages.count == 0

@@ -212,7 +212,7 @@ class ModelSection(_Section):
     deterministic: bool = _setting(False, "--deterministic: The same bits whoever else is served: slower.")
     """The same bits whoever else is served: slower, for audits."""
     text_processes: int | None = _unset(4, ge=0, le=64)
-    """Processes that read numbers and dates out; unset: up to four with a GPU, none without."""
+    """Processes that read texts out (numbers, dates); 0: the engine's own; unset: two to four with a GPU, else two."""
     warm_up_s: float = _setting(3.0, ge=0, le=3_600)
     """Seconds of measuring before the server is ready; 0: none."""
 

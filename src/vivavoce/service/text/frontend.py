@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import regex
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.service.text.checks import check_text, excerpt, name_some
 from vivavoce.service.text.reading import (
+    WHOLE_CHARS,
     Language,
-    Languages,
+    Rules,
+    contains_chinese,
     is_only_punctuation,
     is_speakable,
     load_languages,
     parse_language,
+    spoken_form,
 )
 from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
@@ -40,13 +45,14 @@ class TextFrontEnd:
     """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
 
     Wherever the official code returns a result, so does this, the same one, with these exceptions: text in which
-    nothing can be spoken is refused; pieces longer than the bound on tokens are cut; of text longer than 500
-    characters the numbers are read block by block (see `reading`). Safe to use from several threads.
+    nothing can be spoken is refused; pieces longer than the bound on tokens are cut; text longer than 500 characters
+    is read block by block (see `reading`), the next block when its segments are asked for. Safe to use from several
+    threads.
 
     `normalize=False` gives text to the model as it is written, unsplit but for the bound. `scripts` names the scripts
     a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and symbols that remain after
-    normalisation left out. `processes`: this many others read the texts, which holds the interpreter for milliseconds
-    each; 0: this one does.
+    normalisation left out. `processes`: this many others read the texts, which holds the interpreter for up to 0.2 s a
+    block; 0: this one does.
     """
 
     def __init__(
@@ -62,17 +68,18 @@ class TextFrontEnd:
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
-        languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
-        self._languages: Languages | ReadingProcesses | None = languages
-        if languages is not None and processes:
-            self._languages = ReadingProcesses(processes, languages, digits_in_chinese=digits_in_chinese)
+        self._languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
+        self._processes: ReadingProcesses | None = None
+        if normalize and processes:
+            self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def close(self) -> None:
         """End the processes that read; then this one does."""
-        if isinstance(self._languages, ReadingProcesses):
-            self._languages.close()
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
 
     def segments(self, text: str, language: str | None = None) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -83,6 +90,16 @@ class TextFrontEnd:
         `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with control characters or
         lone surrogates, or with characters that the model does not know.
         """
+        return [one.spoken for one in self.located(text, language)]
+
+    def located(
+        self, text: str, language: str | None = None, left: Callable[[], bool] = lambda: False
+    ) -> Iterator[TextSegment]:
+        """`segments`, each with the characters of the text that it speaks: all of them, in order.
+
+        A segment is given as soon as no later text can change it. The whole text is checked before any of it is read;
+        `left`: asked before each block, True gives the reading up with `RequestCancelled`.
+        """
         self._check(text)
         wanted = None if language is None else parse_language(language)
         if wanted == "zh" and self._scripts is not None and "Han" not in self._scripts:
@@ -90,19 +107,19 @@ class TextFrontEnd:
                 f"language: the model does not know 'zh' (it knows the script {self._known}); leave it out or choose "
                 "another model"
             )
-        spoken, read_in = self._spoken_form(text, wanted)
-        # Length as the splitting counts it: characters of Chinese, tokens of anything else.
-        measure = len if read_in == "zh" else self._num_tokens
-        pieces = [spoken] if read_in is None else split_paragraph(spoken, measure, read_in)
-        bounded = (part for piece in pieces for part in cut_long(piece, self._num_tokens, self._max_tokens))
-        segments = [segment for segment in bounded if not is_only_punctuation(segment)]
-        if not any(is_speakable(segment) for segment in segments):
-            raise InvalidText(f"text: nothing in {excerpt(text)} can be spoken; write at least one word")
-        return segments
-
-    def located(self, text: str, language: str | None = None) -> list[TextSegment]:
-        """`segments`, each with the characters of the text that it speaks: all of them, in order."""
-        return find_spans(text, self.segments(text, language))
+        begun: list[TextSegment] = []
+        seams: list[tuple[int, int]] = []
+        read_in = self._language(text, wanted)
+        # Signs are read as words in short texts: some are all that is to be said.
+        if len(text) <= WHOLE_CHARS or is_speakable(text):
+            found = find_spans(text, self._pieces(self._words(text, read_in, left, seams), read_in), seams)
+            for one in found:
+                begun.append(one)
+                if is_speakable(one.spoken):
+                    yield from begun
+                    yield from found
+                    return
+        raise InvalidText(f"text: nothing in {excerpt(text)} can be spoken; write at least one word")
 
     def normalize(self, text: str) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
@@ -110,7 +127,7 @@ class TextFrontEnd:
         Raises `InvalidText` as `segments` does, but not for text with nothing to speak.
         """
         self._check(text)
-        return self._spoken_form(text)[0]
+        return "".join(self._words(text, self._language(text))) if text.strip() else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
@@ -130,14 +147,45 @@ class TextFrontEnd:
                 "write them in a script that it knows or choose another model"
             )
 
-    def _spoken_form(self, text: str, language: Language | None = None) -> tuple[str, Language | None]:
-        """The text to speak, and the language to split it by (None: not to be split)."""
-        if not text.strip():
-            return "", None
-        read_in = None
-        if self._languages is not None and not ("<|" in text and "|>" in text):
-            text, read_in = self._languages.spoken_form(text, language)
-        return (text if self._scripts is None else drop_symbols(text)), read_in
+    def _language(self, text: str, wanted: Language | None = None) -> Language | None:
+        """The language to read and split the text by; None: neither."""
+        if self._languages is None or ("<|" in text and "|>" in text):
+            return None
+        return wanted or ("zh" if contains_chinese(text) else "en")
+
+    def _words(
+        self,
+        text: str,
+        language: Language | None,
+        left: Callable[[], bool] = lambda: False,
+        seams: list[tuple[int, int]] | None = None,
+    ) -> Iterator[str]:
+        """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
+
+        def read(block: str, rules: Rules) -> str:
+            if left():
+                raise RequestCancelled("request: was cancelled")
+            if self._processes is not None:
+                return self._processes.read(block, rules, len(text), left)
+            assert self._languages is not None
+            return self._languages.read(block, rules)
+
+        said = 0
+        for words, end in [(text, len(text))] if language is None else spoken_form(text, language, read):
+            spoken = words if self._scripts is None else drop_symbols(words)
+            said += len(spoken)
+            if seams is not None:
+                seams.append((end, said))
+            yield spoken
+
+    def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
+        """Segments, and what is known to follow them."""
+        # Length as the splitting counts it: characters of Chinese, tokens of anything else.
+        measure = len if language == "zh" else self._num_tokens
+        split = split_paragraph(words, measure, language) if language else ((piece, "") for piece in words)
+        for piece, following in split:
+            parts = cut_long(piece, self._num_tokens, self._max_tokens)
+            yield [part for part in parts if not is_only_punctuation(part)], following
 
     def _num_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))

@@ -7,7 +7,8 @@ wetext reads a text as one path through a large automaton. Two things follow, bo
 - It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
   read in smaller and smaller parts, so that only the part at fault is left as it was written.
 - It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
-  more than `WHOLE_CHARS` characters is read in blocks of sentences, so that other threads get their turns.
+  more than `WHOLE_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is read,
+  and each takes a short time.
 
 A text of up to `WHOLE_CHARS` characters that wetext can read is read exactly as wetext reads it.
 """
@@ -26,8 +27,12 @@ import regex
 from vivavoce.errors import InvalidRequest, MissingDependency
 
 Language = Literal["zh", "en"]
+Rules = Literal["zh", "en", "digits"]
+"""Those of a language; "digits": for English text that is nothing but digits."""
 
 WHOLE_CHARS = 500
+_MOST_HELD = 2_000
+"""Spoken characters that wait at most for a place between two letters."""
 
 _CHINESE = regex.compile("[\u4e00-\u9fff]")
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
@@ -42,6 +47,8 @@ _BLANKS = regex.compile(r"[ \t\r\n\u00a0]+")
 _CLAUSE_END = regex.compile(r"(?<=[.,;:!?])(\s+)|(?<=[。，；：！？、])()")
 _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
+# The last place at which no rule looks across: those below see neither spaces, digits, dashes nor symbols there.
+_SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 # Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
 # what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
 _BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
@@ -147,7 +154,7 @@ class NumberWords:
 
 @dataclass(frozen=True)
 class Reader:
-    """Calls wetext for one language, in blocks where the text is long, in parts where wetext fails.
+    """Calls wetext for one language, in parts where it fails.
 
     normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
     """
@@ -155,16 +162,13 @@ class Reader:
     language: Language
     normalize: Callable[[str], str]
 
-    def __call__(self, text: str) -> str:
-        """The text read by wetext, without white space at its ends."""
-        spoken = []
-        for block in _blocks(text.strip(), _BLOCK_ENDS[self.language]):
-            # wetext drops the white space at a block's ends, which is put back (English: as one space).
-            words = block.strip()
-            before, _, after = block.partition(words) if words else (block, "", "")
-            blanks = ((" " if blank and self.language == "en" else blank) for blank in (before, after))
-            spoken.append((self._read(words) if words else "").join(blanks))
-        return "".join(spoken)
+    def __call__(self, block: str) -> str:
+        """A block read by wetext."""
+        # wetext drops the white space at a block's ends, which is put back (English: as one space).
+        words = block.strip()
+        before, _, after = block.partition(words) if words else (block, "", "")
+        blanks = ((" " if blank and self.language == "en" else blank) for blank in (before, after))
+        return (self._read(words) if words else "").join(blanks)
 
     def _read(self, text: str) -> str:
         """Try the text whole, then with single spaces, then its clauses, its words, and numbers set apart."""
@@ -187,11 +191,12 @@ class Reader:
         return spoken if spoken or not text.strip() else None
 
 
-def _blocks(text: str, ends: tuple[regex.Pattern[str], ...]) -> Iterator[str]:
+def blocks(text: str, language: Language) -> Iterator[str]:
     """Cut text into blocks of at most `WHOLE_CHARS` characters, at the best places in the second half of their room."""
     start = 0
     while len(text) - start > WHOLE_CHARS:
         limit = start + WHOLE_CHARS
+        ends = _BLOCK_ENDS[language]
         found = ([m.end() for m in pattern.finditer(text, start + WHOLE_CHARS // 2, limit)] for pattern in ends)
         end = next((places[-1] for places in found if places), limit)
         yield text[start:end]
@@ -199,16 +204,46 @@ def _blocks(text: str, ends: tuple[regex.Pattern[str], ...]) -> Iterator[str]:
     yield text[start:]
 
 
-class SpokenForm(NamedTuple):
-    """Normalised text, and the language whose rules made it and are to split it."""
+class Spoken(NamedTuple):
+    """The next words of a text; the characters of it before `end` have been read."""
 
-    text: str
-    language: Language
+    words: str
+    end: int
+
+
+def spoken_form(text: str, language: Language, read: Callable[[str, Rules], str]) -> Iterator[Spoken]:
+    """How a text is spoken, by `read` block after block. Text of up to `WHOLE_CHARS` characters is one piece.
+
+    Joined, the pieces are what the rules make of all blocks joined: they end where no rule looks across. Where
+    `_MOST_HELD` characters have no such place, they end with their block. A block without letters and numbers, of a
+    longer text, stays as it is written.
+    """
+    rules: Rules = "digits" if language == "en" and text.strip().isdigit() else language
+    end, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    held = ""
+    for block in blocks(text.strip(), language):
+        end += len(block)
+        held += read(block, rules) if len(text) <= WHOLE_CHARS or is_speakable(block) else block
+        seam = len(held)
+        if end < last and (found := _SEAM.search(held)):
+            seam = found.start()
+        elif end < last and len(held) < _MOST_HELD:
+            seam = 0
+        words, held = held[:seam], held[seam:]
+        if words:
+            yield Spoken(words if language == "en" else _as_trained_on(words, at_end=end >= last), end)
+
+
+def _as_trained_on(words: str, at_end: bool) -> str:
+    """Chinese with the punctuation that the model was trained on; the order of the rules is the official one."""
+    text = replace_corner_mark(replace_blank(words.replace("\n", ""))).replace(".", "。").replace(" - ", "，")
+    text = remove_bracket(text)
+    return close_trailing_comma(text) if at_end else text
 
 
 @dataclass(frozen=True)
 class Languages:
-    """The languages of the front end. One Chinese character makes a text Chinese; everything else is English.
+    """The languages of the front end.
 
     chinese, english: write numbers, dates and units in words; digits: does so for English text that is nothing but
     digits; spell: is for the digits that remain in English.
@@ -219,16 +254,11 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def spoken_form(self, text: str, language: Language | None = None) -> SpokenForm:
-        """How a text of more than white space is spoken; language: whose rules read it, None: found from the text."""
-        text = text.strip()
-        if contains_chinese(text) if language is None else language == "zh":
-            # The punctuation that the model was trained on; the order of the rules is the official one.
-            text = replace_corner_mark(replace_blank(self.chinese(text).replace("\n", "")))
-            text = text.replace(".", "。").replace(" - ", "，")
-            return SpokenForm(close_trailing_comma(remove_bracket(text)), "zh")
-        read = self.digits if text.isdigit() else self.english
-        return SpokenForm(spell_out_number(read(text), self.spell), "en")
+    def read(self, block: str, rules: Rules) -> str:
+        """A block of text, with numbers, dates and units in words."""
+        if rules == "zh":
+            return self.chinese(block)
+        return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
 
 
 def load_reader(language: Language) -> Reader:

@@ -1,74 +1,125 @@
 """Texts read in processes of their own, so that an engine in this one keeps its turns.
 
-wetext holds the interpreter for milliseconds a text (see `reading`). Processes are started as programs, not forked:
+wetext holds the interpreter for up to 0.2 s a block (see `reading`). Processes are started as programs, not forked:
 the caller may use CUDA and threads, and its main module need not be importable. Each,
-`python -m vivavoce.service.text.reading_processes [--digits-in-chinese]`, answers a line of JSON (text, language or
-null) with another one, and ends when its input does.
+`python -m vivavoce.service.text.reading_processes [--digits-in-chinese] [--nice]`, answers a line of JSON (a block, the
+rules) with another one, and ends when its input does.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from itertools import count
+from multiprocessing.connection import wait
+from threading import Condition
 
 from vivavoce.child import python_command
-from vivavoce.service.text.reading import Language, Languages, SpokenForm, load_languages
+from vivavoce.errors import RequestCancelled
+from vivavoce.service.text.reading import WHOLE_CHARS, Rules, load_languages
 
 log = logging.getLogger(__name__)
 
+TOO_LONG_S = 30.0
+"""A process that reads one block for so long is replaced; the slowest block takes 0.3 s of a processor."""
+_ASKED_EVERY_S = 0.1
+"""How often who waits for a process is asked whether it still wants one."""
+_ENDING_S = 5.0
+_NICENESS = 10
+
 
 class ReadingProcesses:
-    """Reads as `Languages` does; from any number of threads, as many texts at once as there are processes.
+    """Reads as `Languages` does; from any number of threads, as many blocks at once as there are processes.
+
+    Blocks of shorter texts are read first. The first process is kept for texts of one block; the others, which read
+    blocks of longer texts too, give way where processors are busy.
 
     Args:
-        count: processes, 1 or more; a third of a second after their start they read.
-        languages: reads what a process could not: its rules fail, or it has ended.
+        number: of processes: 2 or more, or 1 that reads everything; a third of a second after their start they read.
         digits_in_chinese: as in `load_languages`.
     """
 
-    def __init__(self, count: int, languages: Languages, *, digits_in_chinese: bool) -> None:
-        self._languages, self._digits_in_chinese = languages, digits_in_chinese
-        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._all: list[subprocess.Popen[bytes]] = []
-        for _ in range(count):
-            self._idle.put(self._start())
+    def __init__(self, number: int, *, digits_in_chinese: bool) -> None:
+        self._digits_in_chinese = digits_in_chinese
+        self._all = [self._start(place) for place in range(number)]
+        self._idle = set(range(number))
+        self._waiting: set[tuple[int, int]] = set()
+        """The length of the whole text, and who came first."""
+        self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def spoken_form(self, text: str, language: Language | None = None) -> SpokenForm:
-        """See `Languages.spoken_form`; waits for a process that is idle."""
-        process, form = self._idle.get(), None
+    def read(self, block: str, rules: Rules, length: int, left: Callable[[], bool] = lambda: False) -> str:
+        """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
+
+        length: of the whole text; left: asked while it waits whether nobody wants the block any more, which is then
+        `RequestCancelled`.
+        """
+        place = self._take(length, left)
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps([text, language]).encode() + b"\n")
-            process.stdin.flush()
-            answer = json.loads(process.stdout.readline())
-            form = None if answer is None else SpokenForm(*answer)
-        except (OSError, ValueError):  # it has ended
-            if self._finalizer.alive:
-                log.warning("a process that read texts has ended (%s); another one takes its place", process.poll())
-                self._all.remove(process)
-                _end([process])
-                process = self._start()
+            for _ in range(2):  # one that had ended while it was idle is no fault of the block
+                process, words = self._all[place], None
+                try:
+                    words = _ask(process, block, rules)
+                    break
+                except (OSError, ValueError) as error:
+                    if not self._finalizer.alive:
+                        break
+                    process.kill()
+                    log.warning("a process that read texts has ended (%s); another one takes its place", process.wait())
+                    _end([process])
+                    self._all[place] = self._start(place)
+                    if isinstance(error, TimeoutError):
+                        break
         finally:
-            self._idle.put(process)
-        return form or self._languages.spoken_form(text, language)
+            with self._changed:
+                self._idle.add(place)
+                self._changed.notify_all()
+        return block if words is None else words
 
     def close(self) -> None:
-        """End the processes; what is still to be read is read here."""
+        """End the processes."""
         self._finalizer()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = python_command(__name__, *(["--digits-in-chinese"] if self._digits_in_chinese else []))
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._all.append(process)
-        return process
+    def _take(self, length: int, left: Callable[[], bool]) -> int:
+        """The place of an idle process, which is not idle then, when it is this text's turn."""
+        least = 0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1)
+        with self._changed:
+            turn = length, next(self._came)
+            self._waiting.add(turn)
+            try:
+                while not left():
+                    fit = [place for place in self._idle if place >= least]
+                    if fit and turn == min(self._waiting):
+                        self._idle.remove(min(fit))
+                        return min(fit)
+                    self._changed.wait(_ASKED_EVERY_S)
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+        raise RequestCancelled("request: was cancelled")
+
+    def _start(self, place: int) -> subprocess.Popen[bytes]:
+        flags = (["--digits-in-chinese"] if self._digits_in_chinese else []) + (["--nice"] if place else [])
+        return subprocess.Popen(python_command(__name__, *flags), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str | None:
+    """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([block, rules]).encode() + b"\n")
+    process.stdin.flush()
+    if not wait([process.stdout.fileno()], TOO_LONG_S):
+        raise TimeoutError
+    words: str | None = json.loads(process.stdout.readline())
+    return words
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -79,21 +130,27 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             with suppress(OSError):  # a text that was not sent yet
                 pipe.close()
     for process in processes:
-        process.wait()
+        try:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:
-    """Answer each text with its spoken form and language; with null where the rules fail."""
+    """Answer each block with its words; with null where the rules fail."""
     # The parent process is interrupted, too, and closes the input when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "--nice" in sys.argv[1:]:
+        os.nice(_NICENESS)
     languages = load_languages(digits_in_chinese="--digits-in-chinese" in sys.argv[1:])
-    form: SpokenForm | None
+    words: str | None
     for line in sys.stdin.buffer:
         try:
-            form = languages.spoken_form(*json.loads(line))
-        except Exception:  # the parent process reads it once more, and learns why
-            form = None
-        sys.stdout.buffer.write(json.dumps(form).encode() + b"\n")
+            words = languages.read(*json.loads(line))
+        except Exception:
+            words = None
+        sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

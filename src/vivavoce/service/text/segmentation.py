@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import regex
@@ -23,6 +24,8 @@ _SENTENCE_MARKS: dict[Language, str] = {"zh": "。？！；：、.?!;", "en": ".
 _COMMAS = "，,"
 _CLOSING_QUOTES = '"”'
 _FINAL_MARK: dict[Language, str] = {"zh": "。", "en": "."}
+_LONGEST_SENTENCE = 2_000
+"""Characters without a mark after which a sentence of a text that is still being read is cut."""
 
 _AFTER_COMMA = regex.compile(r"[，、]|,(?=\s)")
 _SPACE = regex.compile(r"\s+")
@@ -47,10 +50,13 @@ _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
 _RUN = 4
 """Equal tokens in a row that show that two texts, which went apart, are together again."""
 _FIRST_REACH = 32
+_LONGEST_REWRITING = 2_000
+"""Spoken characters without such a run after which the ends of the blocks that were read show where both are."""
+_LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{N}]")
 
 
 def split_paragraph(
-    text: str,
+    text: Iterable[str],
     length: Callable[[str], int],
     lang: Language,
     *,
@@ -58,8 +64,11 @@ def split_paragraph(
     token_min_n: int = 60,
     merge_len: int = 20,
     comma_split: bool = False,
-) -> list[str]:
+) -> Iterator[tuple[str, str]]:
     """Split text at its marks and join the sentences up to a length, as the official front end does.
+
+    text: comes in pieces, which mean nothing. Each result is given as soon as no later text can change it, with what
+    is known by then to follow it.
 
     `length` measures text (CosyVoice2: characters for zh, tokens for en). A piece is closed when the next sentence
     would take it past `token_max_n` and it has more than `token_min_n` already, so one long sentence stays whole.
@@ -67,44 +76,45 @@ def split_paragraph(
     alone, and empty text, give no piece.
     """
     marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
-    if not text:
-        return []
-    if text[-1] not in marks:
-        text += _FINAL_MARK[lang]
-    pieces: list[str] = []
-    current, current_length = "", 0
-    for sentence in _sentences(text, marks):
+    closed, current, current_length = "", "", 0
+    for sentence in _sentences(text, marks, _FINAL_MARK[lang]):
         joined = current + sentence
         joined_length = length(joined)  # each is measured once, for measuring English means tokenising
         if joined_length > token_max_n and current_length > token_min_n:
-            pieces.append(current)
-            joined, joined_length = sentence, length(sentence)
+            if closed:
+                yield closed, current
+            closed, joined, joined_length = current, sentence, length(sentence)
         current, current_length = joined, joined_length
+        if closed and current_length >= merge_len:
+            yield closed, current
+            closed = ""
     if current:
-        pieces.append(current)
-    if len(pieces) > 1 and length(pieces[-1]) < merge_len:
-        pieces[-2:] = [pieces[-2] + pieces[-1]]
-    return pieces
+        yield closed + current, ""
 
 
-def _sentences(text: str, marks: str) -> list[str]:
+def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str]:
     """Cut after every mark; a mark with nothing before it goes, a closing quote right after a mark stays with it.
 
     A closing quote after a mark at the very start has no sentence to join (the official code fails there); it opens
-    the first one.
+    the first one. A sentence without a mark is cut when it is longer than `_LONGEST_SENTENCE` and its end is not there.
     """
-    sentences: list[str] = []
-    start = 0
-    for at, character in enumerate(text):
-        if character not in marks:
-            continue
-        if at > start:
-            sentences.append(text[start : at + 1])
-        start = at + 1
-        if sentences and start < len(text) and text[start] in _CLOSING_QUOTES:
-            sentences[-1] += text[start]
-            start += 1
-    return sentences
+    mark, quote = f"[{regex.escape(marks)}]", f"[{_CLOSING_QUOTES}]"
+    complete = regex.compile(rf"[^{regex.escape(marks)}]+{mark}(?P<after>{quote}?(?:{mark}{quote}?)*+)")
+    held, start = "", 0  # what is not given yet begins at `start`
+    began = False
+    for piece in chain(text, (None,)):
+        held, start = held[start:] + (piece or ""), 0
+        if piece is None and held and held[-1] not in marks:
+            held += final_mark
+        if not began:
+            held = held.lstrip(marks)
+        while (found := complete.match(held, start)) and (found.end() < len(held) or piece is None):
+            yield held[start : found.start("after")] + "".join(one for one in found["after"] if one not in marks)
+            start, began = found.end(), True
+        if found is None and len(held) - start > _LONGEST_SENTENCE:
+            cut = start + _cut_near_middle(held[start:])
+            yield held[start:cut]
+            start, began = cut, True
 
 
 def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
@@ -139,52 +149,117 @@ class TextSegment(NamedTuple):
     end: int
 
 
-def find_spans(text: str, segments: Sequence[str]) -> list[TextSegment]:
+def find_spans(
+    text: str, pieces: Iterable[tuple[Sequence[str], str]], seams: Sequence[tuple[int, int]] = ()
+) -> Iterator[TextSegment]:
     """Each segment with the characters of `text` that it speaks: contiguous ranges, in order, from 0 to its end.
 
-    text: as it was given; segments: what `TextFrontEnd.segments` made of it, one or more. Closing quotes and white
-    space after a segment count to it. A range is empty where several segments speak one character.
+    text: as it was given; pieces: segments that were made of it, with what is known to follow them. A segment is given
+    as soon as its characters are known. Closing quotes and white space after a segment count to it. A range is empty
+    where several segments speak one character. seams: grows while pieces come; pairs of characters of the text and of
+    what is spoken at which both are together, for stretches in which nothing else shows it.
     """
-    cuts = [0]
-    if len(segments) > 1:
-        aligned = _Aligned(text, "".join(segments))
-        for end in accumulate(len(segment) for segment in segments[:-1]):
-            cuts.append(max(cuts[-1], aligned.cut(end)))
-    return [TextSegment(*found) for found in zip(segments, cuts, [*cuts[1:], len(text)], strict=True)]
+    aligned, start, said = _Aligned(text, seams), 0, 0
+    waiting: deque[tuple[str, int]] = deque()  # segments whose characters are not known, and their ends in what is said
+    for segments, following in pieces:
+        for segment in segments:
+            said += len(segment)
+            waiting.append((segment, said))
+        aligned.hear("".join(segments), following)
+        while waiting and aligned.knows(waiting[0][1]):
+            spoken, last = waiting.popleft()
+            before, start = start, max(start, aligned.cut(last))
+            yield TextSegment(spoken, before, start)
+    if len(waiting) > 1:
+        aligned.end()
+    while waiting:
+        spoken, last = waiting.popleft()
+        before, start = start, max(start, aligned.cut(last)) if waiting else len(text)
+        yield TextSegment(spoken, before, start)
 
 
 class _Aligned:
-    """A text and what is spoken of it, token by token."""
+    """A text and what is spoken of it, token by token, as it becomes known."""
 
-    def __init__(self, text: str, said: str) -> None:
-        self._text = text
-        self._tokens, self._said = list(_TOKEN.finditer(text)), list(_TOKEN.finditer(said))
-        found = matches(_keys(self._tokens), _keys(self._said))
-        # Characters start … end − 1 of both where they match, between their beginnings and their ends.
-        self._pairs = [
-            (0, 0, 0, 0),
-            *(self._tokens[at].span() + self._said[beside].span() for at, beside in found),
-            (len(text), len(text), len(said), len(said)),
-        ]
+    def __init__(self, text: str, seams: Sequence[tuple[int, int]]) -> None:
+        self._text, self._seams = text, seams
+        self._tokens: list[tuple[int, int]] = []
+        self._keys: list[str] = []
+        self._heard = ""
+        self._said: list[tuple[int, int]] = []
+        self._said_keys: list[str] = []
+        self._at = self._beside = 0  # tokens before are matched, or match nothing
+        # Characters start … end − 1 of both where they match, from the last cut on.
+        self._pairs = [(0, 0, 0, 0)]
+
+    def hear(self, segments: str, following: str) -> None:
+        """More is said, and something that will be said after it; "": nothing may be."""
+        self._heard += segments
+        if letter := _LAST_LETTER.search(following):  # marks alone may not be said after all
+            self._walk(self._heard + following[: letter.end()])
+            while len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING and self._pass_seam():
+                self._walk(self._heard)
+
+    def end(self) -> None:
+        """All is said."""
+        self._walk(self._heard, whole=True)
+        self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
+
+    def _walk(self, said: str, whole: bool = False) -> None:
+        """Match as far as what is said shows it for certain."""
+        if not self._tokens:
+            self._tokens, self._keys = _tokens(self._text)
+        # A token that ends before the last two characters stays as it is, whatever comes.
+        spans, keys = _tokens(said, self._said[-1][1] if self._said else 0, len(said) if whole else len(said) - 2)
+        self._said += spans
+        self._said_keys += keys
+        found, self._at, self._beside = matches(self._keys, self._said_keys, self._at, self._beside, whole)
+        self._match(found)
+
+    def _match(self, found: list[tuple[int, int]]) -> None:
+        for at, beside in found:
+            pair = self._tokens[at] + self._said[beside]
+            if pair[0] >= self._pairs[-1][1] and pair[2] >= self._pairs[-1][3]:  # not across a seam
+                self._pairs.append(pair)
+
+    def _pass_seam(self) -> bool:
+        """Go on where the last block ends that is said as far as is known; False: there is none to go on to."""
+        _, after, _, after_said = self._pairs[-1]
+        end, said = next((one for one in reversed(self._seams) if one[1] <= len(self._heard)), (0, 0))
+        if end <= after or said <= after_said:
+            return False
+        at, beside = bisect_left(self._tokens, (end,)), bisect_left(self._said, (said,))
+        between = _longest_common(self._keys[self._at : at], self._said_keys[self._beside : beside])
+        self._match([(self._at + one, self._beside + other) for one, other in between])
+        self._pairs.append((end, end, said, said))
+        self._at, self._beside = max(at, self._at), max(beside, self._beside)
+        return True
+
+    def knows(self, said: int) -> bool:
+        """Whether it is known where a segment ends that ends at this character of what is spoken."""
+        return len(self._pairs) > 1 and self._pairs[-1][2] >= said
 
     def cut(self, said: int) -> int:
-        """Where in the text a segment ends that ends at this character of what is spoken."""
+        """Where in the text a segment ends that ends at this character of what is spoken; they are asked in order."""
         following = bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2])
-        (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[following - 1 : following + 1]
+        del self._pairs[: following - 1]
+        (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[:2]
         if said_start > said:  # a long word was torn
             return min(before + said - said_before, start)
-        last = bisect_left(self._said, said, key=_start) - 1
-        if last < 0 or self._said[last].end() <= said_start:
+        if end < len(self._text) and (self._said[-1][1] if self._said else 0) < said:  # a word that is still going on
+            return start + round((said - said_start) / (said_end - said_start) * (end - start))
+        last = bisect_left(self._said, (said,)) - 1
+        if last < 0 or self._said[last][1] <= said_start:
             return self._past_closing(start, end)
         # The last token of the segment matches nothing.
         wanted = end
-        if last + 1 < len(self._said) and self._said[last + 1].start() < said_end:  # nor does the next one
+        if last + 1 < len(self._said) and self._said[last + 1][0] < said_end:  # nor does the next one
             wanted = start + round((said - said_start) / (said_end - said_start) * (end - start))
         start, end = max(start, wanted - _REACH), min(end, wanted + _REACH)
-        inside = self._tokens[bisect_left(self._tokens, start, key=_start) : bisect_left(self._tokens, end, key=_start)]
-        marks = [self._past_closing(one.end(), end) for one in inside if _key(one[0]) in _SAME_MARKS]
+        inside = range(bisect_left(self._tokens, (start,)), bisect_left(self._tokens, (end,)))
+        marks = [self._past_closing(self._tokens[at][1], end) for at in inside if self._keys[at] in _SAME_MARKS]
         spaces = [match.end() for match in _SPACE.finditer(self._text, start, end)]
-        places = (marks or spaces) if _key(self._said[last][0]) in _SAME_MARKS else (spaces or marks)
+        places = (marks or spaces) if self._said_keys[last] in _SAME_MARKS else (spaces or marks)
         if places:
             return min(places, key=lambda place: abs(place - wanted))
         opening = _OPENING.search(self._text, start, end)
@@ -199,14 +274,12 @@ class _Aligned:
         return min(past, end)
 
 
-def _start(token: regex.Match[str]) -> int:
-    return token.start()
-
-
-def _keys(tokens: list[regex.Match[str]]) -> list[str]:
-    words = [token[0] for token in tokens]
+def _tokens(text: str, start: int = 0, end: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
+    """The tokens between two characters, each by its first and the one after its last, and what it is compared by."""
+    spans = [token.span() for token in _TOKEN.finditer(text, start)]
+    words = [text[first:last] for first, last in spans if end is None or last <= end]
     keys = {word: _key(word) for word in set(words)}
-    return [keys[word] for word in words]
+    return spans[: len(words)], [keys[word] for word in words]
 
 
 def _key(token: str) -> str:
@@ -216,37 +289,48 @@ def _key(token: str) -> str:
     return unicodedata.normalize("NFKC", token).casefold()
 
 
-def matches(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of equal tokens in both, each in ascending order.
+def matches(
+    one: Sequence[str], other: Sequence[str], at: int = 0, beside: int = 0, whole: bool = True
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Places of equal tokens in both, each in ascending order, from two places on; and the places that come next.
 
     The texts are walked side by side. Where they differ, they go on where the nearest run of equal tokens begins: a
     run further away cannot be meant, as long as a rewriting keeps the order and brings no such run of its own. What
     lies between is matched by its longest common subsequence. Work and memory grow with the length of the texts, and
     with the square of what was rewritten between two runs.
+
+    whole: False where more of `other` will come: the walk stops where that could change it.
     """
     found: list[tuple[int, int]] = []
-    at, beside = 0, 0
     while at < len(one) and beside < len(other):
         if one[at] == other[beside]:
             found.append((at, beside))
             at, beside = at + 1, beside + 1
             continue
-        skip, skip_beside = _to_next_run(one, other, at, beside)
+        skips = _to_next_run(one, other, at, beside, whole)
+        if skips is None:
+            break
+        skip, skip_beside = skips
         between = _longest_common(one[at : at + skip], other[beside : beside + skip_beside])
         found += [(at + place, beside + place_beside) for place, place_beside in between]
         at, beside = at + skip, beside + skip_beside
-    return found
+    return found, at, beside
 
 
-def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int) -> tuple[int, int]:
-    """Tokens of each before the nearest run of equal ones, nearest by their sum; all, where there is none."""
+def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int, whole: bool) -> tuple[int, int] | None:
+    """Tokens of each before the nearest run of equal ones, nearest by their sum.
+
+    All, where there is none; None, where one that is still to come may be as near.
+    """
     left, left_beside = len(one) - at, len(other) - beside
     reach = _FIRST_REACH
     while True:
         run = _nearest_run(one[at : at + reach + _RUN], other[beside : beside + reach + _RUN])
         # Tokens out of reach may begin a run only if they are further away than it.
         if run is not None and sum(run) <= reach:
-            return run
+            return run if whole or sum(run) <= left_beside - _RUN else None
+        if not whole and reach >= left_beside:
+            return None
         if reach >= max(left, left_beside):
             return run or (left, left_beside)
         reach *= 2
