@@ -38,6 +38,15 @@ class LruCache(Generic[Value]):
         with self._lock:
             return CacheCounts(self._made, self._remembered)
 
+    def find(self, key: Hashable) -> Value | None:
+        """The value under `key`; None if it is not there."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            self._remembered += 1
+            return self._values[key]
+
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value under `key`, made if it is not there.
 

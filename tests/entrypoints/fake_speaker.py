@@ -120,6 +120,8 @@ class FakeSpeaker:
     fails_after: int | None = None
     ends_with: Verdict | None = None
     is_ready: bool = True
+    stuck: bool = False
+    voice_store: str = "ok"
     orders: list[SpeechRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)

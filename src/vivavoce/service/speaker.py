@@ -81,6 +81,14 @@ class Speaker(Protocol):
     def ready(self) -> bool:
         """It takes requests now."""
 
+    @property
+    def stuck(self) -> bool:
+        """It takes none because its engine gives no sign of life just now."""
+
+    @property
+    def voice_store(self) -> str:
+        """Answer "ok", or what is wrong with the place where voices are kept, as it was found last."""
+
     async def speak(self, request: SpeechRequest) -> SpeechStream:
         """Take a request in; what can be refused is refused here: bad input, no room now, not ready."""
 

@@ -159,6 +159,7 @@ class StartingSpeaker(FakeSpeaker):
         (FakeSpeaker(), False, None),
         (StartingSpeaker(), False, "engine_starting"),
         (FakeSpeaker(is_ready=False), False, "engine_stopped"),
+        (FakeSpeaker(is_ready=False, stuck=True), False, "engine_stuck"),
         (FakeSpeaker(), True, "draining"),
         (FakeSpeaker(is_ready=False), True, "draining"),
     ],
@@ -174,6 +175,11 @@ async def test_a_server_is_ready_or_says_why_not_and_lives(
         assert int(ready.headers.get("retry-after", 0)) == (pages.RETRY_AFTER_S if reason else 0)
         if method == "GET":
             assert ready.json() == ({"status": "unavailable", "reason": reason} if reason else {"status": "ready"})
+
+
+async def test_a_voice_store_that_fails_is_told_and_not_where_it_is() -> None:
+    ready = await ask("/health/ready", "GET", FakeSpeaker(voice_store="voice store: '/srv/voices' is read-only"), False)
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready", "voice_store": "unavailable"})
 
 
 PAGE = "https://app.example"

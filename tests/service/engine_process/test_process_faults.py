@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
@@ -147,10 +149,16 @@ from vivavoce.service.speaker import ModelAbout
 
 class ModelService:
     about = ModelAbout("stand-in", "nothing", 24_000, demo=True)
-    healthy = False
+    healthy, max_coming = False, 4
     synthesizer = SimpleNamespace(engine=SimpleNamespace(check_load=lambda streaming: None), front_end=None)
-    def voice(self, owner, voice):
+    async def voice(self, owner, voice):
         pass
+    async def read(self, work):
+        return work()
+    async def check_store(self):
+        return "ok"
+    def moved_since(self, moment):
+        return True
 
 class RequestSession:
     def __init__(self, engine, front_end):
@@ -234,3 +242,34 @@ def test_a_failed_engine_is_found_though_nobody_speaks() -> None:
         assert receive(connection).number == OPENING
         connection.sendall(framed(Message(7, "ping")))
         assert process.wait(LATE_S) == ENGINE_FAILED
+
+
+SERVER = """
+import asyncio, sys
+from vivavoce.service.engine_process.client import EngineClient
+from vivavoce.service.engine_process.messages import EngineProcessSettings
+
+async def serve():
+    host = EngineClient(EngineProcessSettings(), (sys.executable, "-c", sys.argv[1]))
+    await host.start()
+    print(host.process_id, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a stopped process")
+def test_a_stopped_process_ends_with_its_server() -> None:
+    engine = STAND_INS.replace("LOADS", "False").replace("healthy, max_coming = False", "healthy, max_coming = True")
+    server = subprocess.Popen([sys.executable, "-c", SERVER, engine], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    with server.stdout:
+        state = Path(f"/proc/{int(server.stdout.readline())}/stat")
+        os.kill(int(state.parent.name), signal.SIGSTOP)
+        server.kill()
+        server.wait()
+        until = time.monotonic() + LATE_S
+        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < until, "it outlives its server"
+            time.sleep(0.05)

@@ -55,10 +55,12 @@ def health_router(state: AppState) -> APIRouter:
     @routes.head("/health/ready", include_in_schema=False)
     async def ready() -> Response:
         reason = _unready_reason(state.dispatcher)
+        # What is wrong with the store is in the log: it may name folders and machines.
+        stored = {} if state.dispatcher.speaker.voice_store == "ok" else {"voice_store": "unavailable"}
         if reason is None:
-            return JSONResponse({"status": "ready"}, headers=_UNCACHED)
+            return JSONResponse({"status": "ready", **stored}, headers=_UNCACHED)
         return JSONResponse(
-            {"status": "unavailable", "reason": reason},
+            {"status": "unavailable", "reason": reason, **stored},
             status_code=503,
             headers={**_UNCACHED, "retry-after": str(RETRY_AFTER_S)},
         )
@@ -72,6 +74,8 @@ def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
         return "draining"
     if dispatcher.speaker.ready:
         return None
+    if dispatcher.speaker.stuck:
+        return "engine_stuck"  # it may go on; else its process is ended soon
     try:
         _ = dispatcher.speaker.about
     except EngineStopped:

@@ -175,6 +175,9 @@ class TritonStream:
 class TritonSpeaker:
     """See `Speaker`. One event loop's; made by `open`."""
 
+    stuck, voice_store = False, "ok"
+    """See `Speaker`: what does not answer is not ready, and its voices are files."""
+
     def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
         self._address, self._folder, self._clock = address, folder, clock
         self._model: ServedModel

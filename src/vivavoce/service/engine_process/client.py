@@ -31,8 +31,9 @@ PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
 One that could speak counts for one less, so that a single loss is made good at once."""
 STEADY_S = 60.0
 """A process that spoke and lived this long ends such a row."""
-PULSE_S, STUCK_S = 10.0, 60.0
-"""How often the process is asked whether it is there, and how long it may take to say so."""
+PULSE_S, LATE_S, STUCK_S = 1.0, 3.0, 20.0
+"""How often the process is asked whether it is there; after how long without an answer it gets no more requests, until
+it answers; and after how long it is ended."""
 RESTART_S, RESTART_FACTOR = 600.0, 4.0
 """How long a process that is started again may take to get ready: seconds, and a multiple of what the first one took,
 the larger of the two. The first may have a model to download, and an operator waits for it."""
@@ -115,6 +116,10 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._about: ModelAbout | None = None
+        self.stuck = False
+        """See `Speaker`."""
+        self.voice_store = "ok"
+        """See `Speaker`."""
         self._can_speak = asyncio.Event()
         self._starts = 0
         self._first_start_s: float | None = None
@@ -141,7 +146,7 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """See `Speaker`."""
-        return self._can_speak.is_set()
+        return self._can_speak.is_set() and not self.stuck
 
     @property
     def process_id(self) -> int | None:
@@ -198,8 +203,10 @@ class EngineClient:
 
     async def _ask(self, kind: Literal["speak", "call", "ping"], value: Any = None, number: int | None = None) -> Any:
         """The answer of the process, or the error that it answers with."""
-        if not self.ready:
+        if not self._can_speak.is_set():
             raise _not_ready()
+        if self.stuck and kind != "ping":
+            raise EngineStopped("engine: its process does not answer just now; ask again in some seconds")
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
         if unsent > MOST_UNSENT_BYTES and kind != "ping":
             raise EngineStopped("engine: its process takes no requests just now; ask again in some seconds")
@@ -249,7 +256,7 @@ class EngineClient:
             self._kill()
         finally:
             pulse.cancel()
-        was_ready = self.ready
+        was_ready, self.stuck = self._can_speak.is_set(), False
         self._can_speak.clear()
         ending = await self._end_process()
         self._lose_all(EngineStopped(f"engine: its process has ended ({ending}) and is started again; ask again soon"))
@@ -267,12 +274,29 @@ class EngineClient:
             while True:
                 await asyncio.sleep(PULSE_S)
                 limit_s = STUCK_S
-                await asyncio.wait_for(self._ask("ping"), limit_s)
+                self.voice_store = await self._pulse()
         except (TimeoutError, asyncio.TimeoutError):
             log.error("the engine's process has not %s for %g s and is ended", trouble, limit_s)
             self._kill()
         except EngineStopped:
             return
+
+    async def _pulse(self) -> str:
+        """What the process says when it is asked whether it is there; TimeoutError: nothing."""
+        asking = asyncio.ensure_future(self._ask("ping"))
+        try:
+            # In steps: if this process was stopped itself, it finds the answer after its first step.
+            for step in range(round(STUCK_S / PULSE_S)):
+                await asyncio.wait((asking,), timeout=PULSE_S)
+                if asking.done():
+                    self.stuck = False
+                    return str(await asking)
+                if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
+                    self.stuck = True
+                    log.warning("the engine's process has not answered for %g s and gets no new requests", LATE_S)
+            raise TimeoutError
+        finally:
+            asking.cancel()
 
     def _kill(self) -> None:
         if self._process is not None:

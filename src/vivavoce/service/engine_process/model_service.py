@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace as changed
+from functools import partial
+from typing import TypeVar
 
 import torch
 
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import TooLarge
+from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
+from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.engine_process.pools import WorkPool
 from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
@@ -20,19 +26,54 @@ from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
 
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
 LARGEST_VOICE = 1 << 20
 """Bytes that a stored voice of 30 s takes, about."""
+MIN_COMING = 64
+"""Requests that may be on their way to the engine however few slots it has."""
+TEXT_THREADS, TEXT_S = 4, 20.0
+"""Texts that are read at once, for which reading is a matter of tenths of a second, and how long one may take."""
+STORE_THREADS, STORE_S = 4, 5.0
+"""Questions to the voice store at once, and how long it may take to answer one."""
+CHECK_S = 1.5
+"""How long it may take before it is called away."""
+EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
+"""Recordings that are extracted at once, how many may wait, and how long one may take: seconds, on a slow processor."""
+NICENESS = 5
+"""Of extraction: a third of what others get where both want a processor. With much less, a thread that holds the
+interpreter would not get on, and all others wait for that."""
+_OK = "ok"
 
 
-@dataclass(frozen=True, eq=False)
 class ModelService:
-    """One model with its voices; methods of `Speaker` do what they say there. Safe between threads."""
+    """One model with its voices; methods of `Speaker` do what they say there. Used in one event loop.
 
-    synthesizer: Synthesizer
-    registry: VoiceRegistry
-    max_recording_bytes: int
+    Each kind of work that may block has threads of its own: a store that hangs, or recordings that come in numbers,
+    keep nobody else waiting.
+    """
+
+    def __init__(
+        self, synthesizer: Synthesizer, registry: VoiceRegistry, max_recording_bytes: int, decoding: DecodingProcess
+    ) -> None:
+        self.synthesizer, self.registry = synthesizer, registry
+        self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
+        """Requests that the engine has not got yet, at most."""
+        self.voice_store = _OK
+        """What `check_store` found last."""
+        self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
+        text_error, recording_error = partial(Overloaded, retry_after_s=1.0), partial(Overloaded, retry_after_s=5.0)
+        waiting = self.max_coming
+        self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, text_error)
+        self._store = WorkPool("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
+        self._store_check = WorkPool("voice store", 1, 0, CHECK_S, VoiceStoreAway)
+        self._extraction = WorkPool(
+            "reference audio", EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S, recording_error, NICENESS
+        )
 
     @property
     def about(self) -> ModelAbout:
@@ -46,45 +87,90 @@ class ModelService:
         engine = self.synthesizer.engine
         return engine.healthy and engine.stuck_s < STUCK_S
 
-    def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """The voice that a request means; errors as `VoiceRegistry.requested`."""
+    def moved_since(self, moment: float) -> bool:
+        """Whether texts and recordings have been got on with since then (seconds of `time.monotonic`).
+
+        Recordings may take their time; they are stuck when all their threads are at ones that nobody waits for.
+        """
+        return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
+
+    async def check_store(self) -> str:
+        """Answer "ok", or what is wrong with the voice store; one that does not answer in time is called away."""
+        try:
+            state = await self._store_check.run(self.registry.state)  # which logs a change
+            if self._store.longest_s > CHECK_S:
+                raise VoiceStoreAway("voice store: it does not answer")
+        except Exception as failure:
+            state = str(failure)
+            if state != self.voice_store:
+                log.warning("%s", state)
+        self.voice_store = state
+        return state
+
+    async def read(self, work: Callable[[], Result]) -> Result:
+        """Do what reads a text; Overloaded: too many wait, or it takes too long."""
+        return await self._text.run(work)
+
+    async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
+        """The voice that a request means; errors as `VoiceRegistry.requested`.
+
+        Of a store that hangs it is not known which names it has: there, built-in voices speak under theirs.
+        """
+        if voice is None:
+            return self.registry.requested(None, owner)
         if isinstance(voice, Recording):
-            self._check_size(voice)
-        return self.registry.requested(voice, owner)
+            return await self._extracted(voice)
+        return await self._store.run(lambda: self.registry.requested(voice, owner), self.registry.built_in.get(voice))
 
-    def voices(self, owner: str) -> list[VoiceSummary]:
+    async def voices(self, owner: str) -> list[VoiceSummary]:
         """The public voices, and the owner's own."""
-        return self.registry.summaries(owner)
+        return await self._store.run(lambda: self.registry.summaries(owner))
 
-    def add_voice(self, owner: str, name: str, recording: Recording, description: str, replace: bool) -> VoiceSummary:
+    async def add_voice(
+        self, owner: str, name: str, recording: Recording, description: str, replace: bool
+    ) -> VoiceSummary:
         """Extract and keep a voice."""
-        self._check_size(recording)
-        return self.registry.add_recording(owner, name, recording, description=description, replace=replace)
+        await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
+        voice = changed(await self._extracted(recording), name=name, description=description)
+        return await self._store.run(lambda: self.registry.add(owner, voice, replace=replace))
 
-    def remove_voice(self, owner: str, name: str) -> None:
+    async def remove_voice(self, owner: str, name: str) -> None:
         """Forget a stored voice."""
-        self.registry.remove(owner, name)
+        await self._store.run(lambda: self.registry.remove(owner, name))
 
-    def statistics(self) -> SpeakerStatistics:
+    async def statistics(self) -> SpeakerStatistics:
         """What it has done so far."""
-        engine, recordings = self.synthesizer.engine, self.registry.recordings
-        used, total = _memory(engine.models.device)
-        return SpeakerStatistics(
-            engine.statistics, used, total, recordings.made, recordings.remembered, self.registry.state()
-        )
+        return await self.read(self._statistics)
 
     def close(self) -> None:
         """Stop at once: the server has let requests finish that it wanted finished."""
+        self._decoding.close()
         self.synthesizer.engine.close(drain=False, timeout_s=5.0)
         self.synthesizer.front_end.text.close()
         self.registry.close()
 
-    def _check_size(self, recording: Recording) -> None:
-        if len(recording.content) > self.max_recording_bytes:
+    def _statistics(self) -> SpeakerStatistics:
+        engine, recordings = self.synthesizer.engine, self.registry.recordings
+        used, total = _memory(engine.models.device)
+        return SpeakerStatistics(
+            engine.statistics, used, total, recordings.made, recordings.remembered, self.voice_store
+        )
+
+    async def _extracted(self, recording: Recording) -> Voice:
+        """The voice of a recording; what is not remembered has to wait, and to find room beside the streams."""
+        if len(recording.content) > self._max_recording_bytes:
             raise TooLarge(
                 f"reference audio: {len(recording.content)} bytes are more than the limit of "
-                f"{self.max_recording_bytes}; cut it, or store it as FLAC"
+                f"{self._max_recording_bytes}; cut it, or store it as FLAC"
             )
+        voice = await self.read(lambda: self.registry.remembered(recording))
+        if voice is None:
+            voice = await self._extraction.run(lambda: self._extract(recording))
+        return voice
+
+    def _extract(self, recording: Recording) -> Voice:
+        self.synthesizer.engine.check_load(streaming=True)
+        return self.registry.requested(recording, "")
 
 
 def open_model_service(settings: EngineProcessSettings) -> ModelService:
@@ -101,7 +187,8 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     )
     if model.warm_up_s:
         synthesizer.engine.warm_up(model.warm_up_s)
-    extractor = synthesizer.front_end.extractor
+    decoding = DecodingProcess()
+    extractor = changed(synthesizer.front_end.extractor, decode=decoding.decode)
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)
     registry = VoiceRegistry(
         extractor,
@@ -113,7 +200,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         owner_quota=quota,
         public_quota=quota,
     )
-    return ModelService(synthesizer, registry, voices.max_recording_bytes)
+    return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding)
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:

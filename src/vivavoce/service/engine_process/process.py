@@ -11,13 +11,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+from vivavoce.child import end_with_parent
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.service.engine_process.model_service import ModelService, open_model_service
 from vivavoce.service.logs import configure
@@ -27,8 +30,10 @@ from vivavoce.service.voices.voice import Voice
 
 log = logging.getLogger(__name__)
 
-FRONT_THREADS = 8
-"""Texts that are read out, and recordings that are extracted, at once; most of them wait for the interpreter."""
+OWNER_SHARE = 4
+"""One owner's share of the requests that are on their way to the engine: one in so many."""
+LOOK_S = 0.05
+"""How often a process whose threads are all at work looks whether they get on."""
 ENGINE_FAILED = 3
 """The process's exit code when its engine takes no requests any more."""
 DEFECT = 1
@@ -46,7 +51,8 @@ class EngineServer:
         self._pieces: dict[int, SimpleQueue[str | None]] = {}
         """Of texts that arrive; None at the end."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(FRONT_THREADS, thread_name_prefix="vivavoce-front")
+        self._coming: dict[bool, list[str]] = {True: [], False: []}
+        """The owners of requests that the engine has not got yet, whose texts arrive or are there."""
         self.failed = asyncio.Event()
         """The engine takes no requests any more."""
 
@@ -56,25 +62,25 @@ class EngineServer:
             self._take(message)
         for task in self._tasks.values():
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, message: Message) -> None:
         number, kind, value = message
-        if kind in ("speak", "call"):
-            work = self._speak(number, value) if kind == "speak" else self._call(number, *value)
-            task = self._tasks[number] = asyncio.ensure_future(work)
-            task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        if kind == "speak":
+            self._begin(number, self._speak(number, value))
+        elif kind == "call":
+            self._begin(number, self._call(number, *value))
         elif kind == "ping":
-            if not self._service.healthy:
-                log.error("the engine has failed, and nobody had to speak to find it out")
-                self.failed.set()
-            self._send(Message(number, "answer"))
+            self._begin(number, self._pulse(number))
         elif kind == "text" and number in self._pieces:
             self._pieces[number].put(value)
         elif kind == "heard" and number in self._sessions:
             self._sessions[number].on_heard(value)
         elif kind == "cancel" and number in self._tasks:
             self._tasks[number].cancel()
+
+    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[number] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
         """One request: accepted or refused, then its audio, then its end."""
@@ -85,12 +91,16 @@ class EngineServer:
         try:
             if request.policy is not None:
                 session.policy = ChunkPolicy.parse(request.policy)
-            synthesizer.engine.check_load(streaming=True)
-            voice = await self._in_thread(lambda: self._prepare(session, request))
-            accepted = True
-            self._send(Message(number, "answer"))
-            if request.text is None:
-                await _start_arriving(session, iter(pieces.get, None), voice, request)
+            with self._on_its_way(request):
+                synthesizer.engine.check_load(streaming=True)
+                voice = await self._service.voice(request.owner, request.voice)
+                if request.text is not None:
+                    whole = request.text
+                    await self._service.read(lambda: session.start(whole, voice, request))
+                accepted = True
+                self._send(Message(number, "answer"))
+                if request.text is None:
+                    await _start_arriving(session, iter(pieces.get, None), voice, request)
             async for event in session.events():
                 self._send(Message(number, "event", event))
                 await self._writer.drain()
@@ -105,21 +115,38 @@ class EngineServer:
             del self._sessions[number], self._pieces[number]
         self._send(Message(number, "end" if accepted else "answer", outcome))
 
-    def _prepare(self, session: RequestSession, request: SpeechRequest) -> Voice:
-        """The voice; a text that is there is with the engine after it."""
-        # Requests that were before it in the threads' queue may have taken the room meanwhile.
-        self._service.synthesizer.engine.check_load(streaming=True)
-        voice = self._service.voice(request.owner, request.voice)
-        if request.text is not None:
-            session.start(request.text, voice, request)
-        return voice
+    @contextmanager
+    def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:
+        """A request, until the engine has it: it may hold a thread, and a recording. Overloaded: there are too many."""
+        coming, owner, most = self._coming[request.text is None], request.owner, self._service.max_coming
+        own = coming.count(owner) if owner else 0
+        if len(coming) >= most or own >= most // OWNER_SHARE:
+            raise Overloaded(
+                f"requests: {len(coming)} wait for voices or texts, the limit is {most}; {own} of them are yours, the "
+                f"limit is {most // OWNER_SHARE}; try again in 1 s"
+            )
+        coming.append(owner)
+        try:
+            yield
+        finally:
+            coming.remove(owner)
 
     async def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            answer = await self._in_thread(lambda: getattr(self._service, method)(*arguments))
+            answer = await getattr(self._service, method)(*arguments)
         except Exception as failure:
             answer = self._public(failure)
         self._send(Message(number, "answer", answer))
+
+    async def _pulse(self, number: int) -> None:
+        asked = time.monotonic()
+        if not self._service.healthy:
+            log.error("the engine has failed, and nobody had to speak to find it out")
+            self.failed.set()
+        state = await self._service.check_store()
+        while not self._service.moved_since(asked):
+            await asyncio.sleep(LOOK_S)
+        self._send(Message(number, "answer", state))
 
     def _public(self, failure: Exception) -> VivavoceError:
         """What a client may be told; the rest is in the log."""
@@ -129,9 +156,6 @@ class EngineServer:
             return failure
         log.error("a request failed", exc_info=failure)
         return StageFailed(f"engine: the request failed with {type(failure).__name__}, which was logged; ask again")
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _send(self, message: Message) -> None:
         if not self._writer.is_closing():
@@ -194,6 +218,7 @@ async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.St
 
 def main() -> None:
     """The process."""
+    end_with_parent()
     # A signal to the whole group of processes stops the server, which lets requests finish and closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

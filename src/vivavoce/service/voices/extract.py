@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,13 +29,17 @@ AudioSource = str | Path | bytes | BinaryIO | Audio
 
 @dataclass(eq=False)
 class VoiceExtractor:
-    """The front end of one model for reference recordings; fingerprint: of the model, as its voices carry it."""
+    """The front end of one model for reference recordings.
+
+    fingerprint: of the model, as its voices carry it; decode: what reads recordings, as `decode_audio` does.
+    """
 
     config: ModelConfig
     speech_tokenizer: SpeechTokenizer
     speaker_encoder: SpeakerEncoder
     text: TextFrontEnd
     fingerprint: str
+    decode: Callable[..., Audio] = decode_audio
 
     def extract(
         self, source: AudioSource, transcript: str = "", *, align: bool = True, field: str = "reference audio"
@@ -51,7 +56,7 @@ class VoiceExtractor:
             InvalidAudio: unreadable, too short, too long, silent or not finite.
             InvalidText: a transcript that the model cannot read.
         """
-        audio = _read(source, field)
+        audio = self._read(source, field)
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, self.config.rates.sample_rate)
         normalised = self.text.normalize(transcript)
@@ -67,17 +72,16 @@ class VoiceExtractor:
 
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
-        return self.speech_tokenizer(_resampled(_read(source, field)))
+        return self.speech_tokenizer(_resampled(self._read(source, field)))
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
         """The speaker embedding of a recording and nothing else of a voice: [192] float32, not normalised."""
-        return self.speaker_encoder(_resampled(_read(source, field)))
+        return self.speaker_encoder(_resampled(self._read(source, field)))
 
-
-def _read(source: AudioSource, field: str) -> Audio:
-    audio = source if isinstance(source, Audio) else decode_audio(source, field=field, max_seconds=MAX_REFERENCE_S)
-    check_reference(audio, field=field)
-    return audio
+    def _read(self, source: AudioSource, field: str) -> Audio:
+        audio = source if isinstance(source, Audio) else self.decode(source, field=field, max_seconds=MAX_REFERENCE_S)
+        check_reference(audio, field=field)
+        return audio
 
 
 def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:

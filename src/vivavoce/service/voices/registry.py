@@ -119,6 +119,10 @@ class VoiceRegistry:
             return self._extract(voice.content, voice.transcript)
         return self.find(voice, owner)
 
+    def remembered(self, recording: Recording) -> Voice | None:
+        """The voice of a recording that was extracted a short time ago; None: it has to be extracted."""
+        return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
+
     def find(self, name: str, owner: str = PUBLIC) -> Voice:
         """The owner's own voice of that name, else the public one, else the model's; errors as in `requested`.
 
@@ -169,11 +173,15 @@ class VoiceRegistry:
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
             VivavoceError: as in `add`.
         """
-        name = check_voice_name(name)
-        if not replace and self._store.version(name, owner) is not None:
-            raise taken_name(name)  # before the work, and once more when it is kept
+        self.check_free(owner, name, replace=replace)  # before the work, and once more when it is kept
         voice = self._extract(recording.content, recording.transcript)
         return self.add(owner, changed(voice, name=name, description=description), replace=replace)
+
+    def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
+        """Check that a voice can be added under this name; errors as in `add`."""
+        name = check_voice_name(name)
+        if not replace and self._store.version(name, owner) is not None:
+            raise taken_name(name)
 
     def remove(self, owner: str, name: str) -> None:
         """Forget a voice of the owner's own, or, with owner "", a public one.

@@ -1,0 +1,50 @@
+"""The engine's process, in which something hangs as long as a file is there: `stuck_worker.py WHAT FILE FD`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.service.engine_process import model_service, process
+from vivavoce.service.session import RequestSession
+from vivavoce.service.voices.extract import VoiceExtractor
+from vivavoce.service.voices.folder_store import FolderStore
+from vivavoce.service.voices.voice import Voice
+
+BUILT_IN = "calm"
+STORE_S = 1.0
+
+
+def main() -> None:
+    """store: all that it is asked; text: what is to be read; extraction: of recordings; nothing."""
+    what, file = sys.argv[1], Path(sys.argv[2])
+    sys.argv[1:] = sys.argv[3:]
+
+    def hanging(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def hang(*given: Any, **named: Any) -> Any:
+            while file.exists():
+                time.sleep(0.02)
+            return method(*given, **named)
+
+        setattr(owner, name, hang)
+
+    model_service.built_in_voices = lambda folder: {BUILT_IN: Voice(torch.zeros(192), "", BUILT_IN)}
+    model_service.STORE_S, model_service.CHECK_S = STORE_S, STORE_S / 4
+    if what == "store":
+        for name in ("summaries", "load", "save", "remove", "version", "state"):
+            hanging(FolderStore, name)
+    elif what == "text":
+        hanging(RequestSession, "start")
+    elif what == "extraction":
+        hanging(VoiceExtractor, "extract")
+    process.main()
+
+
+if __name__ == "__main__":
+    main()
