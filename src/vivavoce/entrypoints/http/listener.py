@@ -29,7 +29,7 @@ BODIES_AT_ONCE = 16
 SMALL_BYTES = 1 << 16
 """A WebSocket message of this size is taken whatever others send."""
 MARGIN = 64
-"""Connections above the limit that are still answered, with 503; those above that wait to be taken."""
+"""Connections above the limit that are still answered, if need be with 503; those above that wait to be taken."""
 PATIENCE_S = 1.0
 """How long a client may say nothing although others want its place."""
 _BACKLOG = 1024
@@ -52,13 +52,9 @@ class BoundedConnection(asyncio.Protocol):
     only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
     """
 
-    def __init__(
-        self, settings: ServerSection, connections: set[BoundedConnection], is_crowded: bool, **given: Any
-    ) -> None:
+    def __init__(self, settings: ServerSection, connections: set[BoundedConnection], **given: Any) -> None:
         self._settings, self._connections = settings, connections
         self._protocol: asyncio.Protocol = H11Protocol(**given)
-        self.is_crowded = is_crowded
-        """It is above the most connections that are served."""
         self.opening: asyncio.Task[None] | None = None
         """Until it is made; with TLS that takes a handshake."""
         self.waits_since = asyncio.get_running_loop().time()
@@ -166,6 +162,12 @@ class BoundedConnection(asyncio.Protocol):
 
     # What the app's middleware calls
 
+    @property
+    def is_crowded(self) -> bool:
+        """More are being served than should be."""
+        most = self._settings.max_connections
+        return len(self._connections) > most < sum(each.waits_since == math.inf for each in self._connections)
+
     def begin_request(self) -> None:
         """A request's headers are complete."""
         self._requests += 1
@@ -178,10 +180,13 @@ class BoundedConnection(asyncio.Protocol):
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
-        if not self._requests and not self._is_websocket:
+        if self._requests:
+            return
+        # What the client has still to read is not cut as soon as others come.
+        reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
+        self.waits_since = asyncio.get_running_loop().time() + reading_s
+        if not self._is_websocket:
             self._is_idle = True
-            reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
-            self.waits_since = asyncio.get_running_loop().time() + reading_s
             # uvicorn closes idle connections, but not one whose next head had begun before the answer ended.
             self._await_head(self._settings.keep_alive_s)
 
@@ -356,15 +361,10 @@ class Listener(uvicorn.Server):
                 continue
             try:
                 client, _ = await loop.sock_accept(self._socket)
-                is_crowded = len(self.connections) >= most and not self._make_room()
-                connection = BoundedConnection(
-                    self._settings,
-                    self.connections,
-                    is_crowded,
-                    config=self.config,
-                    server_state=self.server_state,
-                    app_state=self.lifespan.state,
-                )
+                if len(self.connections) >= most:
+                    self._make_room()
+                given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+                connection = BoundedConnection(self._settings, self.connections, **given)
                 self.connections.add(connection)
                 connection.opening = asyncio.create_task(self._open(connection, client))
                 await asyncio.sleep(0)  # those that are open go on, however many more wait
