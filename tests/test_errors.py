@@ -34,6 +34,7 @@ WRITTEN = [
     ("StageFailed", "stage_failed", 500, "INTERNAL", 1),
     ("EngineStopped", "engine_stopped", 503, "UNAVAILABLE", 1),
     ("ListenerStalled", "listener_stalled", 408, "DEADLINE_EXCEEDED", 1),
+    ("DeadlineExceeded", "deadline_exceeded", 504, "DEADLINE_EXCEEDED", 1),
     ("RequestCancelled", "cancelled", 499, "CANCELLED", 130),
 ]
 """Name, code, HTTP status, gRPC status and exit code: programs go by them."""

@@ -121,5 +121,9 @@ class ListenerStalled(VivavoceError, http_status=408, grpc_status="DEADLINE_EXCE
     """A listener has not read its audio for longer than the server waits, which keeps no more of it."""
 
 
+class DeadlineExceeded(VivavoceError, http_status=504, grpc_status="DEADLINE_EXCEEDED", exit_code=1):
+    """The time that a request was given was over before its speech was whole; what was left of it is not made."""
+
+
 class RequestCancelled(VivavoceError, code="cancelled", http_status=499, grpc_status="CANCELLED", exit_code=130):
     """The request was ended before its speech was complete, by its caller or because its listener left."""

@@ -280,13 +280,19 @@ def test_pages_that_were_not_named_get_no_answers() -> None:
         ("cross-site", "https://evil.example", (PAGE,), 403),
         ("cross-site", PAGE, (PAGE,), 201),
         ("cross-site", "null", ("*",), 201),
+        (None, "http://evil.example", (), 403),
+        (None, "http://127.0.0.1:1", (), 403),
+        (None, "null", (), 403),
+        (None, "http://127.0.0.1:{port}", (), 201),
+        (None, PAGE, (PAGE,), 201),
     ],
 )
 def test_a_page_from_elsewhere_adds_no_voice(
     site: str | None, origin: str | None, allowed: tuple[str, ...], status: int
 ) -> None:
-    sent = {name: value for name, value in (("sec-fetch-site", site), ("origin", origin)) if value is not None}
     with serving_with(cors_origins=allowed) as server:
+        own = None if origin is None else origin.format(port=server.port)
+        sent = {name: value for name, value in (("sec-fetch-site", site), ("origin", own)) if value is not None}
         answer = httpx.post(
             f"{server.url}/v1/audio/voices", headers=sent, data={"name": "me"}, files={"file": ("me.wav", b"RIFF")}
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,6 +35,7 @@ from vivavoce.errors import (
 )
 from vivavoce.service.audio.encode import AudioFormat, open_encoder
 from vivavoce.service.audio.samples import Samples
+from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.rate_limiter import ANONYMOUS
 from vivavoce.service.speech import FinishReason, Verdict
 
@@ -331,3 +334,123 @@ def test_a_list_is_read_by_open_webui_too(server: Served) -> None:
     listed = httpx.get(f"{server.url}/v1/audio/voices").json()
     assert [voice["id"] for voice in listed["data"]] == ["anna", "me"]
     assert listed["voices"] == [{"id": "anna", "name": "anna"}, {"id": "me", "name": "me"}]
+
+
+VOICES = "/v1/audio/voices"
+VOICE_REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
+    "list": lambda client: client.get(VOICES),
+    "add": lambda client: client.post(VOICES, data={"name": "me"}, files={"file": ("me.wav", b"RIFF")}),
+    "remove": lambda client: client.delete(f"{VOICES}/me"),
+}
+
+
+@pytest.mark.parametrize("what", VOICE_REQUESTS)
+def test_voices_are_under_the_limits_of_a_key(tmp_path: Path, what: str) -> None:
+    path, key, other = tmp_path / "keys.toml", new_key(), new_key()
+    add_key(path, new_entry(key, "anna", requests_per_minute=2, concurrent=1))
+    add_key(path, new_entry(other, "berta"))
+    speaker = FakeSpeaker(gate=asyncio.Event())
+    with serving(build_app, lambda: make_state(speaker, keys=KeyRing(path))) as server:
+        anna, berta = (httpx.Client(base_url=server.url, headers={"x-api-key": one}) for one in (key, other))
+        with ThreadPoolExecutor(1) as aside, anna, berta:
+            speaking = aside.submit(anna.post, "/v1/audio/speech", json={"input": TEXT})
+            server.call(lambda: until(lambda: server.state.dispatcher.active == 1))
+            answer = VOICE_REQUESTS[what](anna)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+            assert "its limit at once" in answer.json()["error"]["message"]
+            server.call(speaker.gate.set)
+            assert speaking.result(20.0).status_code == 200
+            assert VOICE_REQUESTS[what](anna).status_code in (200, 201, 404)
+            answer = VOICE_REQUESTS[what](anna)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "overloaded")
+            assert "may ask for 2 in a minute" in answer.json()["error"]["message"]
+            assert int(answer.headers["retry-after"]) in range(1, 31)
+            assert VOICE_REQUESTS[what](berta).status_code in (200, 201, 404)
+
+
+def test_voices_are_left_alone_while_the_server_shuts_down() -> None:
+    with serving(build_app) as server, httpx.Client(base_url=server.url) as client:
+        server.call(lambda: server.state.dispatcher.drain(0.0))
+        for ask in VOICE_REQUESTS.values():
+            answer = ask(client)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stopped")
+            assert answer.headers["retry-after"] == "5"
+        assert speaker_of(server).stored == {}
+
+
+def test_a_full_engine_has_no_room_for_voices_either(monkeypatch: pytest.MonkeyPatch, server: Served) -> None:
+    monkeypatch.setattr(speaker_of(server), "refuses_with", Overloaded("voices: too many are being made", 7.2))
+    answer = add(server)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "8")
+
+
+def late(answer: httpx.Response) -> bool:
+    return (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "asked"),
+    [
+        (build_app, "/v1/audio/speech", {"json": {"input": TEXT}}),
+        (build_app, "/v1/audio/speech", {"json": {"input": TEXT, "stream_format": "sse"}}),
+        (build_legacy_app, "/inference_sft", {"data": {"tts_text": TEXT, "spk_id": "anna"}}),
+    ],
+    ids=["audio", "sse", "cosyvoice"],
+)
+def test_speech_is_given_up_when_nobody_waits_for_it_any_more(
+    build: Callable[..., Any], path: str, asked: dict[str, Any]
+) -> None:
+    with serving(build, lambda: make_state(FakeSpeaker(gate=asyncio.Event()))) as server:
+        answer = httpx.post(server.url + path, headers={"x-request-timeout": "0.3"}, timeout=20, **asked)
+        assert late(answer)
+        server.call(speaker_of(server).streams[0].cancelled.wait)
+        told = server.call(lambda: server.state.dispatcher.request_log.get(answer.headers["x-request-id"], ANONYMOUS))
+        assert (told.reason, told.error_code) == (FinishReason.ERROR, "deadline_exceeded")
+
+
+def test_the_time_for_a_body_counts() -> None:
+    body = json.dumps({"input": TEXT}).encode()
+    with serving(build_app) as server, Client(server) as client:
+        length = {"content_length": str(len(body)), "content_type": "application/json"}
+        client.ask("/v1/audio/speech", body[:5], x_request_timeout="0.1", **length)
+        threading.Event().wait(0.3)
+        client.send(body[5:])
+        answer = client.answer()
+        assert (answer.status, answer.error["code"]) == (504, "deadline_exceeded")
+        assert speaker_of(server).orders == []
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "inf", "86401", ""])
+def test_a_time_that_cannot_be_is_named(server: Served, seconds: str) -> None:
+    before = len(speaker_of(server).orders)
+    answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers={"x-request-timeout": seconds})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert answer.json()["error"]["message"].startswith(
+        f"x-request-timeout: {seconds!r} is no number of seconds above 0"
+    )
+    assert len(speaker_of(server).orders) == before
+
+
+def test_an_id_is_its_callers_own(tmp_path: Path) -> None:
+    path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("anna", "berta")}
+    for name, key in keys.items():
+        add_key(path, new_entry(key, name))
+    with serving(build_app, lambda: make_state(FakeSpeaker(), keys=KeyRing(path))) as server:
+
+        def ask(name: str, chosen: str) -> str:
+            headers = {"x-api-key": keys[name], "x-request-id": chosen}
+            answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers=headers)
+            assert answer.status_code == 200
+            return answer.headers["x-request-id"]
+
+        assert (ask("anna", "mine"), ask("berta", "mine")) == ("mine", "mine")
+        again = ask("anna", "mine")
+        assert again.startswith("req_")
+        for name, known in (("anna", [again, "mine"]), ("berta", ["mine"])):
+            for identity in known:
+                told = httpx.get(f"{server.url}/v1/audio/requests/{identity}", headers={"x-api-key": keys[name]})
+                assert (told.status_code, told.json()["id"]) == (200, identity)
+        # Without a key, what was chosen comes back whether it is somebody's or not.
+        for chosen in ("mine", "nobodys"):
+            refused = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": chosen})
+            assert (refused.status_code, refused.headers["x-request-id"]) == (401, chosen)

@@ -37,7 +37,7 @@ from tests.entrypoints.http.websocket_serving import (
 )
 from vivavoce.engine.request import SamplingParams
 from vivavoce.entrypoints.http import ws_session, ws_utterance
-from vivavoce.entrypoints.http.app_state import may_open_websocket
+from vivavoce.entrypoints.http.app_state import is_own_page
 from vivavoce.service.audio.samples import to_int16
 from vivavoce.service.speech import Recording, SpeechRequest
 
@@ -138,7 +138,7 @@ async def test_the_request_id_is_the_client_s_own() -> None:
     async with connected(headers={"x-request-id": "mine"}) as (client, served):
         replies = await answered(client, text("One."), FLUSH, text("Two."), END)
         assert replies[-1]["verdict"]["request_id"] == "mine"
-        assert [served.record(name).audio_s for name in ("mine", "mine.2")] == [pytest.approx(0.04)] * 2
+        assert [served.record(name).audio_s for name in ("mine", "mine~2")] == [pytest.approx(0.04)] * 2
 
 
 @pytest.mark.parametrize("response_format", ["mp3", "opus", "aac", "flac", "wav"])
@@ -297,6 +297,28 @@ async def test_a_page_from_elsewhere_is_refused_before_the_connection_is_there()
         assert json.loads(refused.value.response.body)["error"]["code"] == "forbidden"
 
 
+async def test_an_utterance_is_given_up_at_the_time_that_its_client_gave() -> None:
+    gate = asyncio.Event()
+    async with connected(FakeSpeaker(gate=gate), headers={"x-request-timeout": "0.3"}) as (client, served):
+        for number in (1, 2):
+            replies = await answered(client, start(response_format="pcm"), text("Hello there."))
+            assert errors_of(replies) == ["deadline_exceeded"]
+            assert replies[-1]["verdict"]["error"]["code"] == "deadline_exceeded"
+            assert served.speaker.streams[-1].cancelled.is_set()
+            assert len(served.speaker.streams) == number
+        gate.set()  # each utterance has its own time
+        done = (await answered(client, start(response_format="pcm"), text("Hello."), END))[-1]
+        assert done["verdict"]["finish_reason"] == "stop"
+
+
+async def test_a_time_that_cannot_be_is_told_before_the_connection_is_there() -> None:
+    async with serving() as served:
+        with pytest.raises(InvalidStatus) as refused:
+            await served.connect(additional_headers={"x-request-timeout": "soon"})
+        assert refused.value.response.status_code == 400
+        assert "x-request-timeout: 'soon'" in json.loads(refused.value.response.body)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("origin", "host", "scheme", "allowed", "expected"),
     [
@@ -321,4 +343,4 @@ def test_the_same_origin_is_the_same_host_and_port(
     origin: str | None, host: str, scheme: str, allowed: tuple[str, ...], expected: bool
 ) -> None:
     headers = Headers({"host": host, **({} if origin is None else {"origin": origin})})
-    assert may_open_websocket(headers, scheme, allowed) is expected
+    assert is_own_page(headers, scheme, allowed) is expected

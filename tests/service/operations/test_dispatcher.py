@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
-from vivavoce.errors import EngineStopped
+from vivavoce.errors import DeadlineExceeded, EngineStopped, Overloaded
 from vivavoce.service.operations.dispatcher import ActiveRequest, RequestDispatcher
-from vivavoce.service.operations.rate_limiter import ANONYMOUS
+from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
 from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest
 
 HELLO = SpeechRequest("Hello.", "anna")
@@ -115,3 +115,93 @@ async def test_late_audio_is_an_underrun_and_audio_in_time_is_not() -> None:
     assert value("vivavoce_late_seconds_sum") == pytest.approx(0.7)
     assert value("vivavoce_first_audio_seconds_sum", {"door": "http"}) == 0.5
     assert value("vivavoce_audio_seconds_total") == pytest.approx(0.2)
+
+
+async def test_what_is_no_speech_takes_a_place_and_counts() -> None:
+    dispatcher, principal = RequestDispatcher(FakeSpeaker()), Principal("anna", requests_per_minute=2, concurrent=1)
+    with dispatcher.permitted(principal):
+        with pytest.raises(Overloaded, match="limit at once"):
+            await dispatcher.speak(principal, HELLO, door="http", request_id="a")
+        with pytest.raises(Overloaded, match="limit at once"), dispatcher.permitted(principal):
+            pass
+    with pytest.raises(KeyError), dispatcher.permitted(principal):
+        raise KeyError("whatever happens, its place is free again")
+    with pytest.raises(Overloaded, match="2 in a minute"), dispatcher.permitted(principal):
+        pass
+
+
+async def test_a_drain_waits_for_what_is_no_speech_and_lets_no_more_in() -> None:
+    dispatcher = RequestDispatcher(FakeSpeaker())
+    with dispatcher.permitted(ANONYMOUS):
+        async with await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a"):
+            draining = asyncio.create_task(dispatcher.drain(60.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(EngineStopped, match="shutting down"), dispatcher.permitted(ANONYMOUS):
+            pass
+        await asyncio.sleep(0)
+        assert not draining.done()
+    await asyncio.wait_for(draining, 10)
+
+
+def refused(dispatcher: RequestDispatcher, code: str) -> float | None:
+    return dispatcher.metrics.registry.get_sample_value("vivavoce_refused_total", {"door": "http", "code": code})
+
+
+async def test_a_request_whose_time_is_over_reaches_no_speaker() -> None:
+    speaker, limited = FakeSpeaker(), Principal("anna", requests_per_minute=1)
+    dispatcher = RequestDispatcher(speaker, clock=lambda: 100.0)
+    for _ in range(2):  # it costs nothing
+        with pytest.raises(DeadlineExceeded, match="was over before it was taken"):
+            await dispatcher.speak(limited, HELLO, door="http", request_id=f"a{_}", deadline=100.0)
+    assert speaker.orders == []
+    assert refused(dispatcher, "deadline_exceeded") == 2
+
+
+async def test_a_request_that_waits_to_be_taken_is_given_up_at_its_deadline() -> None:
+    speaker, left = SlowToTake(), asyncio.Event()
+
+    async def take(order: SpeechRequest) -> FakeStream:
+        try:
+            return await SlowToTake.speak(speaker, order)
+        finally:
+            left.set()
+
+    speaker.speak = take  # type: ignore[method-assign]
+    dispatcher = RequestDispatcher(speaker)
+    with pytest.raises(DeadlineExceeded):
+        await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a", deadline=dispatcher.clock() + 0.05)
+    assert left.is_set()
+    assert (refused(dispatcher, "deadline_exceeded"), dispatcher.request_log.running) == (1, 0)
+
+
+async def test_speech_that_is_not_whole_at_its_deadline_is_given_up() -> None:
+    speaker = FakeSpeaker(gate=asyncio.Event())
+    dispatcher = RequestDispatcher(speaker)
+    active = await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a", deadline=dispatcher.clock() + 0.05)
+    with pytest.raises(DeadlineExceeded, match="before its speech was whole"):
+        await asyncio.wait_for(reason_of(active), 10)
+    assert speaker.streams[0].cancelled.is_set()
+    record = dispatcher.request_log.get("a", ANONYMOUS)
+    assert (record.reason, record.error_code, dispatcher.active) == (FinishReason.ERROR, "deadline_exceeded", 0)
+
+
+async def test_speech_in_time_ends_as_ever() -> None:
+    dispatcher = RequestDispatcher(FakeSpeaker())
+    deadline = dispatcher.clock() + 3_600
+    active = await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a", deadline=deadline)
+    assert await reason_of(active) is FinishReason.STOP
+    async with await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="b", deadline=deadline) as left:
+        pass
+    assert left.verdict is not None
+    assert left.verdict.reason is FinishReason.CANCELLED  # its client left long before
+
+
+async def test_who_leaves_at_its_deadline_has_been_too_late() -> None:
+    """Its own clock may be a little ahead of the server's."""
+    now = [0.0]
+    dispatcher = RequestDispatcher(FakeSpeaker(gate=asyncio.Event()), clock=lambda: now[0])
+    async with await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a", deadline=1_000.0) as active:
+        now[0] = 999.9
+    assert active.verdict is not None
+    assert (active.verdict.reason, active.verdict.error_code) == (FinishReason.ERROR, "deadline_exceeded")

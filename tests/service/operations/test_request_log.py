@@ -84,9 +84,21 @@ def test_an_id_in_use_is_refused() -> None:
     record = log.begin("a", "anna", "http", 0.0)
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="another request's"):
-            log.begin("a", "bert", "http", 0.0)
+            log.begin("a", "anna", "http", 0.0)
         log.end(record, STOP, 1.0)
-    assert log.get("a", ANNA).principal_name == "anna"
+    assert log.get("a", ANNA) is record
+
+
+def test_an_id_says_nothing_of_another_principals_requests_and_takes_none_of_its_own() -> None:
+    log = RequestLog()
+    record = log.begin("a", "anna", "http", 0.0)
+    for _ in range(2):
+        assert log.accept_request_id("a", BERT) == "a" == log.accept_request_id("a")
+        assert log.accept_request_id("a", ANNA) != "a"
+        log.end(record, STOP, 1.0)
+    finished(log, "a", BERT)
+    assert (log.get("a", ANNA), len(log.finished)) == (record, 2)
+    assert log.get("a", BERT) is not record
 
 
 @pytest.mark.parametrize("header", ["a", "Job-7.part_2", "x" * 128])
@@ -102,9 +114,9 @@ def test_a_clients_id_that_is_not_valid_is_replaced(header: str | None) -> None:
 def test_a_clients_id_that_is_known_is_replaced_until_it_is_forgotten() -> None:
     log = RequestLog(capacity=1)
     record = log.begin("a", "", "http", 0.0)
-    assert log.accept_request_id("a") != "a"
+    assert log.accept_request_id("a", ANONYMOUS) != "a"
     log.end(record, STOP, 1.0)
-    assert log.accept_request_id("a") != "a"
+    assert log.accept_request_id("a", ANONYMOUS) != "a"
     finished(log, "b")
-    assert log.accept_request_id("a") == "a"
+    assert log.accept_request_id("a", ANONYMOUS) == "a"
     assert len({new_request_id() for _ in range(1000)}) == 1000

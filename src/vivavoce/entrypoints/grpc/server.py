@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -20,12 +21,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from vivavoce.engine.request import AudioChunk
-from vivavoce.errors import InvalidAudio, InvalidRequest, Overloaded, VivavoceError
+from vivavoce.errors import DeadlineExceeded, InvalidAudio, InvalidRequest, Overloaded, VivavoceError
 from vivavoce.service.audio.encode import wav_header
-from vivavoce.service.audio.samples import to_int16
+from vivavoce.service.audio.samples import MAX_REFERENCE_S, to_int16
 from vivavoce.service.logs import request_scope
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing, token_in
+from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.operations.settings import ServerSection
 from vivavoce.service.speech import Recording, SpeechRequest
 
@@ -35,6 +37,12 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 SERVING, NOT_SERVING = 1, 2
 PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which comes without a header."""
+MOST_BYTES = int(2 * PROMPT_RATE * MAX_REFERENCE_S) + 240_000
+"""Of a request: its recording, and texts of 20,000 characters in UTF-8."""
+LEAST_STREAMS = 8
+"""Calls of one connection at once, and messages of one caller that are read, whatever `max_conc` says."""
+CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
+"""After an hour a connection takes no new calls; its last ones have longer than any speech."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
 ERROR_CODE = "error-code"
 """`VivavoceError.code`."""
@@ -162,15 +170,26 @@ async def start_grpc(
     Raises:
         InvalidRequest: the port cannot be taken, or the certificate and its key are no pair.
     """
+    service, patience_ms = _Service(dispatcher, keys, settings, max_conc), int(1_000 * settings.request_timeout_s)
+    # gRPC's own bound of all calls is left out: it would refuse health checks, too.
     server = grpc.aio.server(
         options=(
-            ("grpc.max_receive_message_length", settings.max_body_bytes),
+            ("grpc.max_receive_message_length", min(MOST_BYTES, settings.max_body_bytes)),
+            ("grpc.http2.lookahead_bytes", 65_536),  # what a call may send that is not read
+            ("grpc.http2.bdp_probe", 0),  # which would raise that to megabytes
+            ("grpc.max_concurrent_streams", service.at_once),  # of a connection
+            ("grpc.max_allowed_incoming_connections", settings.max_connections),  # where gRPC is new enough
+            ("grpc.max_connection_idle_ms", 1_000 * settings.keep_alive_s),
+            ("grpc.max_connection_age_ms", 1_000 * CONNECTION_S),
+            ("grpc.max_connection_age_grace_ms", 1_000 * GRACE_S),
+            ("grpc.server_handshake_timeout_ms", patience_ms),  # of TLS
+            ("grpc.http2.settings_timeout", patience_ms),  # until a connection's first frame
             ("grpc.so_reuseport", 0),  # else two servers share a port, and each gets some of the calls
         )
     )
-    service = _Service(dispatcher, keys, settings.listener_timeout_s, max_conc)
-    speaking: Handlers = {METHOD: grpc.unary_stream_rpc_method_handler(service.speak)}
-    checking: Handlers = {"Check": grpc.unary_unary_rpc_method_handler(service.check)}
+    # As streams: messages of unary calls are read before anything here sees the call, and its key.
+    speaking: Handlers = {METHOD: grpc.stream_stream_rpc_method_handler(service.speak)}
+    checking: Handlers = {"Check": grpc.stream_unary_rpc_method_handler(service.check)}
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler(SERVICE, speaking),
@@ -207,32 +226,40 @@ def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
 
 
 class _Service:
-    """The two methods. patience_s: how long a client may leave its audio, or its status, unread."""
+    """The two methods."""
 
-    def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, patience_s: float, max_conc: int) -> None:
+    def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, max_conc: int) -> None:
         self._dispatcher, self._keys = dispatcher, keys
-        self._patience_s, self._max_conc = patience_s, max_conc
+        self._patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
+        self._max_conc, self.at_once = max_conc, max(LEAST_STREAMS, 2 * max_conc)
         self._calls = 0
         """Calls that are being answered."""
+        self._reading: Counter[str] = Counter()
+        """Messages that are being read, by the names of keys; of health checks by their service's."""
 
-    async def check(self, content: bytes, context: Context) -> bytes:
+    async def check(self, _: object, context: Context) -> bytes:
         """`grpc.health.v1.Health/Check`, as probes of orchestrators ask it: SERVING while requests are taken."""
         try:
-            service = _parsed("HealthCheckRequest", content).service
-        except InvalidRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            service = _parsed("HealthCheckRequest", await self._message(context, HEALTH_SERVICE)).service
+        except Overloaded:
+            service = ""  # all are in the same health, and a probe is answered however many others do not end
+        except (DeadlineExceeded, InvalidRequest) as error:
+            await context.abort(grpc.StatusCode[error.grpc_status], str(error))
         if service not in ("", SERVICE):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service: {service[:100]!r} is not served here")
         return _serialized("HealthCheckResponse", status=SERVING if self._dispatcher.ready else NOT_SERVING)
 
-    async def speak(self, content: bytes, context: Context) -> None:
-        """`Inference`: one call, from its request to its status."""
+    async def speak(self, _: object, context: Context) -> None:
+        """`Inference`: one call, from its key to its status."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        request_id = self._dispatcher.request_log.accept_request_id(metadata.get(REQUEST_ID))
+        request_log = self._dispatcher.request_log
+        request_id = request_log.accept_request_id(metadata.get(REQUEST_ID))
         trace = {name: metadata.get(name, "") for name in ("traceparent", "tracestate")}
         try:
+            principal = self._keys.authenticate(token_in(metadata))
+            request_id = request_log.accept_request_id(request_id, principal)
             with request_scope(request_id, **trace):
-                await self._answer(content, context, metadata, request_id)
+                await self._answer(context, principal, request_id)
         except VivavoceError as error:
             await self._end(context, grpc.StatusCode[error.grpc_status], str(error), _trailer(error, request_id))
         except grpc.aio.BaseError:
@@ -243,15 +270,33 @@ class _Service:
             trailing = ((REQUEST_ID, request_id), (ERROR_CODE, "internal_error"))
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
 
-    async def _answer(self, content: bytes, context: Context, metadata: dict[str, str], request_id: str) -> None:
-        principal = self._keys.authenticate(token_in(metadata))
-        if self._calls >= self._max_conc:
-            self._dispatcher.metrics.refuse(ENTRY_POINT, Overloaded.code)
-            raise Overloaded(f"calls: {self._calls} are being answered, which is the limit (max_conc); try again soon")
+    async def _message(self, context: Context, caller: str) -> bytes:
+        """What a call brings. Overloaded: too many are being read; DeadlineExceeded: it did not come in time."""
+        if self._reading[caller] >= self.at_once:
+            raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
+        self._reading[caller] += 1
+        try:
+            content = await asyncio.wait_for(context.read(), self._message_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise DeadlineExceeded(f"request: did not come within {self._message_s:g} s; send it at once") from None
+        finally:
+            self._reading[caller] -= 1
+        return content if isinstance(content, bytes) else b""
+
+    async def _answer(self, context: Context, principal: Principal, request_id: str) -> None:
+        left_s = context.time_remaining()
+        deadline = None if left_s is None else self._dispatcher.clock() + left_s
+        try:
+            content = await self._message(context, principal.name)
+            if (calls := self._calls) >= self._max_conc:
+                raise Overloaded(f"calls: {calls} are being answered, which is the limit (max_conc); try again soon")
+        except VivavoceError as error:
+            self._dispatcher.metrics.refuse(ENTRY_POINT, error.code)
+            raise
         self._calls += 1
         try:
-            wanted = _speech_request(content, principal.owner)
-            active = await self._dispatcher.speak(principal, wanted, door=ENTRY_POINT, request_id=request_id)
+            wanted, speak = _speech_request(content, principal.owner), self._dispatcher.speak
+            active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id, deadline=deadline)
             async with active:
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 async for event in active:

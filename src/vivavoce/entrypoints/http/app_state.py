@@ -11,14 +11,17 @@ from fastapi import Depends
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from vivavoce.errors import Forbidden
-from vivavoce.service.logs import note_principal
+from vivavoce.errors import Forbidden, InvalidRequest
+from vivavoce.service.logs import current_scope, note_principal
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing, token_in
 from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.operations.settings import ServerSettings
 
-REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
+_SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
+TIMEOUT = {"name": TIMEOUT_HEADER, "in": "header", "schema": _SECONDS, "description": "Then the speech is given up."}
+"""How the header is documented."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -36,6 +39,15 @@ def request_id(connection: HTTPConnection) -> str:
     return cast(str, connection.state.request_id)
 
 
+def speech_id(connection: HTTPConnection, principal: Principal) -> str:
+    """The same for a request for speech, which gets another one if the principal has used it before."""
+    request_log = cast(AppState, connection.app.state.vivavoce).dispatcher.request_log
+    identity = connection.state.request_id = request_log.accept_request_id(request_id(connection), principal)
+    if (scope := current_scope()) is not None:
+        scope.request_id = identity
+    return identity
+
+
 async def current_principal(connection: HTTPConnection) -> Principal:
     """The principal whose key the headers bring, as a dependency of routes; Unauthorized: it is missing or unknown."""
     principal = cast(AppState, connection.app.state.vivavoce).keys.authenticate(token_in(connection.headers))
@@ -47,6 +59,26 @@ KnownPrincipal = Annotated[Principal, Depends(current_principal)]
 """A route's parameter: who asks, or the answer 401."""
 
 
+async def deadline_of(connection: HTTPConnection) -> float | None:
+    """When a request that begins now is given up, by the dispatcher's clock; None: its client does not say.
+
+    InvalidRequest: what it says is no number of seconds that can be waited.
+    """
+    if (given := connection.headers.get(TIMEOUT_HEADER)) is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise InvalidRequest(f"{TIMEOUT_HEADER}: {given[:40]!r} is no number of seconds above 0, up to 86400; send one")
+    return cast(AppState, connection.app.state.vivavoce).dispatcher.clock() + seconds
+
+
+Deadline = Annotated[float | None, Depends(deadline_of)]
+"""A route's parameter: until when its speech is waited for, the time for its body included."""
+
+
 def voice_owner(principal: Principal, public: bool) -> str:
     """The owner of voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
     if not public and principal.owner:
@@ -56,21 +88,23 @@ def voice_owner(principal: Principal, public: bool) -> str:
     raise Forbidden(f"public: the key {principal.name!r} may not change voices that everybody sees; leave public out")
 
 
-def refuse_foreign_page(headers: Headers, allowed: Sequence[str]) -> None:
+def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> None:
     """Forbidden: a page of another origin sends a form, which browsers do without asking the server before.
 
-    allowed: origins that may, "*": any. Clients other than browsers send no `Sec-Fetch-Site`, and may.
+    They say where a page is from in `Sec-Fetch-Site`, but to servers with TLS and on this machine only; to others
+    `Origin` tells, as for `is_own_page`, whose arguments these are.
     """
-    origin = headers.get("origin", "")
-    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not {"*", origin} & set(allowed):
+    origin, site = headers.get("origin", ""), headers.get("sec-fetch-site")
+    is_foreign = not is_own_page(headers, scheme, allowed) if site is None else site in ("cross-site", "same-site")
+    if is_foreign and not {"*", origin} & set(allowed):
         raise Forbidden(f"origin: pages of {origin[:100]!r} may not change voices; allow it in cors_origins")
 
 
-def may_open_websocket(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
-    """Whether a page may: one of this server's own host and port, or of an allowed origin ("*": any).
+def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:
+    """Whether a page asks that may: one of this server's own host and port, or of an allowed origin ("*": any).
 
-    Browsers open WebSockets from any page, with the user's own cookies and network. scheme: of the WebSocket, "ws" or
-    "wss". Clients other than browsers send no `Origin`, and may.
+    Browsers open WebSockets and send forms from any page, with the user's own cookies and network. scheme: "http",
+    "ws", "https" or "wss". Clients other than browsers send no `Origin`, and may.
     """
     origin = headers.get("origin")
     if origin is None or "*" in allowed or origin in allowed:

@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, request_id
-from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, fields_named
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
+from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form
 from vivavoce.entrypoints.http.streaming import StreamedSpeech
 from vivavoce.errors import InvalidAudio, InvalidRequest
@@ -71,22 +71,23 @@ def router(state: AppState) -> APIRouter:
             methods=["POST"],
             response_class=Response,
             summary=route.summary,
-            responses={**BODY_FAILURES, **NOT_FOUND, 200: _SAMPLES},
-            openapi_extra={"requestBody": _request_body(route)},
+            responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _SAMPLES},
+            openapi_extra={"requestBody": _request_body(route), "parameters": [TIMEOUT]},
         )
         # The service's own client sends its form with GET, which no schema can say.
         routes.add_api_route(route.path, endpoint, methods=["GET"], response_class=Response, include_in_schema=False)
     return routes
 
 
-def _endpoint(state: AppState, route: _Route) -> Callable[[Request, KnownPrincipal], Awaitable[Response]]:
-    async def endpoint(request: Request, principal: KnownPrincipal) -> Response:
+def _endpoint(state: AppState, route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Awaitable[Response]]:
+    async def endpoint(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         form = await read_form(request, MAX_FORM_FIELDS)
         # The form's fields go before those of the query; unknown ones are ignored.
         texts, recording = {**request.query_params, **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)
+        identity = speech_id(request, principal)
         with fields_named(_NAMES):
-            active = await state.dispatcher.speak(principal, wanted, door=DOOR, request_id=request_id(request))
+            active = await state.dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
         return StreamedSpeech(active, AudioFormat.PCM, patience_s=state.settings.server.listener_timeout_s)
 
     endpoint.__name__ = route.path[1:]

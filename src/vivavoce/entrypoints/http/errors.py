@@ -42,6 +42,7 @@ _DESCRIPTIONS = {
     413: "The body is too large.",
     429: "No room now; Retry-After says when to come again.",
     503: "The engine is starting or stopping; Retry-After says when to come again.",
+    504: "The time that x-request-timeout gave was over.",
 }
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, request_id
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
 from vivavoce.entrypoints.http.streaming import StreamedSpeech
@@ -76,13 +76,14 @@ def router(state: AppState) -> APIRouter:
         "/v1/audio/speech",
         response_class=Response,
         summary="Speak a text",
-        responses={**BODY_FAILURES, **NOT_FOUND, 200: _SPEECH},
-        openapi_extra={"requestBody": _request_body()},
+        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _SPEECH},
+        openapi_extra={"requestBody": _request_body(), "parameters": [TIMEOUT]},
     )
-    async def speech(request: Request, principal: KnownPrincipal) -> Response:
+    async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         fields, uploaded = await read_speech(request)
         wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
-        active = await dispatcher.speak(principal, wanted, door=DOOR, request_id=request_id(request))
+        identity = speech_id(request, principal)
+        active = await dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
         return StreamedSpeech(
             active,
             parse_format(fields.response_format),

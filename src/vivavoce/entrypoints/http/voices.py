@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, refuse_foreign_page, voice_owner
-from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, failures, fields_named
+from vivavoce.entrypoints.http.errors import BODY_FAILURES, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MULTIPART, Form, media_type, read_form
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.speech import Recording
@@ -89,11 +89,12 @@ class VoiceDeleted(BaseModel):
 def router(state: AppState) -> APIRouter:
     """`/v1/audio/voices`."""
     routes = APIRouter()
-    speaker = state.dispatcher.speaker
+    dispatcher, speaker = state.dispatcher, state.dispatcher.speaker
 
-    @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=ENGINE_FAILURES)
+    @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=failures(401, 429, 503))
     async def voices(principal: KnownPrincipal) -> VoiceList:
-        found = await speaker.voices(principal.owner)
+        with dispatcher.permitted(principal):
+            found = await speaker.voices(principal.owner)
         labels = [VoiceLabel(id=voice.name, name=voice.name) for voice in found]
         return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
 
@@ -105,28 +106,31 @@ def router(state: AppState) -> APIRouter:
         openapi_extra={"requestBody": _FORM},
     )
     async def add(request: Request, principal: KnownPrincipal) -> VoiceEntry:
-        refuse_foreign_page(request.headers, state.settings.server.cors_origins)
+        refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins)
         if media_type(request) != MULTIPART:
             raise InvalidRequest("body: is no form; send multipart/form-data with name and file")
-        form = await read_form(request, _MAX_FORM_FIELDS)
-        texts, content = _texts(form), _file(form)
-        name = texts.get("name", "")
-        if not name:
-            raise InvalidRequest("name: is missing; give the voice a name")
-        owner = voice_owner(principal, _flag("public", texts))
-        recording = Recording(content, texts.get("transcript", ""))
-        description, replace = texts.get("description", ""), _flag("replace", texts)
-        with fields_named(_NAMES):
-            voice = await speaker.add_voice(owner, name, recording, description=description, replace=replace)
+        with dispatcher.permitted(principal):
+            form = await read_form(request, _MAX_FORM_FIELDS)
+            texts, content = _texts(form), _file(form)
+            name = texts.get("name", "")
+            if not name:
+                raise InvalidRequest("name: is missing; give the voice a name")
+            owner = voice_owner(principal, _flag("public", texts))
+            recording = Recording(content, texts.get("transcript", ""))
+            description, replace = texts.get("description", ""), _flag("replace", texts)
+            with fields_named(_NAMES):
+                voice = await speaker.add_voice(owner, name, recording, description=description, replace=replace)
         return _entry(voice)
 
     @routes.delete(
         "/v1/audio/voices/{name}",
         summary="Remove a stored voice",
-        responses={**ENGINE_FAILURES, **failures(400, 403, 404)},
+        responses=failures(400, 401, 403, 404, 429, 503),
     )
     async def remove(name: str, principal: KnownPrincipal, public: bool = False) -> VoiceDeleted:
-        await speaker.remove_voice(voice_owner(principal, public), name)
+        owner = voice_owner(principal, public)
+        with dispatcher.permitted(principal):
+            await speaker.remove_voice(owner, name)
         return VoiceDeleted(id=name)
 
     return routes

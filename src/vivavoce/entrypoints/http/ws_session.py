@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from vivavoce.entrypoints.http.app_state import AppState, may_open_websocket, request_id
+from vivavoce.entrypoints.http.app_state import AppState, deadline_of, is_own_page, request_id
 from vivavoce.entrypoints.http.errors import response_of
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.entrypoints.http.speech_input import off_loop
@@ -33,7 +33,6 @@ from vivavoce.errors import Forbidden, InvalidRequest, ListenerStalled, TooLarge
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.keys import token_in
 from vivavoce.service.operations.rate_limiter import Principal
-from vivavoce.service.operations.request_log import new_request_id
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +86,13 @@ class Session:
     async def serve(self) -> None:
         """Until either side closes; nothing is left behind."""
         socket = self._socket
-        if not may_open_websocket(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
-            origin = socket.headers["origin"][:100]
-            error = Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
-            await socket.send_denial_response(response_of(error))
+        try:
+            if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
+                origin = socket.headers["origin"][:100]
+                raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
+            await deadline_of(socket)  # one that cannot be is told before anything else
+        except VivavoceError as refusal:
+            await socket.send_denial_response(response_of(refusal))
             return
         try:
             await socket.accept()
@@ -199,8 +201,10 @@ class Session:
         about = dispatcher.speaker.about
         wanted = await start.request(None, principal, about)
         self._dialect.is_base64 = start.audio == "base64"
-        identity, self._next_id = self._next_id or new_request_id(), None
-        start_request = partial(dispatcher.speak, principal, wanted, door=DOOR)
+        identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
+        self._next_id = None
+        deadline = await deadline_of(self._socket)
+        start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
         audio_format = parse_format(start.response_format)
         self._utterance = StreamedUtterance(identity, audio_format, about.sample_rate, start_request, self._send)
         if start.text:

@@ -184,7 +184,8 @@ class StreamedUtterance:
 
     async def _speak(self, passage: Passage, encoder: Encoder) -> None:
         number = len(self._verdicts) + 1
-        identity = self.request_id if number == 1 else f"{self.request_id}.{number}"
+        # No client can choose an id with this sign for another request.
+        identity = self.request_id if number == 1 else f"{self.request_id}~{number}"
         active = self._active = await self._start_request(request_id=identity)
         feeding = asyncio.create_task(self._feed(active, passage))
         try:

@@ -1,19 +1,30 @@
-"""The one place where requests for speech come in, whatever their door: limits, admission, and how each ended."""
+"""The one place where requests come in, whatever their door: limits, deadlines, admission, and how each ended."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
-from vivavoce.errors import EngineStopped, ListenerStalled, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    ListenerStalled,
+    RequestCancelled,
+    StageFailed,
+    VivavoceError,
+)
 from vivavoce.service.logs import log_text
 from vivavoce.service.operations.metrics import RequestMetrics
 from vivavoce.service.operations.rate_limiter import Permit, Principal, RateLimiter
 from vivavoce.service.operations.request_log import RequestLog, RequestRecord
 from vivavoce.service.speaker import Speaker, SpeechStream
 from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
+
+NEAR_S = 0.25
+"""Who leaves so close to its deadline has counted it by itself."""
 
 
 class RequestDispatcher:
@@ -31,8 +42,9 @@ class RequestDispatcher:
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
         self._rate_limiter = RateLimiter()
-        self._active: dict[str, ActiveRequest] = {}
-        """By their ids."""
+        self._active: dict[RequestRecord, ActiveRequest] = {}
+        self._permitted = 0
+        """Requests for other things than speech."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -48,19 +60,42 @@ class RequestDispatcher:
         """Requests that were taken and have not ended."""
         return len(self._active)
 
-    async def speak(self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str) -> ActiveRequest:
+    @contextmanager
+    def permitted(self, principal: Principal) -> Iterator[None]:
+        """A request for something else than speech, under the same limits; a drain waits for it. Errors as `speak`."""
+        self._check_draining()
+        permit = self._rate_limiter.enter(principal, 0)
+        self._permitted += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            permit.leave()
+            self._permitted -= 1
+            self._note_end()
+
+    async def speak(
+        self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str, deadline: float | None = None
+    ) -> ActiveRequest:
         """Take a request in; the door cancels it, or leaves its context, whatever happens.
 
-        VivavoceError: it was refused: bad input, no room, no allowance, shutting down.
+        deadline: the moment of `clock` at which it is given up, whatever has come of it; None: never.
+        VivavoceError: it was refused: bad input, no room, no allowance, no time left, shutting down.
         """
         began, permit = self.clock(), None
         record = self.request_log.begin(request_id, principal.name, door, time.time())
+        record.deadline = deadline
         self._empty.clear()
         try:
-            if self.draining:
-                raise EngineStopped("server: it is shutting down; ask another one, or again in some seconds")
+            self._check_draining()
+            left_s = None if deadline is None else deadline - began
+            if left_s is not None and left_s <= 0:
+                raise _too_late("it was taken")
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
-            stream = await self.speaker.speak(request)
+            try:
+                stream = await asyncio.wait_for(self.speaker.speak(request), left_s)
+            except (TimeoutError, asyncio.TimeoutError):
+                raise _too_late("it was taken") from None
         except BaseException as error:
             if permit is not None:
                 permit.leave()
@@ -70,7 +105,7 @@ class RequestDispatcher:
             raise
         record.admission_s = self.clock() - began
         self.metrics.admitted(record)
-        active = self._active[request_id] = ActiveRequest(self, record, stream, permit, began)
+        active = self._active[record] = ActiveRequest(self, record, stream, permit, began)
         active.count_text(request.text or "")
         return active
 
@@ -85,9 +120,16 @@ class RequestDispatcher:
 
     def end(self, record: RequestRecord, verdict: Verdict, began: float) -> None:
         """A request has ended, or was refused."""
-        self._active.pop(record.request_id, None)
+        self._active.pop(record, None)
         self.request_log.end(record, verdict, self.clock() - began)
-        if not self.request_log.running:
+        self._note_end()
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise EngineStopped("server: it is shutting down; ask another one, or again in some seconds")
+
+    def _note_end(self) -> None:
+        if not self.request_log.running and not self._permitted:
             self._empty.set()
 
 
@@ -108,6 +150,10 @@ class ActiveRequest:
         self.verdict: Verdict | None = None
         self._failure: VivavoceError | None = None
         """Why the server ended it."""
+        self._timer: asyncio.TimerHandle | None = None
+        if record.deadline is not None:
+            left_s = record.deadline - dispatcher.clock()
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
 
     async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
         """Its events, in order; raises what it failed with, after the verdict is written."""
@@ -159,6 +205,9 @@ class ActiveRequest:
 
     def cancel(self) -> None:
         """Give it up: its client wishes so, or has left; the iteration ends."""
+        deadline = self._record.deadline
+        if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
+            self.fail(_too_late("its speech was whole"))
         self._stream.cancel()
         self._finish(FinishReason.CANCELLED)
 
@@ -210,8 +259,14 @@ class ActiveRequest:
         if self.verdict is not None:
             return
         self.verdict = verdict
+        if self._timer is not None:
+            self._timer.cancel()
         self._permit.leave()
         self._dispatcher.end(self._record, verdict, self._began)
+
+
+def _too_late(what: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline: was over before {what}; give it more time, or ask for less at a time")
 
 
 def _public(error: BaseException) -> VivavoceError:

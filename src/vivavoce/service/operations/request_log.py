@@ -32,7 +32,8 @@ class RequestRecord:
     audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it runs; reason, error, error_code: of its
     verdict, None while it runs; admission_s: seconds from its start until it was taken, None if it is not taken yet or
     was refused; first_audio_s, total_s: until its first audio was handed over (None: there was none), and to its end;
-    scope: of the task in which it came.
+    deadline: the moment of the dispatcher's clock at which it is given up, None: never; scope: of the task in which it
+    came.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class RequestRecord:
     admission_s: float | None = None
     first_audio_s: float | None = None
     total_s: float | None = None
+    deadline: float | None = None
     scope: RequestScope | None = None
 
     @property
@@ -67,8 +69,9 @@ class RequestLog:
     def __init__(self, capacity: int = CAPACITY, observers: Iterable[Callable[[RequestRecord], None]] = ()) -> None:
         self._capacity = capacity
         self.observers = list(observers)
-        self._running: dict[str, RequestRecord] = {}
-        self._finished: dict[str, RequestRecord] = {}
+        # By principal and id: what one chooses tells another nothing, and takes nothing from it.
+        self._running: dict[tuple[str, str], RequestRecord] = {}
+        self._finished: dict[tuple[str, str], RequestRecord] = {}
 
     @property
     def running(self) -> int:
@@ -81,25 +84,25 @@ class RequestLog:
         return list(self._finished.values())
 
     def begin(self, request_id: str, principal_name: str, door: str, at: float) -> RequestRecord:
-        """A request comes in; at: Unix time in seconds. InvalidRequest: another request has the id."""
-        if self._known(request_id):
+        """A request comes in; at: Unix time in seconds. InvalidRequest: another of the principal has the id."""
+        if self._find(request_id, principal_name) is not None:
             raise InvalidRequest(
                 f"x-request-id: {request_id!r} is another request's; choose a new one, or leave it out"
             )
         record = RequestRecord(request_id, principal_name, door, at, scope=current_scope())
-        self._running[request_id] = record
+        self._running[principal_name, request_id] = record
         note_principal(principal_name)
         self._forget()
         return record
 
     def end(self, record: RequestRecord, verdict: Verdict, total_s: float) -> None:
         """It ended, `total_s` after its start; a second end changes nothing."""
-        if self._running.pop(record.request_id, None) is None:
+        if self._running.pop((record.principal_name, record.request_id), None) is None:
             return
         for field in ("reason", "error", "error_code", "audio_s", "segments_spoken", "segments_given"):
             setattr(record, field, getattr(verdict, field))
         record.total_s = total_s
-        self._finished[record.request_id] = record
+        self._finished[record.principal_name, record.request_id] = record
         self._forget()
         _write_line(record)
         for observer in self.observers:
@@ -107,21 +110,23 @@ class RequestLog:
 
     def get(self, request_id: str, principal: Principal) -> RequestRecord:
         """The record of a principal's own request; RequestNotFound: unknown, forgotten, or another's (not told)."""
-        record = self._running.get(request_id) or self._finished.get(request_id)
-        if record is None or record.principal_name != principal.name:
+        if (record := self._find(request_id, principal.name)) is None:
             raise RequestNotFound(
                 f"request: none of id {request_id[:128]!r} is remembered (up to {self._capacity} are); "
                 "take the id from the x-request-id header of the answer"
             )
         return record
 
-    def accept_request_id(self, header: str | None) -> str:
-        """The id that a client chose for its request, if it is valid and not in use; else a new one."""
-        free = header is not None and _CLIENT_ID.fullmatch(header) and not self._known(header)
+    def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
+        """The id that a client chose, if it is valid and no request of the principal (None: not known yet) has it; else
+        a new one.
+        """
+        free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
         return header if header and free else new_request_id()
 
-    def _known(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._finished
+    def _find(self, request_id: str, principal_name: str) -> RequestRecord | None:
+        key = principal_name, request_id
+        return self._running.get(key) or self._finished.get(key)
 
     def _forget(self) -> None:
         while self._finished and len(self._running) + len(self._finished) > self._capacity:

@@ -159,11 +159,11 @@ class ServerSection(_Section):
     listener_timeout_s: float = _setting(30.0, gt=0, le=86_400)
     """Seconds that a listener may leave its audio unread, or a body may pause, before its request is ended."""
     request_timeout_s: float = _setting(30.0, gt=0, le=86_400)
-    """Seconds that a request's headers may take to arrive, and before them the handshake of TLS."""
+    """Seconds that a request's headers may take to arrive, and before them the handshake of TLS; a message of gRPC."""
     keep_alive_s: int = _setting(75, ge=1, le=86_400)
     """Seconds that a connection stays open between requests."""
     max_body_bytes: int = _setting(32 * _MIB, ge=65_536, le=1_024 * _MIB)
-    """Bytes of a request's body; a message through gRPC or a WebSocket likewise."""
+    """Bytes of a request's body; a WebSocket's message likewise, gRPC's up to 1.2 MB."""
     max_header_bytes: int = _setting(65_536, ge=4_096, le=_MIB)
     """Bytes of a request's headers."""
     max_connections: int = _setting(1_024, ge=1, le=1_000_000)
