@@ -6,6 +6,8 @@ Both hubs are reached in one way: their lists of files are brought into one form
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import logging
 import os
 import re
@@ -19,7 +21,7 @@ from urllib.parse import quote
 
 import httpx
 
-from vivavoce.checkpoint.folder import YAML_OF, sha256_of
+from vivavoce.checkpoint.folder import sha256_of
 from vivavoce.checkpoint.known_models import (
     RECORD,
     DownloadRecord,
@@ -28,6 +30,7 @@ from vivavoce.checkpoint.known_models import (
     check_path,
     is_needed,
     known_model,
+    missing_files,
     model_folder,
     read_record,
     size_of,
@@ -41,6 +44,9 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 5
 """Tries at a file whose connection breaks; each must bring new bytes."""
+MAX_LISTING_BYTES = 4_000_000
+MAX_FILES = 100
+"""Needed files of one model; a release has about 15."""
 
 _YES = frozenset({"1", "on", "yes", "true"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,12 +67,14 @@ class DownloadProgress:
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksum, if it has any."""
+    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksums, if it has any."""
 
     path: str
     size: int
     sha256: str | None
     url: str
+    blob_id: str | None = None
+    """Git's SHA-1, which small files have in place of a SHA-256."""
 
 
 Listing = tuple[str, list[RemoteFile]]
@@ -128,15 +136,17 @@ def download(
             with _client(base, token) as client:
                 try:
                     found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
-                except (KeyError, TypeError, ValueError, AttributeError):
+                except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
                     raise DownloadError(
                         f"hub: {base} answers with something that is no file list; check the endpoint"
                     ) from None
                 files = [file for file in files if is_needed(file.path)]
-                if not any(file.path in YAML_OF.values() for file in files):
+                missing = missing_files(model.generation, {file.path for file in files})
+                if missing or len(files) > MAX_FILES:
+                    wrong = f"no {', '.join(missing)}" if missing else f"{len(files)} files, the limit is {MAX_FILES},"
                     raise DownloadError(
-                        f"hub: {hub.title} lists no cosyvoice yaml in {repository} at revision {found}; check the "
-                        "revision, or use the other hub"
+                        f"hub: {hub.title} lists {wrong} in {repository} at revision {found:.80}; check the revision, "
+                        "or use the other hub"
                     )
                 written = _fetch_missing(client, found, files, folder, progress)
             _put_in_place(folder, DownloadRecord(model.name, source, repository, found, written))
@@ -157,6 +167,10 @@ def _is_done(folder: Path, model: KnownModel, revision: str | None) -> bool:
 
 def _client(base: str, token: str | None) -> httpx.Client:
     home = httpx.URL(base)
+    if token and home.scheme != "https" and home.host not in ("localhost", "127.0.0.1", "::1"):
+        raise DownloadError(
+            f"endpoint: {base} is not https, so that others could read the token; use https, or no token"
+        )
 
     def add_token(request: httpx.Request) -> None:
         # Large files are redirected to other hosts, which must not see the token.
@@ -214,10 +228,24 @@ def _by_hand(folder: Path) -> str:
     return f"or copy the model's files by hand, for example to {folder}, and give that path in place of the name"
 
 
+def _get_json(client: httpx.Client, url: str, **params: str) -> Any:
+    with client.stream("GET", url, params=params) as response:
+        response.raise_for_status()
+        content = bytearray()
+        for piece in response.iter_raw():
+            content += piece
+            if len(content) > MAX_LISTING_BYTES:
+                raise DownloadError(
+                    f"hub: {url} lists more than {MAX_LISTING_BYTES} bytes of files, which is the limit; check the "
+                    "endpoint, or use the other hub"
+                )
+    return json.loads(content)
+
+
 def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
     """Files are pinned to the commit that the answer names."""
     url = f"{endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
-    answer = client.get(url, params={"blobs": "true"}).raise_for_status().json()
+    answer = _get_json(client, url, blobs="true")
     resolved = f"{endpoint}/{repository}/resolve/{answer['sha']}"
     return str(answer["sha"]), [
         _remote_file(
@@ -225,6 +253,7 @@ def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revi
             one["size"],
             (one.get("lfs") or {}).get("sha256"),
             f"{resolved}/{quote(str(one['rfilename']))}",
+            one.get("blobId"),
         )
         for one in answer["siblings"]
     ]
@@ -232,17 +261,19 @@ def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revi
 
 def _list_modelscope(client: httpx.Client, endpoint: str, repository: str, revision: str) -> Listing:
     base = f"{endpoint}/api/v1/models/{repository}/repo"
-    response = client.get(f"{base}/files", params={"Revision": revision, "Recursive": "true"})
-    listed = [one for one in response.raise_for_status().json()["Data"]["Files"] if one["Type"] != "tree"]
+    answer = _get_json(client, f"{base}/files", Revision=revision, Recursive="true")
+    listed = [one for one in answer["Data"]["Files"] if one["Type"] != "tree"]
     urls = [str(httpx.URL(base, params={"Revision": revision, "FilePath": str(one["Path"])})) for one in listed]
     return revision, [
         _remote_file(one["Path"], one["Size"], one.get("Sha256"), url) for one, url in zip(listed, urls, strict=True)
     ]
 
 
-def _remote_file(path: Any, size: Any, sha256: Any, url: str) -> RemoteFile:
+def _remote_file(path: Any, size: Any, sha256: Any, url: str, blob_id: Any = None) -> RemoteFile:
     check_path(str(path))
-    return RemoteFile(str(path), int(size), str(sha256).lower() if sha256 else None, url)
+    if sha256:
+        return RemoteFile(str(path), int(size), str(sha256).lower(), url)
+    return RemoteFile(str(path), int(size), None, url, str(blob_id) if blob_id else None)
 
 
 HUBS = {
@@ -332,15 +363,24 @@ def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[
     found = ""
     for _ in range(2 if size_of(part) > 0 else 1):
         _complete(client, file, part, report)
-        digest = sha256_of(part)
-        if size_of(part) == file.size and file.sha256 in (None, digest):
+        digest, blob_id = sha256_of(part), _blob_id(part) if file.blob_id else None
+        if size_of(part) == file.size and file.sha256 in (None, digest) and file.blob_id == blob_id:
             return digest
-        found = f"{size_of(part)} bytes with SHA-256 {digest}"
+        found = f"{size_of(part)} bytes with {f'git id {blob_id}' if blob_id else f'SHA-256 {digest}'}"
         part.unlink(missing_ok=True)
+    published = f"git id {file.blob_id}" if file.blob_id else f"SHA-256 {file.sha256 or 'unpublished'}"
     raise DownloadError(
-        f"file: {file.path}: expected {file.size} bytes with SHA-256 {file.sha256 or 'unpublished'}, got {found}; the "
-        "bytes are deleted, download again or use the other hub"
+        f"file: {file.path}: expected {file.size} bytes with {published}, got {found}; the bytes are deleted, download "
+        "again or use the other hub"
     )
+
+
+def _blob_id(path: Path) -> str:
+    digest = hashlib.sha1(b"blob %d\0" % size_of(path), usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> None:

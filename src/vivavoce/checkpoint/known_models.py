@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import SUPPORTED
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF
 from vivavoce.errors import DownloadError, ModelNotFound, UnsupportedModel
 from vivavoce.files import replace_file
 
@@ -79,6 +79,19 @@ def known_model(name: str, choice: str = ", ".join(KNOWN_MODELS)) -> KnownModel:
 def is_needed(path: str) -> bool:
     """Whether inference reads the file `path` (relative to the repository, `/` between folders)."""
     return _NEEDED.fullmatch(path) is not None
+
+
+def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
+    """What a model of this generation cannot speak without and `paths` does not name; other spellings count."""
+    needed: list[tuple[str, ...]] = [
+        (YAML_OF[generation],),
+        (SPEAKER_ENCODER,),
+        (f"speech_tokenizer_{generation.value}.onnx",),
+    ]
+    needed += [(f"{part}.pt", f"{part}.safetensors") for part in ("llm", "flow", "hift")]
+    if generation is not Generation.V1:
+        needed += [(f"{BACKBONE}/config.json",), (f"{BACKBONE}/vocab.json", f"{BACKBONE}/tokenizer.json")]
+    return [names[0] for names in needed if not any(name in paths for name in names)]
 
 
 def check_path(path: str) -> None:

@@ -128,8 +128,10 @@ def _handler(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
 def _huggingface(hub: FakeHub) -> dict[str, object]:
     siblings: list[dict[str, object]] = []
     for path, content in hub.files.items():
-        entry: dict[str, object] = {"rfilename": path, "size": len(content)}
+        git_id = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        entry: dict[str, object] = {"rfilename": path, "size": len(content), "blobId": git_id}
         if len(content) >= LARGE_BYTES:
+            entry["blobId"] = "0" * 40  # of the pointer that git has in place of the file
             entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
         siblings.append(entry)
     siblings += [{"rfilename": path, "size": 1} for path in hub.listed_extra]
@@ -155,7 +157,10 @@ def hub() -> Iterator[FakeHub]:
             "flow.pt": b"flow " * 700,
             "hift.pt": b"vocoder " * 500,
             "spk2info.pt": b"",
+            "campplus.onnx": b"speaker encoder",
+            "speech_tokenizer_v2.onnx": b"speech tokenizer " * 80,
             "CosyVoice-BlankEN/config.json": b"{}",
+            "CosyVoice-BlankEN/vocab.json": b'{"a": 0}',
             "CosyVoice-BlankEN/model.safetensors": b"unused " * 900,
             "llm.fp16.zip": b"unused",
             "asset/demo wave.wav": b"unused",

@@ -110,6 +110,7 @@ def test_what_inference_needs_of_a_repository(path: str, needed: bool) -> None:
 
 NAME = "CosyVoice2-0.5B"
 NEEDED = {"cosyvoice2.yaml", "llm.pt", "flow.pt", "hift.pt", "spk2info.pt", "CosyVoice-BlankEN/config.json"}
+NEEDED |= {"campplus.onnx", "speech_tokenizer_v2.onnx", "CosyVoice-BlankEN/vocab.json"}
 
 
 def fails(**arguments: Any) -> str:
@@ -224,11 +225,44 @@ def test_wrong_bytes_are_deleted_and_named(hub: Any, tmp_path: Path, path: str) 
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"x"])
 def test_a_file_of_another_size_than_announced_is_refused(hub: Any, tmp_path: Path, change: Any) -> None:
     listed = hub.files["cosyvoice2.yaml"]
-    siblings = [{"rfilename": "cosyvoice2.yaml", "size": len(listed)}]
+    siblings = [{"rfilename": path, "size": len(content)} for path, content in hub.files.items()]
     hub.listing = json.dumps({"sha": hub.commit, "siblings": siblings}).encode()
     hub.files["cosyvoice2.yaml"] = change(listed)
     message = fails(endpoint=hub.endpoint, target=tmp_path)
     assert f"cosyvoice2.yaml: expected {len(listed)} bytes" in message
+
+
+def test_a_small_file_of_other_bytes_is_refused(hub: Any, tmp_path: Path) -> None:
+    hub.corrupt = frozenset({"cosyvoice2.yaml"})
+    message = fails(endpoint=hub.endpoint, target=tmp_path)
+    # as `git hash-object` says of the file
+    assert "cosyvoice2.yaml: expected 19 bytes with git id 31d7c13af6247b38a2377f0122e5fafc5b47dc61, got 19" in message
+    assert not list(tmp_path.glob("cosyvoice2.yaml*"))
+
+
+@pytest.mark.parametrize("missing", sorted(NEEDED - {"spk2info.pt"}))
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_a_repository_without_a_needed_file_is_no_model(hub: Any, missing: str, source: Any) -> None:
+    del hub.files[missing]
+    assert f"lists no {missing} in " in fails(endpoint=hub.endpoint, source=source)
+    assert hub.transfers() == []
+
+
+@pytest.mark.parametrize("source", ["hf", "modelscope"])
+def test_a_list_without_end_is_not_read(hub: Any, source: Any) -> None:
+    hub.listing = b'{"siblings": [' + b" " * 8_000_000
+    assert "lists more than 4000000 bytes" in fails(endpoint=hub.endpoint, source=source)
+    hub.listing = None
+    hub.listed_extra = tuple(f"llm.v{number}.pt" for number in range(100))
+    assert f"lists {len(NEEDED) + 100} files, the limit is 100" in fails(endpoint=hub.endpoint, source=source)
+
+
+def test_the_token_is_not_sent_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub is asked"))
+    message = fails(endpoint="http://hub.example")
+    assert message.startswith("endpoint: http://hub.example is not https, so that others could read the token; use")
+    assert "secret" not in message
 
 
 def test_an_update_replaces_adds_and_removes(hub: Any) -> None:
@@ -304,7 +338,13 @@ def test_a_list_that_climbs_out_is_refused(hub: Any, tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize(
     "listing",
-    [b"<html>welcome</html>", b"[]", b'{"sha": "a", "siblings": [{"rfilename": "llm.pt"}]}', b'{"Data": null}'],
+    [
+        b"<html>welcome</html>",
+        b"[]",
+        b"[" * 100_000,
+        b'{"sha": "a", "siblings": [{"rfilename": "llm.pt"}]}',
+        b'{"Data": null}',
+    ],
 )
 @pytest.mark.parametrize("source", ["hf", "modelscope"])
 def test_an_answer_that_is_no_list(hub: Any, listing: bytes, source: Any) -> None:
