@@ -336,6 +336,9 @@ def test_card(folder, tmp_path):
     (folder / "vivavoce.json").write_text("[]")
     with pytest.raises(CheckpointError):
         read_card(folder)
+    (folder / "vivavoce.json").write_bytes(b"{}" + b" " * 32_000_000)
+    with pytest.raises(CheckpointError, match="more than 32000000 bytes"):
+        read_card(folder)
 
 
 @pytest.mark.parametrize("wrong", ["words", "Sentences", None, True, ["sentences"], {}, "x" * 1000])

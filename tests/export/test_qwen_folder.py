@@ -109,6 +109,9 @@ def test_settings_that_do_not_fit_are_named(folder: Path, changes: dict[str, Any
         open_hugging_face(folder)
 
 
+ELSEWHERE = '{"weight_map": {"model.norm.weight": "../other/model.safetensors"}}'
+
+
 def test_damaged_files_are_named(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -117,9 +120,10 @@ def test_damaged_files_are_named(folder: Path) -> None:
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing in hf"):
         open_hugging_face(folder)
-    (folder / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="names no files"):
-        open_hugging_face(folder)
+    for index, message in (("[]", "holds no settings"), ("{}", "names no files"), (ELSEWHERE, "or files elsewhere")):
+        (folder / "model.safetensors.index.json").write_text(index)
+        with pytest.raises(CheckpointError, match=message):
+            open_hugging_face(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
         open_hugging_face(folder)
@@ -243,6 +247,13 @@ def test_a_bias_that_is_added_or_changed_makes_another_model(folder: Path) -> No
 def test_a_bias_that_does_not_fit_is_refused(folder: Path, content: np.ndarray, message: str) -> None:
     np.save(folder / "embedding_bias.npy", content, allow_pickle=True)
     with pytest.raises(CheckpointError, match=message):
+        open_hugging_face(folder)
+
+
+def test_a_bias_that_says_more_than_it_has_takes_no_memory(folder: Path) -> None:
+    with (folder / "embedding_bias.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 42,)})
+    with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: cannot be read"):
         open_hugging_face(folder)
 
 

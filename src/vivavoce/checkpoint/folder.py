@@ -24,6 +24,8 @@ SPEECH_TOKENIZER = "speech_tokenizer_v2.onnx"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
 """Built-in speakers; a folder may have none."""
+MAX_JSON_BYTES = 32_000_000
+"""A release's largest file, a tokenizer, has 11 MB."""
 _IDENTITY_FILES = (SPEAKER_ENCODER, "speech_tokenizer_v[0-9].onnx", "cosyvoice*.yaml")
 
 
@@ -95,6 +97,8 @@ def read_card(folder: Path) -> ModelCard:
 def read_json(path: Path, remedy: str = "download the file again") -> dict[str, Any]:
     """The JSON object in a file; remedy: the way out that its errors name."""
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name}: more than {MAX_JSON_BYTES} bytes, which is the limit; {remedy}")
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: is missing in {path.parent}; {remedy}") from None

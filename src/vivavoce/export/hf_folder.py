@@ -159,10 +159,12 @@ def _weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"model: {WEIGHTS} is missing in {folder.name}; download the whole folder")
         return shards
     try:
-        files = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        return [folder / name for name in sorted({str(file) for file in files})]
+        names = {str(file) for file in read_json(folder / _INDEX)["weight_map"].values()}
+        if any(Path(name).name != name for name in names):
+            raise ValueError
+        return [folder / name for name in sorted(names)]
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise CheckpointError(f"{_INDEX}: names no files; download it again") from None
+        raise CheckpointError(f"{_INDEX}: names no files, or files elsewhere; download it again") from None
 
 
 def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
@@ -300,7 +302,8 @@ def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
     bias = stored
     if path.is_file():
         try:
-            bias = torch.from_numpy(np.load(path, allow_pickle=False))
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # refuses a header that names more than there is
+            bias = torch.from_numpy(np.array(mapped))
         except (OSError, ValueError, TypeError, EOFError):
             raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
     if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
