@@ -60,10 +60,12 @@ parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folde
 	@$(PYTHON) -m tests.parity "$$REFERENCE"
 
 # oneDNN keeps 1024 compiled shapes: a cache that fills for hours would look like a leak.
-soak: $(DEV) ## ask an engine for 10,000 things, a server for five minutes and a Triton server for 2,000, and see that nothing is left
+soak: $(DEV) ## ask an engine for 10,000 things, a server for five minutes and a Triton server for 2,000, attack a server, and see that nothing is left
 	@ONEDNN_PRIMITIVE_CACHE_CAPACITY=64 $(PYTHON) -m tests.soak
 	@$(PYTHON) -m tests.soak.http_crowd
 	@$(PYTHON) -m tests.soak.served
+	@$(PYTHON) -m tests.soak.fuzz
+	@$(PYTHON) -m tests.soak.attacks
 	$(PYTHON) -m pytest -m long
 
 clean: ## remove .venv and everything else that these commands made
