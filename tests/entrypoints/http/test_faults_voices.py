@@ -67,9 +67,11 @@ class KeepingSpeaker(PatientSpeaker):
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        return await asyncio.to_thread(
-            self.library.add_recording, owner, name, recording, description=description, replace=replace
-        )
+        def add() -> VoiceSummary:
+            self.library.check_free(owner, name, replace=replace)
+            return self.library.add(owner, self.library.requested(recording, owner).named(name), replace=replace)
+
+        return await asyncio.to_thread(add)
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await asyncio.to_thread(self.library.remove, owner, name)

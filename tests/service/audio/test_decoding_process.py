@@ -40,6 +40,7 @@ def test_every_format_is_what_it_is_here(decoding, tone, encode, encode_av):
         here, there = decode_audio(recording), decoding.decode(recording)
         assert there.sample_rate == here.sample_rate
         assert np.array_equal(there.samples, here.samples)
+        assert there.samples.flags.writeable
 
 
 @pytest.mark.parametrize("recording", [b"no audio", b"", b"RIFF\x00\x00\x00\x00WAVE", bytes(100)])

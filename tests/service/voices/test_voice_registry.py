@@ -252,7 +252,7 @@ def test_a_recording_is_extracted_once_by_ten_threads_and_kept_without_another_t
     def ask(at: int):
         barrier.wait()
         if at == 0:
-            library.add_recording("acme", "me", Recording(WAV, "Hello"), description="mine")
+            library.add("acme", library.requested(Recording(WAV, "Hello"), "acme").named("me"))
             return None
         return library.requested(Recording(bytes(WAV), "Hello"), "zeta")
 
@@ -264,19 +264,20 @@ def test_a_recording_is_extracted_once_by_ten_threads_and_kept_without_another_t
     assert extractor.transcripts == ["Hello"]
     assert library.recordings == CacheCounts(made=1, remembered=9)
     found = library.find("me", "acme")
-    assert (found.name, found.transcript, found.description) == ("me", "Hello", "mine")
-    library.add_recording("", "me", Recording(WAV, "Hello"))
+    assert (found.name, found.transcript) == ("me", "Hello")
+    assert library.remembered(Recording(WAV, "Hello")) is not None
     assert library.recordings == CacheCounts(made=1, remembered=10)
+    assert library.remembered(Recording(WAV, "Hello there")) is None
 
 
-def test_impossible_and_taken_names_are_refused_before_the_work(library, extractor, plain_voice):
+def test_impossible_and_taken_names_are_known_before_the_work(library, plain_voice):
     with pytest.raises(InvalidRequest, match=r"^voice name: "):
-        library.add_recording("acme", "../x", Recording(WAV))
+        library.check_free("acme", "../x")
     library.add("acme", plain_voice("me"))
     with pytest.raises(VoiceExists, match=r"'me' is stored already"):
-        library.add_recording("acme", "me", Recording(WAV))
-    assert extractor.transcripts == []
-    assert library.add_recording("acme", "me", Recording(WAV, "Hi"), replace=True).transcript == "Hi"
+        library.check_free("acme", "me")
+    library.check_free("acme", "me", replace=True)
+    library.check_free("acme", "you")
 
 
 def test_while_redis_is_away_what_is_here_is_served(open_place, redis_server, built_in, open_library, full_voice, same):
@@ -293,7 +294,7 @@ def test_while_redis_is_away_what_is_here_is_served(open_place, redis_server, bu
         with pytest.raises(VoiceStoreAway):
             library.find("unknown", owner)
     with pytest.raises(VoiceStoreAway):
-        library.add_recording("acme", "me", Recording(WAV))
+        library.check_free("acme", "me")
     assert [name for name, _, _ in names(library, "acme")] == ["first", "a/b: *", "ours", "mine"]
     assert "is away since" in library.state()
     redis_server.start()

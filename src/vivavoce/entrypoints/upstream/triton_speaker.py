@@ -35,6 +35,7 @@ from vivavoce.errors import (
     StageFailed,
     VivavoceError,
 )
+from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.arriving import Sentence, SentenceSplitter
@@ -190,6 +191,9 @@ class TritonSpeaker:
         self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
         """The one in which the folder is looked at: who leaves meanwhile does not let the next one in beside it."""
 
+        self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
+        self._decoding: DecodingProcess
+
     @classmethod
     async def open(
         cls,
@@ -217,6 +221,7 @@ class TritonSpeaker:
                 await stack.enter_async_context(connection)
             speaker._model = await _first_of(speaker._checks, (model,) if model else MODELS)
             speaker._connected = stack.pop_all()
+        speaker._decoding = DecodingProcess()
         return speaker
 
     @property
@@ -294,12 +299,15 @@ class TritonSpeaker:
         if self._checking is not None:
             self._checking.cancel()
         self._folder_thread.shutdown(wait=False)
+        self._decoding_thread.shutdown(wait=False, cancel_futures=True)
+        self._decoding.close()
         await self._connected.aclose()
 
     async def _voice_of(self, voice: str | Recording | None) -> tuple[Samples | None, str]:
         if isinstance(voice, Recording):
-            samples = await asyncio.to_thread(usable_reference, voice.content, "reference audio")
-            return samples, voice.transcript
+            given = (voice.content, "reference audio", self._decoding.decode)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._decoding_thread, usable_reference, *given), voice.transcript
         if self._folder is not None:
             return await self._in_folder(partial(self._folder.find, voice)) or (None, "")
         if voice is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.lru_cache import LruCache
 from vivavoce.measure import read_lines
 from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.samples import MAX_REFERENCE_S, check_reference
+from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.names import MAX_LISTED, VoiceSummary, check_voice_name, folded
 
@@ -161,10 +161,13 @@ def unknown(name: str, known: Sequence[str]) -> VoiceNotFound:
     )
 
 
-def usable_reference(source: Path | bytes, field: str) -> Samples:
-    """A recording as the upstream server takes it: [n] float32, mono at 16 kHz, 0.5 to 30 s; else InvalidAudio."""
+def usable_reference(source: Path | bytes, field: str, decode: Callable[..., Audio] = decode_audio) -> Samples:
+    """A recording as the upstream server takes it: [n] float32, mono at 16 kHz, 0.5 to 30 s; else InvalidAudio.
+
+    decode: as `decode_audio` does.
+    """
     # Some formats hold hours of silence in a few bytes: no more is decoded than may be used.
-    audio = decode_audio(source, field=field, max_seconds=MAX_REFERENCE_S)
+    audio = decode(source, field=field, max_seconds=MAX_REFERENCE_S)
     check_reference(audio, field=field)
     samples = audio.samples
     if audio.sample_rate != REFERENCE_RATE:

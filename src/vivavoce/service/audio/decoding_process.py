@@ -95,7 +95,7 @@ def _exchange(process: subprocess.Popen[bytes], data: bytes, field: str, limit_s
     samples = process.stdout.read(length)
     if len(samples) < length:
         raise ValueError(length)
-    return Audio(np.frombuffer(samples, np.float32), int(rate))
+    return Audio(np.frombuffer(bytearray(samples), np.float32), int(rate))  # which may be written to
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace as changed
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -164,21 +163,8 @@ class VoiceRegistry:
         self._store.save(voice, owner, replace=replace, quota=quota)
         return _summary(voice, "stored", public=owner == PUBLIC)
 
-    def add_recording(
-        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
-    ) -> VoiceSummary:
-        """Keep the voice of a recording; one that was spoken with before is not extracted again.
-
-        Raises:
-            InvalidAudio, InvalidText: the recording or its transcript cannot be used.
-            VivavoceError: as in `add`.
-        """
-        self.check_free(owner, name, replace=replace)  # before the work, and once more when it is kept
-        voice = self._extract(recording.content, recording.transcript)
-        return self.add(owner, changed(voice, name=name, description=description), replace=replace)
-
     def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
-        """Check that a voice can be added under this name; errors as in `add`."""
+        """Check that a voice can be added under this name, before it is extracted; errors as in `add`."""
         name = check_voice_name(name)
         if not replace and self._store.version(name, owner) is not None:
             raise taken_name(name)
