@@ -79,6 +79,7 @@ def with_pickle(content: bytes, compression: int = zipfile.ZIP_STORED) -> Callab
         with zipfile.ZipFile(path, "w", compression) as archive:
             archive.writestr("archive/data.pkl", content)
             archive.writestr("archive/data/0", bytes(16))
+            archive.writestr("archive/version", b"3")
 
     return write
 

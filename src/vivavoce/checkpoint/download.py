@@ -271,9 +271,13 @@ def _list_modelscope(client: httpx.Client, endpoint: str, repository: str, revis
 
 def _remote_file(path: Any, size: Any, sha256: Any, url: str, blob_id: Any = None) -> RemoteFile:
     check_path(str(path))
-    if sha256:
-        return RemoteFile(str(path), int(size), str(sha256).lower(), url)
-    return RemoteFile(str(path), int(size), None, url, str(blob_id) if blob_id else None)
+    return RemoteFile(
+        str(path),
+        int(size),
+        str(sha256).lower() if sha256 else None,
+        url,
+        str(blob_id) if blob_id and not sha256 else None,
+    )
 
 
 HUBS = {
@@ -363,24 +367,17 @@ def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[
     found = ""
     for _ in range(2 if size_of(part) > 0 else 1):
         _complete(client, file, part, report)
-        digest, blob_id = sha256_of(part), _blob_id(part) if file.blob_id else None
-        if size_of(part) == file.size and file.sha256 in (None, digest) and file.blob_id == blob_id:
+        checksum = digest = sha256_of(part)
+        if file.blob_id:
+            checksum = sha256_of(part, hashlib.sha1(b"blob %d\0" % size_of(part), usedforsecurity=False))
+        if size_of(part) == file.size and (file.sha256 or file.blob_id or checksum) == checksum:
             return digest
-        found = f"{size_of(part)} bytes with {f'git id {blob_id}' if blob_id else f'SHA-256 {digest}'}"
+        found = f"{size_of(part)} bytes with checksum {checksum}"
         part.unlink(missing_ok=True)
-    published = f"git id {file.blob_id}" if file.blob_id else f"SHA-256 {file.sha256 or 'unpublished'}"
     raise DownloadError(
-        f"file: {file.path}: expected {file.size} bytes with {published}, got {found}; the bytes are deleted, download "
-        "again or use the other hub"
+        f"file: {file.path}: expected {file.size} bytes with checksum {file.sha256 or file.blob_id or 'unpublished'}, "
+        f"got {found}; the bytes are deleted, download again or use the other hub"
     )
-
-
-def _blob_id(path: Path) -> str:
-    digest = hashlib.sha1(b"blob %d\0" % size_of(path), usedforsecurity=False)
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[[int], None]) -> None:

@@ -131,10 +131,10 @@ def fingerprint(folder: Path) -> str:
     return identity.hexdigest()[:16]
 
 
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's contents in hexadecimal."""
-    digest = hashlib.sha256()
+def sha256_of(path: Path, begun: Any = None) -> str:
+    """SHA-256 of a file's contents in hexadecimal; begun: another of hashlib's objects, which goes on with them."""
+    digest = begun or hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest()
+    return str(digest.hexdigest())

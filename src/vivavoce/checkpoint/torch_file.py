@@ -106,7 +106,10 @@ class _Reader:
             elif name in ("BINPUT", "LONG_BINPUT"):
                 memo[argument] = stack[-1]
             elif name in ("BINGET", "LONG_BINGET"):
-                stack.append(self._again(memo[argument]))
+                stack.append(memo[argument])
+                if isinstance(stack[-1], dict | list):
+                    raise ValueError("a container in two places")
+                self._count(stack[-1].nbytes if isinstance(stack[-1], Tensor) else 0)
             elif name == "MARK":
                 marked.append(stack)
                 stack = []
@@ -136,14 +139,6 @@ class _Reader:
             self._storages[place] = self._mapped[slice(*self._place(place))]
         return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[place])
 
-    def _again(self, value: Any) -> Any:
-        """A value that stands in a second place."""
-        if isinstance(value, dict | list):
-            raise ValueError("a container in two places")
-        if isinstance(value, Tensor):
-            self._count(value.nbytes)
-        return value
-
     def _count(self, num_bytes: int) -> None:
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
@@ -154,9 +149,9 @@ class _Reader:
             return self._tensor(*arguments)
         if function == "torch._utils _rebuild_parameter":
             return arguments[0]
-        if function != "collections OrderedDict" or arguments:
-            raise ValueError(f"it calls {function if isinstance(function, str) else 'a value'}")
-        return {}
+        if function == "collections OrderedDict" and not arguments:
+            return {}
+        raise ValueError(f"it calls {function if isinstance(function, str) else 'a value'}")
 
     def _tensor(self, stored: _Storage, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any) -> Tensor:
         numbers = (offset, *_few(size), *_few(stride))
@@ -175,7 +170,7 @@ class _Reader:
         return self._file.read(end - start)
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Where a member's bytes begin and end; a header of 30 bytes, a name and more stand before them."""
+        """Where a member's bytes begin, after a header of 30 bytes with the lengths of a name and more, and end."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))

@@ -236,7 +236,9 @@ def test_a_small_file_of_other_bytes_is_refused(hub: Any, tmp_path: Path) -> Non
     hub.corrupt = frozenset({"cosyvoice2.yaml"})
     message = fails(endpoint=hub.endpoint, target=tmp_path)
     # as `git hash-object` says of the file
-    assert "cosyvoice2.yaml: expected 19 bytes with git id 31d7c13af6247b38a2377f0122e5fafc5b47dc61, got 19" in message
+    assert (
+        "cosyvoice2.yaml: expected 19 bytes with checksum 31d7c13af6247b38a2377f0122e5fafc5b47dc61, got 19" in message
+    )
     assert not list(tmp_path.glob("cosyvoice2.yaml*"))
 
 
