@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from starlette.types import ASGIApp
 
+from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
 from tests.entrypoints.http.faulty_clients import FORM, NEIGHBOUR, Client, request, speech, state_of, undisturbed, until
 from tests.entrypoints.http.serving import Served, serving
-from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app import build_app, build_legacy_app
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.service.speech import SpeechRequest
 
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"
@@ -135,6 +140,34 @@ def test_who_leaves_is_noticed_although_it_has_asked_for_more(client: Client) ->
     client.send(request("/v1/audio/speech", speech(seed=NEIGHBOUR)) + request("/v1/models", method="GET"))
     assert client.head()[0] == 200
     assert client.chunk()
+
+
+class Unanswering(FakeSpeaker):
+    """It never gets as far as to take a request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.given_up = asyncio.Event(), asyncio.Event()
+
+    async def speak(self, order: SpeechRequest) -> FakeStream:
+        self.asked.set()
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self.given_up.set()
+
+
+@pytest.mark.parametrize(
+    ("app", "path"), [(build_app, "/v1/audio/speech"), (build_legacy_app, "/inference_sft?tts_text=Hello.&spk_id=anna")]
+)
+def test_who_leaves_before_it_is_answered_is_noticed(app: Callable[[AppState], ASGIApp], path: str) -> None:
+    with serving(app, state_of(Unanswering)) as server, Client(server) as client:
+        speaker = server.state.dispatcher.speaker
+        client.ask(path, speech() if app is build_app else b"")
+        server.call(speaker.asked.wait)
+        client.reset()
+        server.call(speaker.given_up.wait)
+        server.call(lambda: until(lambda: server.state.dispatcher.active == 0))
 
 
 def test_more_requests_than_are_answered_are_not_read(server: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from vivavoce.service.engine_process import model_service, process
 from vivavoce.service.session import RequestSession
+from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.extract import VoiceExtractor
 from vivavoce.service.voices.folder_store import FolderStore
 from vivavoce.service.voices.voice import Voice
@@ -20,15 +22,15 @@ STORE_S = 1.0
 
 
 def main() -> None:
-    """store: all that it is asked; text: what is to be read; extraction: of recordings; nothing."""
+    """store: all that it is asked; text, long text: what is to be read; extraction: of recordings; nothing."""
     what, file = sys.argv[1], Path(sys.argv[2])
     sys.argv[1:] = sys.argv[3:]
 
-    def hanging(owner: type, name: str) -> None:
+    def hanging(owner: type, name: str, hangs: Callable[..., bool] = lambda *given, **named: True) -> None:
         method = getattr(owner, name)
 
         def hang(*given: Any, **named: Any) -> Any:
-            while file.exists():
+            while hangs(*given, **named) and file.exists():
                 time.sleep(0.02)
             return method(*given, **named)
 
@@ -41,6 +43,8 @@ def main() -> None:
             hanging(FolderStore, name)
     elif what == "text":
         hanging(RequestSession, "start")
+    elif what == "long text":
+        hanging(RequestSession, "start", lambda session, text, *_: len(text) > WHOLE_CHARS)
     elif what == "extraction":
         hanging(VoiceExtractor, "extract")
     process.main()

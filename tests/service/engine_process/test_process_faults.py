@@ -153,7 +153,7 @@ class ModelService:
     synthesizer = SimpleNamespace(engine=SimpleNamespace(check_load=lambda streaming: None), front_end=None)
     async def voice(self, owner, voice):
         pass
-    async def read(self, work):
+    async def read(self, text, work):
         return work()
     async def check_store(self):
         return "ok"

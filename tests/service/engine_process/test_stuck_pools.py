@@ -100,6 +100,20 @@ async def test_texts_that_hang_make_it_unready_and_refuse_new_ones_at_once(babbl
         assert host.process_id == before
 
 
+async def test_long_texts_that_take_long_keep_no_short_one_waiting(babble: Path, cause: Path) -> None:
+    async with stuck("long text", babble, cause) as host:
+        cause.touch()
+        reading = asked(host, 12, text="The lazy dog slept. " * 50, voice=None)
+        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.wait_for(spoken(host, order(voice=None)), SOON_S)
+        assert not any(one.done() for one in reading)
+        assert host.ready
+        for one in reading:
+            one.cancel()
+        cause.unlink()
+
+
 async def test_recordings_that_hang_keep_nobody_else_waiting(babble: Path, cause: Path) -> None:
     async with stuck("extraction", babble, cause) as host:
         known = recording(99)

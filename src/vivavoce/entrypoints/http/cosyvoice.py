@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form
-from vivavoce.entrypoints.http.streaming import StreamedSpeech
+from vivavoce.entrypoints.http.streaming import StreamedSpeech, unless_left
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.service.audio.encode import AudioFormat
 from vivavoce.service.speech import Recording, SpeechRequest
@@ -87,7 +87,8 @@ def _endpoint(state: AppState, route: _Route) -> Callable[[Request, KnownPrincip
         wanted = _request(route, texts, recording, principal.owner)
         identity = speech_id(request, principal)
         with fields_named(_NAMES):
-            active = await state.dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
+            speaking = state.dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
+            active = await unless_left(request, speaking)
         return StreamedSpeech(active, AudioFormat.PCM, patience_s=state.settings.server.listener_timeout_s)
 
     endpoint.__name__ = route.path[1:]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
-from vivavoce.entrypoints.http.streaming import StreamedSpeech
+from vivavoce.entrypoints.http.streaming import StreamedSpeech, unless_left
 from vivavoce.errors import ModelNotFound
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.request_log import RequestRecord
@@ -83,7 +83,8 @@ def router(state: AppState) -> APIRouter:
         fields, uploaded = await read_speech(request)
         wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
         identity = speech_id(request, principal)
-        active = await dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
+        speaking = dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
+        active = await unless_left(request, speaking)
         return StreamedSpeech(
             active,
             parse_format(fields.response_format),

@@ -6,12 +6,13 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -96,6 +97,21 @@ class StreamedSpeech(Response):
 
     async def _send_message(self, send: Send, message: dict[str, object]) -> None:
         await self._active.sent_within(self._patience_s, send(message))
+
+
+async def unless_left(request: Request, speaking: Coroutine[Any, Any, ActiveRequest]) -> ActiveRequest:
+    """The request when it is taken in. RequestCancelled: its client has left before, which gives it up."""
+    leaving, taken = asyncio.ensure_future(_until_left(request.receive)), asyncio.ensure_future(speaking)
+    try:
+        await asyncio.wait((leaving, taken), return_when=asyncio.FIRST_COMPLETED)
+        if not taken.done():
+            leaving.result()  # a body that is refused after all
+            raise RequestCancelled("request: its client left before there was audio")
+        return taken.result()
+    finally:
+        leaving.cancel()
+        taken.cancel()
+        await asyncio.gather(leaving, taken, return_exceptions=True)
 
 
 async def _until_left(receive: Receive) -> None:

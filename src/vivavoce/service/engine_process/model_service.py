@@ -21,6 +21,7 @@ from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording
 from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.names import VoiceSummary
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
@@ -37,7 +38,8 @@ LARGEST_VOICE = 1 << 20
 MIN_COMING = 64
 """Requests that may be on their way to the engine however few slots it has."""
 TEXT_THREADS, TEXT_S = 4, 20.0
-"""Texts that are read at once, for which reading is a matter of tenths of a second, and how long one may take."""
+"""Short texts that are read at once, for which reading is a matter of tenths of a second, and how long any text may
+take until its first segment is with the engine."""
 STORE_THREADS, STORE_S = 4, 5.0
 """Questions to the voice store at once, and how long it may take to answer one."""
 CHECK_S = 1.5
@@ -69,6 +71,8 @@ class ModelService:
         text_error, recording_error = partial(Overloaded, retry_after_s=1.0), partial(Overloaded, retry_after_s=5.0)
         waiting = self.max_coming
         self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, text_error)
+        # Its threads wait for processes that read, which choose among all of them.
+        self._long_text = WorkPool("text", waiting, 0, TEXT_S, text_error)
         self._store = WorkPool("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
         self._store_check = WorkPool("voice store", 1, 0, CHECK_S, VoiceStoreAway)
         self._extraction = WorkPool(
@@ -107,9 +111,9 @@ class ModelService:
         self.voice_store = state
         return state
 
-    async def read(self, work: Callable[[], Result]) -> Result:
-        """Do what reads a text; Overloaded: too many wait, or it takes too long."""
-        return await self._text.run(work)
+    async def read(self, text: str, work: Callable[[], Result]) -> Result:
+        """Do what reads the text; Overloaded: too many wait, or it takes too long."""
+        return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
         """The voice that a request means; errors as `VoiceRegistry.requested`.
@@ -140,7 +144,7 @@ class ModelService:
 
     async def statistics(self) -> SpeakerStatistics:
         """What it has done so far."""
-        return await self.read(self._statistics)
+        return await self._text.run(self._statistics)
 
     def close(self) -> None:
         """Stop at once: the server has let requests finish that it wanted finished."""
@@ -163,7 +167,7 @@ class ModelService:
                 f"reference audio: {len(recording.content)} bytes are more than the limit of "
                 f"{self._max_recording_bytes}; cut it, or store it as FLAC"
             )
-        voice = await self.read(lambda: self.registry.remembered(recording))
+        voice = await self._text.run(lambda: self.registry.remembered(recording))
         if voice is None:
             voice = await self._extraction.run(lambda: self._extract(recording))
         return voice

@@ -96,7 +96,7 @@ class EngineServer:
                 voice = await self._service.voice(request.owner, request.voice)
                 if request.text is not None:
                     whole = request.text
-                    await self._service.read(lambda: session.start(whole, voice, request))
+                    await self._service.read(whole, lambda: session.start(whole, voice, request))
                 accepted = True
                 self._send(Message(number, "answer"))
                 if request.text is None:
