@@ -222,7 +222,12 @@ class _Pipeline:
         return made
 
     def _start_server(self, log_file: Path | None) -> TritonServer:
-        installation = find_installation(self._settings.environment, self._say)
+        installation, host = find_installation(self._settings.environment, self._say), self._settings.server.host
+        if installation.backends is not None and host not in ("127.0.0.1", "::1", "localhost"):
+            raise InvalidRequest(
+                f"host: {host} would let others reach the wheel's server, an old release that can be taken over; take "
+                "127.0.0.1, or run in NVIDIA's container"
+            )
         server = TritonServer(installation, self._repository, log_file, self._settings.server)
         self._say(f"starting {installation.binary.name} on {self._repository}")
         server.start()
@@ -339,7 +344,7 @@ def choose_runtime(wish: LanguageModelRuntime | None) -> LanguageModelRuntime:
     if wish is LanguageModelRuntime.ENGINE and not builder:
         raise MissingDependency(
             f"llm: engine needs {BUILDER}, which is not on PATH; run in the container "
-            "tritonserver:25.06-trtllm-python-py3, or choose auto"
+            "tritonserver:26.07-trtllm-python-py3, or choose auto"
         )
     if wish is LanguageModelRuntime.LLMAPI and not api:
         raise MissingDependency(
