@@ -1,8 +1,8 @@
 """Texts read in processes of their own, so that an engine in this one keeps its turns.
 
 wetext holds the interpreter for up to 0.2 s a block (see `reading`). Processes are started as programs, not forked:
-the caller may use CUDA and threads, and its main module need not be importable. Each,
-`python -m vivavoce.service.text.reading_processes [--digits-in-chinese] [--nice]`, answers a line of JSON (a block, the
+the caller may use CUDA and threads, and its main module need not be importable. Each
+(`main`, with or without `--digits-in-chinese` and `--nice`) answers a line of JSON (a block, the
 rules) with another one, and ends when its input does.
 """
 
@@ -152,7 +152,3 @@ def main() -> None:
             words = None
         sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
