@@ -242,6 +242,7 @@ def test_a_senseless_setting_is_named(folder, old, new, word):
     assert word in refused(folder)
 
 
+EMPTY = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
 NUMBER = re.compile(r"(?<=[ \[])-?[0-9][0-9.e+-]*(?=[],}\s])")
 
 
@@ -289,6 +290,16 @@ def test_other_spellings_are_the_same_model(folder, models):
     for part in ("lm", "flow", "vocoder"):
         for ours, theirs in zip(getattr(loaded, part).parameters(), getattr(models, part).parameters(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_names_without_end_are_refused(folder):
+    keys = [f"encoder.up_encoders.{block}.norm_ff.weight" for block in range(257)]
+    with pytest.raises(CheckpointError, match=r"up_encoders has 257 blocks, the limit is 256"):
+        read_config(folder, keys)
+    names = json.dumps({f"{number:08x}": EMPTY for number in range(80_000)}).encode()
+    (folder / "llm.safetensors").write_bytes(len(names).to_bytes(8, "little") + names)
+    with pytest.raises(CheckpointError, match=r"^llm\.safetensors: is corrupt or too large; make"):
+        read_tensors(folder / "llm.safetensors")
 
 
 def test_variants_are_chosen_by_name(folder):

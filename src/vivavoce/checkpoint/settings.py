@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from vivavoce.checkpoint.config import (
+    MAX_BLOCKS,
     MAX_SIZE,
     FileKey,
     FlowConfig,
@@ -191,6 +192,8 @@ def _contradictions(config: ModelConfig) -> Iterator[str]:
     if lm.rope_theta <= 0:
         yield f"rope_theta {lm.rope_theta:g} is not above 0"
     encoder, rates, mel = config.flow.encoder, config.rates, config.mel
+    if encoder.num_up_blocks > MAX_BLOCKS:
+        yield f"flow: encoder.up_encoders has {encoder.num_up_blocks} blocks, the limit is {MAX_BLOCKS}"
     if encoder.hidden_size % encoder.num_heads:
         yield f"flow.encoder: attention_heads {encoder.num_heads} does not divide output_size {encoder.hidden_size}"
     if encoder.hidden_size % 2:

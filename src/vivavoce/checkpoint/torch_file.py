@@ -22,7 +22,7 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError
 
 MAX_BYTES = 4_000_000
-"""Of the pickle, and of the zip file's directory; those of a release have 50 kB."""
+"""Of a weight file's names: of the pickle and of the zip file's directory; those of a release have 50 kB."""
 MAX_DIMS = 8
 """Of a tensor; its parts are no more either."""
 MAX_TIMES = 4

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.torch_file import read_torch_file
+from vivavoce.checkpoint.torch_file import MAX_BYTES, read_torch_file
 from vivavoce.errors import CheckpointError
 
 _TRAINING_COUNTERS = frozenset({"epoch", "step"})
@@ -55,11 +55,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a `.pt` or `.safetensors` file, on the CPU, mapped where possible."""
     if path.suffix == ".safetensors":
         try:
+            with path.open("rb") as file:
+                if int.from_bytes(file.read(8), "little") > MAX_BYTES:
+                    raise ValueError("names without end")
             state: Any = load_file(path)
         except FileNotFoundError:
             raise CheckpointError(f"{path.name}: is missing in {path.parent.name}; download the whole folder") from None
         except (SafetensorError, OSError, ValueError):
-            raise CheckpointError(f"{path.name}: is corrupt; make or download it again") from None
+            raise CheckpointError(f"{path.name}: is corrupt or too large; make or download it again") from None
     else:
         state = read_torch_file(path)
     if not isinstance(state, Mapping) or not state:
