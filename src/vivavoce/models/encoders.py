@@ -17,8 +17,8 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
-MAX_RUN_S = 120.0
-"""The longest run; the release's tokenizer takes about 15 s of one core for 30 s of speech."""
+MAX_RUN_S = 60.0
+"""The longest run of a model, which is over 30 s of speech at most."""
 MAX_FIELDS = 10_000
 """Of an ONNX file, beside its graph; a release has about ten."""
 _ERRORS_ONLY = 3
