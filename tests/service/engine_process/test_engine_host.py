@@ -161,6 +161,7 @@ async def test_bad_input_is_refused_and_nobody_else_is_harmed(loop: Loop, host: 
         (order(voice="nobody"), VoiceNotFound),
         (order(voice="../../etc/passwd"), VivavoceError),
         (order(voice=Recording(b"no audio")), InvalidAudio),
+        (order(voice=Recording(recording().content, "word " * 401)), InvalidText),
         (order(mode="instruct"), InvalidRequest),
         (order(policy="fast"), InvalidRequest),
     ]

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
 from vivavoce.models.features import prompt_mel
@@ -25,6 +25,8 @@ from vivavoce.service.voices.voice import Voice
 
 AudioSource = str | Path | bytes | BinaryIO | Audio
 """A recording: a path, a file's bytes, an open file, or samples."""
+MAX_TRANSCRIPT_CHARS = 2_000
+"""30 s of fast speech are 800; reading more takes longer than all else of a voice."""
 
 
 @dataclass(eq=False)
@@ -54,8 +56,13 @@ class VoiceExtractor:
 
         Raises:
             InvalidAudio: unreadable, too short, too long, silent or not finite.
-            InvalidText: a transcript that the model cannot read.
+            InvalidText: a transcript that the model cannot read, or of more than `MAX_TRANSCRIPT_CHARS`.
         """
+        if len(transcript) > MAX_TRANSCRIPT_CHARS:
+            raise InvalidText(
+                f"text: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what a "
+                "recording says; give the words that are spoken in it"
+            )
         audio = self._read(source, field)
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, self.config.rates.sample_rate)
