@@ -25,8 +25,11 @@ from vivavoce.service.text.reading import (
     is_speakable,
     load_languages,
     load_reader,
+    remove_bracket,
     replace_blank,
+    replace_corner_mark,
     spell_out_number,
+    spoken_form,
 )
 from vivavoce.service.text.reading_processes import ReadingProcesses
 
@@ -157,6 +160,14 @@ def test_chinese_blocks_read_as_the_whole(sentences):
     text = "".join(sentences)
     assert len(text) > WHOLE_CHARS
     assert read(reader, text) == reader.normalize(text.strip())
+
+
+@given(text=st.text(alphabet="好a1 -—.，,\n²（）", min_size=1_000, max_size=1_900))
+@settings(deadline=None, max_examples=20, phases=[Phase.generate])
+def test_no_rule_looks_across_the_end_of_a_piece(text):
+    said = replace_corner_mark(replace_blank(text.strip().replace("\n", ""))).replace(".", "。").replace(" - ", "，")
+    pieces = [words for words, _ in spoken_form(text, "zh", lambda block, rules: block)]
+    assert "".join(pieces) == close_trailing_comma(remove_bracket(said))
 
 
 @pytest.mark.parametrize(

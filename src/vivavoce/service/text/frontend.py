@@ -41,6 +41,10 @@ _SPACES = regex.compile(r" {2,}")
 _SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
 
 
+def _stays() -> bool:
+    return False
+
+
 class TextFrontEnd:
     """Text as CosyVoice2's official front end prepares it, with bad input refused and the length of segments bounded.
 
@@ -76,10 +80,9 @@ class TextFrontEnd:
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def close(self) -> None:
-        """End the processes that read; then this one does."""
-        processes, self._processes = self._processes, None
-        if processes is not None:
-            processes.close()
+        """End the processes that read: what comes now stays as it is written."""
+        if self._processes is not None:
+            self._processes.close()
 
     def segments(self, text: str, language: str | None = None) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -93,7 +96,7 @@ class TextFrontEnd:
         return [one.spoken for one in self.located(text, language)]
 
     def located(
-        self, text: str, language: str | None = None, left: Callable[[], bool] = lambda: False
+        self, text: str, language: str | None = None, left: Callable[[], bool] = _stays
     ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
@@ -112,7 +115,7 @@ class TextFrontEnd:
         read_in = self._language(text, wanted)
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            found = find_spans(text, self._pieces(self._words(text, read_in, left, seams), read_in), seams)
+            found = find_spans(text, self._pieces(self._words(text, read_in, seams, left), read_in), seams)
             for one in found:
                 begun.append(one)
                 if is_speakable(one.spoken):
@@ -127,7 +130,7 @@ class TextFrontEnd:
         Raises `InvalidText` as `segments` does, but not for text with nothing to speak.
         """
         self._check(text)
-        return "".join(self._words(text, self._language(text))) if text.strip() else ""
+        return "".join(self._words(text, self._language(text), [])) if text.strip() else ""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
@@ -154,11 +157,7 @@ class TextFrontEnd:
         return wanted or ("zh" if contains_chinese(text) else "en")
 
     def _words(
-        self,
-        text: str,
-        language: Language | None,
-        left: Callable[[], bool] = lambda: False,
-        seams: list[tuple[int, int]] | None = None,
+        self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Callable[[], bool] = _stays
     ) -> Iterator[str]:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
 
@@ -171,11 +170,10 @@ class TextFrontEnd:
             return self._languages.read(block, rules)
 
         said = 0
-        for words, end in [(text, len(text))] if language is None else spoken_form(text, language, read):
+        for words, end in spoken_form(text, language, read) if language else ((text, len(text)),):
             spoken = words if self._scripts is None else drop_symbols(words)
             said += len(spoken)
-            if seams is not None:
-                seams.append((end, said))
+            seams.append((end, said))
             yield spoken
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from threading import Lock
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import regex
 
@@ -196,27 +196,20 @@ def blocks(text: str, language: Language) -> Iterator[str]:
     start = 0
     while len(text) - start > WHOLE_CHARS:
         limit = start + WHOLE_CHARS
-        ends = _BLOCK_ENDS[language]
-        found = ([m.end() for m in pattern.finditer(text, start + WHOLE_CHARS // 2, limit)] for pattern in ends)
+        window = start + WHOLE_CHARS // 2, limit
+        found = ([m.end() for m in pattern.finditer(text, *window)] for pattern in _BLOCK_ENDS[language])
         end = next((places[-1] for places in found if places), limit)
         yield text[start:end]
         start = end
     yield text[start:]
 
 
-class Spoken(NamedTuple):
-    """The next words of a text; the characters of it before `end` have been read."""
+def spoken_form(text: str, language: Language, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
+    """How a text is spoken, by `read` block after block: pieces, each with the end of what of the text has been read.
 
-    words: str
-    end: int
-
-
-def spoken_form(text: str, language: Language, read: Callable[[str, Rules], str]) -> Iterator[Spoken]:
-    """How a text is spoken, by `read` block after block. Text of up to `WHOLE_CHARS` characters is one piece.
-
-    Joined, the pieces are what the rules make of all blocks joined: they end where no rule looks across. Where
-    `_MOST_HELD` characters have no such place, they end with their block. A block without letters and numbers, of a
-    longer text, stays as it is written.
+    Text of up to `WHOLE_CHARS` characters is one piece. Joined, the pieces are what the rules make of all blocks
+    joined: they end where no rule looks across. Where `_MOST_HELD` characters have no such place, they end with their
+    block. A block without letters and numbers, of a longer text, stays as it is written.
     """
     rules: Rules = "digits" if language == "en" and text.strip().isdigit() else language
     end, last = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -231,13 +224,13 @@ def spoken_form(text: str, language: Language, read: Callable[[str, Rules], str]
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            yield Spoken(words if language == "en" else _as_trained_on(words, at_end=end >= last), end)
+            yield words if language == "en" else _as_trained_on(words, at_end=end >= last), end
 
 
 def _as_trained_on(words: str, at_end: bool) -> str:
     """Chinese with the punctuation that the model was trained on; the order of the rules is the official one."""
-    text = replace_corner_mark(replace_blank(words.replace("\n", ""))).replace(".", "。").replace(" - ", "，")
-    text = remove_bracket(text)
+    text = replace_corner_mark(replace_blank(words.replace("\n", "")))
+    text = remove_bracket(text.replace(".", "。").replace(" - ", "，"))
     return close_trailing_comma(text) if at_end else text
 
 

@@ -161,21 +161,17 @@ def find_spans(
     """
     aligned, start, said = _Aligned(text, seams), 0, 0
     waiting: deque[tuple[str, int]] = deque()  # segments whose characters are not known, and their ends in what is said
-    for segments, following in pieces:
+    for segments, following in chain(pieces, (((), None),)):
         for segment in segments:
             said += len(segment)
             waiting.append((segment, said))
-        aligned.hear("".join(segments), following)
-        while waiting and aligned.knows(waiting[0][1]):
+        if following is not None or len(waiting) > 1:
+            aligned.hear("".join(segments), following)
+        while waiting and (following is None or aligned.knows(waiting[0][1])):
             spoken, last = waiting.popleft()
-            before, start = start, max(start, aligned.cut(last))
+            is_last = following is None and not waiting
+            before, start = start, len(text) if is_last else max(start, aligned.cut(last))
             yield TextSegment(spoken, before, start)
-    if len(waiting) > 1:
-        aligned.end()
-    while waiting:
-        spoken, last = waiting.popleft()
-        before, start = start, max(start, aligned.cut(last)) if waiting else len(text)
-        yield TextSegment(spoken, before, start)
 
 
 class _Aligned:
@@ -192,18 +188,16 @@ class _Aligned:
         # Characters start … end − 1 of both where they match, from the last cut on.
         self._pairs = [(0, 0, 0, 0)]
 
-    def hear(self, segments: str, following: str) -> None:
-        """More is said, and something that will be said after it; "": nothing may be."""
+    def hear(self, segments: str, following: str | None) -> None:
+        """More is said, and what will be after it, as far as it is known; None: nothing."""
         self._heard += segments
-        if letter := _LAST_LETTER.search(following):  # marks alone may not be said after all
+        if following is None:
+            self._walk(self._heard, whole=True)
+            self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
+        elif letter := _LAST_LETTER.search(following):  # marks alone may not be said after all
             self._walk(self._heard + following[: letter.end()])
             while len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING and self._pass_seam():
                 self._walk(self._heard)
-
-    def end(self) -> None:
-        """All is said."""
-        self._walk(self._heard, whole=True)
-        self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
 
     def _walk(self, said: str, whole: bool = False) -> None:
         """Match as far as what is said shows it for certain."""
