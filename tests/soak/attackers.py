@@ -254,18 +254,28 @@ def frame(kind: int, stream: int, body: bytes, flags: int = 0) -> bytes:
 
 
 @contextmanager
-def attacker(name: str, place: Place) -> Iterator[Connection]:
-    """One in a process of its own that waits for a word to begin and for one to end, and then says what came."""
+def attacker(name: str | None, place: Place, after_s: float) -> Iterator[Callable[[], dict[str, int]]]:
+    """One (None: nobody) in a process of its own, who begins after so long; what is given ends him, and tells."""
+    if name is None:
+        yield dict
+        return
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(name, place, there), daemon=True)
     process.start()
     there.close()
+
+    def end() -> dict[str, int]:
+        here.send("end")
+        came: dict[str, int] = here.recv()
+        process.join()
+        return came
+
     try:
         here.recv()
-        yield here
+        here.send(after_s)
+        yield end
     finally:
         process.terminate()
-        process.join()
 
 
 def _run(name: str, place: Place, control: Connection) -> None:
@@ -274,7 +284,7 @@ def _run(name: str, place: Place, control: Connection) -> None:
     async def run() -> None:
         came: Came = Counter()
         control.send("here")
-        await asyncio.to_thread(control.recv)
+        await asyncio.sleep(control.recv())
         attacking = asyncio.ensure_future(ATTACKS[name](place, came))
         ending = asyncio.ensure_future(asyncio.to_thread(control.recv))
         await asyncio.wait([attacking, ending], return_when=asyncio.FIRST_COMPLETED)
