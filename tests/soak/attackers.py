@@ -22,9 +22,8 @@ from tests.soak.bare_http import FORM, answer, asked, form, request, speech, sta
 
 SENDER = "127.0.0.66"
 """Where attackers come from; others come from 127.0.0.1."""
-PAUSE_S = 0.5
-"""After which one who was turned away comes again."""
-LEAVES_S = 0.5
+PAUSE_S = LEAVES_S = 0.5
+"""After which one who was turned away comes again, and one who leaves does."""
 IDLE, HALF_HEADS, DRIPS = 1010, 1150, 1030
 LARGE = 33_553_000
 TEXTS = ("1.", "1,", "9", "3€ ", "Of course I will. ", '"', "(", "«")
@@ -43,10 +42,6 @@ class Place:
     keys: dict[str, str]
     callers: int = 8
 
-    async def asks(self, content: bytes) -> int:
-        """The status that a request gets."""
-        return (await answer(self.port, content, SENDER))[0]
-
 
 Came = Counter[str]
 """What became of what they did."""
@@ -55,43 +50,29 @@ Came = Counter[str]
 async def texts(place: Place, came: Came) -> None:
     """Long texts that are hard to read: of every four callers two stay until they are answered, two leave."""
 
-    async def caller(number: int) -> None:
-        for turn in itertools.count(number):
-            stays = number % 4 < 2
-            # Whom the server speaks to has a place by right: those who stay ask for what it has to refuse.
-            kind = TEXTS[-UNSPEAKABLE:][turn % UNSPEAKABLE] if stays else TEXTS[turn % len(TEXTS)]
-            content = speech((kind * MOST_CHARS)[:MOST_CHARS], place.keys["mallory"])
-            with suppress(TimeoutError, asyncio.TimeoutError):
-                came[f"{await asyncio.wait_for(place.asks(content), None if stays else LEAVES_S)}"] += 1
-                await asyncio.sleep(0.1)
+    async def ask(caller: int, turn: int) -> None:
+        stays = caller % 4 < 2
+        # Whom the server speaks to has a place by right: those who stay ask for what it has to refuse.
+        kinds = TEXTS[-UNSPEAKABLE:] if stays else TEXTS
+        content = speech((kinds[turn % len(kinds)] * MOST_CHARS)[:MOST_CHARS], place.keys["mallory"])
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            came[
+                f"{(await asyncio.wait_for(answer(place.port, content, SENDER), None if stays else LEAVES_S))[0]}"
+            ] += 1
 
-    await together(caller, place.callers)
+    await again(place.callers, ask, 0.1)
 
 
 async def store(place: Place, came: Came) -> None:
     """Another process holds the voices' locks while callers add some."""
-    await adds(place, came, "mallory", 1.0, "first")
+    await add(place, came, "mallory", 1.0, "first")
     with locks(place.voices):
-        numbers = itertools.count()
-
-        async def caller(_: int) -> None:
-            for number in numbers:
-                await adds(place, came, "mallory", 1.0, f"locked{number}")
-                await asyncio.sleep(0.1)
-
-        await together(caller, place.callers)
+        await again(place.callers, lambda n, turn: add(place, came, "mallory", 1.0, f"locked{n}-{turn}"), 0.1)
 
 
 async def voices(place: Place, came: Came) -> None:
     """One who may add two voices a minute, one at a time, adds 30 long ones at once, again and again."""
-    numbers = itertools.count()
-
-    async def caller(_: int) -> None:
-        for number in numbers:
-            await adds(place, came, "alice", 30.0, f"voice{number}")
-            await asyncio.sleep(PAUSE_S)
-
-    await together(caller, 30)
+    await again(30, lambda n, turn: add(place, came, "alice", 30.0, f"voice{n}-{turn}"))
 
 
 async def idle(place: Place, came: Came) -> None:
@@ -111,21 +92,14 @@ async def drips(place: Place, came: Came) -> None:
 
 async def uploads(place: Place, came: Came) -> None:
     """16 bodies of one caller, which together have nearly all the room there is, and do not end."""
-    fields = request("/v1/audio/voices", kind=FORM, key=place.keys["alice"], length=LARGE)
-    body = form({"name": "large"}, "file", b"")[:-8].ljust(LARGE - 1, b"\0")
-    await stay(place, came, 16, fields + body)
+    head = request("/v1/audio/voices", kind=FORM, key=place.keys["alice"], length=LARGE)
+    await stay(place, came, 16, head + form({"name": "large"}, "file", b"")[:-8].ljust(LARGE - 1, b"\0"))
 
 
 async def grpc(place: Place, came: Came) -> None:
     """Two connections, one without a key, of 40 calls each whose messages of 31 MB never end."""
-
-    async def connection(number: int) -> None:
-        while True:
-            with suppress(OSError, asyncio.IncompleteReadError):
-                await Stuffing(place.keys["alice"] if number else "", came).run(place.grpc_port)
-            await asyncio.sleep(PAUSE_S)
-
-    await together(connection, 2)
+    keys = ("", place.keys["alice"])
+    await again(2, lambda number, _: Stuffing(keys[number], came).run(place.grpc_port))
 
 
 ATTACKS: dict[str, Callable[[Place, Came], Awaitable[None]]] = {
@@ -133,34 +107,37 @@ ATTACKS: dict[str, Callable[[Place, Came], Awaitable[None]]] = {
 }
 
 
-async def together(caller: Callable[[int], Awaitable[None]], count: int) -> None:
-    """All of them at once."""
-    await asyncio.gather(*map(caller, range(count)))
+async def again(callers: int, work: Callable[[int, int], Awaitable[None]], pause_s: float = PAUSE_S) -> None:
+    """So many at once, each of whom does it again when it is done, or when the server has closed the connection."""
+
+    async def caller(number: int) -> None:
+        for turn in itertools.count():
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await work(number, turn)
+            await asyncio.sleep(pause_s)
+
+    await asyncio.gather(*map(caller, range(callers)))
 
 
-async def adds(place: Place, came: Came, who: str, seconds: float, name: str) -> None:
+async def add(place: Place, came: Came, who: str, seconds: float, name: str) -> None:
     """Add a voice."""
-    content = form({"name": name, "transcript": "Of course I will."}, "file", recording(seconds))
-    came[f"{await place.asks(request('/v1/audio/voices', content, kind=FORM, key=place.keys[who]))}"] += 1
+    body = form({"name": name, "transcript": "Of course I will."}, "file", recording(seconds))
+    content = request("/v1/audio/voices", body, kind=FORM, key=place.keys[who])
+    came[f"{(await answer(place.port, content, SENDER))[0]}"] += 1
 
 
 async def stay(place: Place, came: Came, count: int, content: bytes, drip_s: float = 3600.0) -> None:
     """So many connections on which this is said and then a byte now and then; whose is closed opens another."""
 
-    async def caller(_: int) -> None:
-        while True:
-            try:
-                async with asked(place.port, content, SENDER) as (reader, writer):
-                    came["opened"] += 1
-                    found = asyncio.ensure_future(status(reader))
-                    while not (await asyncio.wait([found], timeout=drip_s))[0]:
-                        writer.write(b"x")
-                    came[f"closed with {await found}"] += 1
-            except OSError as error:
-                came[type(error).__name__] += 1
-            await asyncio.sleep(PAUSE_S)
+    async def work(_: int, __: int) -> None:
+        async with asked(place.port, content, SENDER) as (reader, writer):
+            came["opened"] += 1
+            found = asyncio.ensure_future(status(reader))
+            while not (await asyncio.wait([found], timeout=drip_s))[0]:
+                writer.write(b"x")
+            came[f"closed with {await found}"] += 1
 
-    await together(caller, count)
+    await again(count, work)
 
 
 @contextmanager

@@ -164,13 +164,11 @@ class Watch:
 
     async def _hear(self, text: str, who: str, seed: int) -> bool:
         """Whether there was something to hear."""
+        content = speech(text, self._place.keys["bob"], seed=seed, **self._manner)
         began, arrivals = time.monotonic(), list[Arrival]()
         self.figures.asked[who] += 1
         try:
-            async with asked(self._place.port, speech(text, self._place.keys["bob"], seed=seed, **self._manner)) as (
-                reader,
-                _,
-            ):
+            async with asked(self._place.port, content) as (reader, _):
                 if (found := await status(reader)) != 200:
                     self.figures.lost[f"{who} {found}"] += 1
                     return False

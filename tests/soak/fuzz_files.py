@@ -7,13 +7,13 @@ import json
 import random
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
-from tests.soak.mutations import altered, as_json, mutated
+from tests.soak.mutations import altered, mutated
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.checkpoint.weights import fold_weight_norm, read_tensors
@@ -22,83 +22,25 @@ from vivavoce.service.voices.folder_store import FolderStore
 from vivavoce.service.voices.voice import Voice, encode_voice
 
 MINI = Path(__file__).parents[2] / "src" / "vivavoce" / "data" / "mini"
-PICKLES = (
-    *(
-        b"cposix\nsystem\n(S'touch executed'\ntR.",
-        b"cbuiltins\neval\n",
-        b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R",
-    ),
-    *(
-        b"\x8a\x04\xff\xff\xff\x7f",
-        b"J\xff\xff\xff\x7f",
-        b"K\x00",
-        b"M\xff\xff",
-        b"R",
-        b"b",
-        b"\x94",
-        b"0",
-        b"q\x00",
-        b"h\x00",
-    ),
-    *(b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"(", b"t", b"}", b"]", b"N", b"X\x05\x00\x00\x00hello"),
-)
+_OPCODES = "8a04ffffff7f 4affffff7f 4b00 4dffff 52 62 94 30 7100 6800 28 74 7d 5d 504b0304 504b0102"
+_CALLS = b"cposix\nsystem\n(S'touch executed'\ntR.", b"c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R"
+PICKLES = (*map(bytes.fromhex, _OPCODES.split()), *_CALLS)
 HEADERS = (
     b"F32",
     b"I64",
     b"BF16",
+    b'"shape":[',
+    b'"data_offsets":[0,',
+    b"-1",
+    b"NaN",
     b"\xff" * 8,
     b"\0" * 8,
-    b'"shape":[',
-    b"-1",
     b"9" * 30,
-    b'"data_offsets":[0,',
-    b"NaN",
 )
-YAML = (
-    *(
-        b"&a",
-        b"*a",
-        b"<<: *a",
-        b"!ref <sample_rate>",
-        b"!ref <llm>",
-        b"!ref <a> * <a>",
-        b"!new:os.system",
-        b"!!python/name:os",
-    ),
-    *(
-        b"!apply:os.system ['touch executed']",
-        b"9" * 400,
-        b"1:59:59:59",
-        b"- ",
-        b": ",
-        b"\n",
-        b"\n    ",
-        b"[",
-        b"{",
-        b"]",
-    ),
-    *(
-        b"a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\n",
-        b"!ref 9**9**9",
-        b"!ref <flow[vocab_size]>",
-        b"\t",
-        b"-",
-    ),
-    *(
-        b"-1",
-        b"0",
-        b".nan",
-        b".inf",
-        b"1e400",
-        b"null",
-        b"\xff",
-        b"\xef\xbb\xbf",
-        b"%YAML 9.9\n---\n",
-        b"|\n",
-        b"? ",
-        b"!!binary ",
-    ),
-)
+_PIECES = b"""&a|*a|<<: *a|!ref <sample_rate>|!ref <llm>|!ref <a> * <a>|!ref 9**9**9|!ref <flow[vocab_size]>|
+!new:os.system|!!python/name:os|!apply:os.system ['touch executed']|1:59:59:59|- |: |\t|[|{|]|-1|0|.nan|.inf|1e400|null|
+? |!!binary |%YAML 9.9|a: &a [x, x, x]\nb: &b [*a, *a, *a]\nc: [*b, *b, *b]\n"""
+YAML = (*_PIECES.split(b"|"), b"9" * 400, b"\xff", b"\n    ")
 
 
 class Files:
@@ -132,16 +74,6 @@ class Files:
         (folder / "voices").mkdir(mode=0o700)
         self._store = FolderStore(folder / "voices")
         self._flow_keys = [*torch.load(MINI / "flow.pt", weights_only=True, mmap=True)]
-
-    @property
-    def kinds(self) -> Mapping[str, Callable[[random.Random], str]]:
-        """What reads one broken file of each kind."""
-        return {"voice": self.voice, "checkpoint": self.checkpoint, "yaml": self.yaml}
-
-    @property
-    def executed(self) -> bool:
-        """Whether a file made a program run."""
-        return Path("executed").exists()
 
     def voice(self, chance: random.Random) -> str:
         """A voice of the store, which is read, listed and looked for."""
@@ -186,7 +118,9 @@ def _tensors(chance: random.Random, content: bytes) -> bytes:
     if chance.random() < 0.5:
         return mutated(chance, content, HEADERS)
     end = 8 + int.from_bytes(content[:8], "little")
-    header = as_json(altered(chance, json.loads(content[8:end]), ("shape", "dtype", "data_offsets", "__metadata__")))
+    header = json.dumps(
+        altered(chance, json.loads(content[8:end]), ("shape", "dtype", "data_offsets", "__metadata__"))
+    ).encode()
     if chance.random() < 0.3:
         header = mutated(chance, header, HEADERS)
     return len(header).to_bytes(8, "little") + header + content[end:]

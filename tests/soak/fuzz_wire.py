@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -19,49 +20,23 @@ from tests.entrypoints.fake_speaker import FakeSpeaker
 from tests.entrypoints.grpc.calling import METHOD, sft
 from tests.entrypoints.http.serving import make_state
 from tests.soak.bare_http import FORM, asked, form, request
-from tests.soak.mutations import STRINGS, altered, as_json, mutated, some, value
+from tests.soak.mutations import STRINGS, altered, mutated, some, value
 from vivavoce.entrypoints.grpc.server import start_grpc
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 from vivavoce.entrypoints.http.listener import Listener, bind
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
 
-FIELDS = (
-    *("input", "text", "type", "voice", "id", "model", "seed", "speed", "mode", "language", "response_format", "audio"),
-    *("stream_format", "sampling", "top_p", "top_k", "min_ratio", "max_ratio", "prompt_audio", "prompt_text", "name"),
-    *("instructions", "chunk_policy", "api_key", "flush", "voice_settings", "generation_config", "transcript", "file"),
-    *("description", "replace", "public", "tts_text", "spk_id", "prompt_wav", "instruct_text", "zero_shot_spk_id"),
-)
-GOOD = {
-    **{"input": "Hello there.", "voice": "anna", "response_format": "pcm", "seed": 7, "speed": 1.0, "model": "fake"},
-    **{"sampling": {"top_p": 0.8}, "stream_format": "audio"},
-}
-WORDS = (
-    *(
-        b"{",
-        b"}",
-        b"[" * 500,
-        b'"',
-        b"\\ud800",
-        b"\\u0000",
-        b"NaN",
-        b"-Infinity",
-        b"1e999",
-        b"9" * 5000,
-        b"\r\n",
-        b"\0",
-    ),
-    *(b"--x", b"--x--\r\n", b'; name="', b"content-length: 5", b"transfer-encoding: chunked", b"\xff\xfe", b"\xc3("),
-    *(b"content-disposition: form-data", b"filename*=utf-8''%00", b"expect: 100-continue", b"upgrade: websocket"),
-)
+GOOD = {"input": "Hello there.", "voice": "anna", "response_format": "pcm", "seed": 7, "sampling": {"top_p": 0.8}}
+_PIECES = rb"""{|}|"|\ud800|\u0000|NaN|-Infinity|1e999|--x|; name="|content-length: 5|transfer-encoding: chunked|
+filename*=utf-8''%00|expect: 100-continue|upgrade: websocket|content-disposition: form-data"""
+WORDS = (*_PIECES.split(b"|"), b"[" * 500, b"9" * 5000, b"\r\n", b"\0", b"--x--\r\n", b"\xff\xfe", b"\xc3(")
 KINDS = ("application/json", FORM, "application/x-www-form-urlencoded", "text/plain", "multipart/form-data", "\x80")
-DIALECTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "/v1/audio/stream": (
-        *({"type": "start", "voice": "anna"}, {"type": "text", "text": "Hello."}, {"type": "flush"}, {"type": "ping"}),
-        *({"type": "end"}, {"type": "cancel"}),
-    ),
-    "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000": (
-        *({"text": " ", "voice_settings": {"speed": 1.1}}, {"text": "Hello ", "flush": True}, {"text": ""}),
-    ),
+DIALECTS: dict[str, list[dict[str, Any]]] = {
+    "/v1/audio/stream": [{"type": "start", "voice": "anna"}, {"type": "text", "text": "Hello."}]
+    + [{"type": kind} for kind in ("flush", "ping", "end", "cancel")],
+    "/v1/text-to-speech/anna/stream-input?output_format=pcm_24000": [
+        *({"text": " ", "voice_settings": {"speed": 1.1}}, {"text": "Hello ", "flush": True}, {"text": ""})
+    ],
 }
 QUIET_S = 0.05
 """For this long nothing more comes from a WebSocket: it has said all."""
@@ -76,9 +51,9 @@ class Doors:
     """What is attacked."""
 
     def __init__(
-        self, speaker: FakeSpeaker, ports: list[int], routes: list[tuple[int, str, str]], grpc_port: int
+        self, speaker: FakeSpeaker, port: int, routes: list[tuple[int, str, str]], fields: list[str], grpc_port: int
     ) -> None:
-        self._speaker, self._port, self._routes = speaker, ports[0], routes
+        self._speaker, self._port, self._routes, self._fields = speaker, port, routes, fields
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}")
 
     async def close(self) -> None:
@@ -122,13 +97,13 @@ class Doors:
     def _body(self, chance: random.Random) -> tuple[str, bytes]:
         kind = chance.choices(KINDS, (8, 6, 2, 1, 1, 1))[0]
         if kind == FORM:
-            fields = {name.replace('"', ""): str(value(chance)) for name in some(chance, FIELDS)}
+            fields = {name.replace('"', ""): str(value(chance)) for name in some(chance, self._fields)}
             texts = {name: text.encode(errors="replace").decode() for name, text in fields.items() if name.isascii()}
             body = form(texts, chance.choice(("file", "prompt_wav", "prompt_audio", "name")), chance.randbytes(300))
         elif chance.random() < 0.5:
-            body = as_json(altered(chance, GOOD, FIELDS))
+            body = json.dumps(altered(chance, GOOD, self._fields)).encode()
         else:
-            body = as_json({name: value(chance, FIELDS) for name in some(chance, FIELDS)})
+            body = json.dumps({name: value(chance, self._fields) for name in some(chance, self._fields)}).encode()
         return kind, mutated(chance, body, WORDS) if chance.random() < 0.6 else body
 
     async def websocket(self, chance: random.Random) -> str:
@@ -141,12 +116,12 @@ class Doors:
             return f"closed with {client.close_code}"
         return "refused"
 
-    async def _talk(self, client: Any, chance: random.Random, messages: tuple[dict[str, Any], ...]) -> None:
+    async def _talk(self, client: Any, chance: random.Random, messages: list[dict[str, Any]]) -> None:
         for _ in range(chance.choice((1, 2, 3, 6))):
-            text = as_json(chance.choice(messages))
+            text = json.dumps(chance.choice(messages)).encode()
             kind = chance.random()
             if kind < 0.4:
-                text = as_json(altered(chance, json.loads(text), FIELDS))
+                text = json.dumps(altered(chance, json.loads(text), self._fields)).encode()
             elif kind < 0.6:
                 text = mutated(chance, text, WORDS)
             if kind > 0.97:
@@ -208,17 +183,18 @@ async def doors() -> AsyncIterator[Doors]:
     speaker = FakeSpeaker()
     state = make_state(speaker, ServerSettings(server=server))
     async with AsyncExitStack() as stack:
-        ports, routes = list[int](), list[tuple[int, str, str]]()
+        ports, routes, fields = list[int](), list[tuple[int, str, str]](), set[str]()
         for app in (build_app(state), build_legacy_app(state)):
             listener = Listener(app, bind("127.0.0.1", 0, "port"), server)
             await listener.start()
             stack.push_async_callback(listener.stop)
             ports.append(listener.port)
+            fields |= set(re.findall(r'"(\w+)": \{', json.dumps(app.openapi())))
             described = [(path, method.upper()) for path, found in app.openapi()["paths"].items() for method in found]
             routes += [(listener.port, method, path) for path, method in described]
         routes += [(ports[1], "GET", path) for _, _, path in routes if path.startswith("/inference")]
         running, port = await start_grpc(state.dispatcher, state.keys, server, "127.0.0.1", 0, 64)
         stack.push_async_callback(running.stop, None)
-        found = Doors(speaker, ports, routes, port)
+        found = Doors(speaker, ports[0], routes, sorted(fields), port)
         stack.push_async_callback(found.close)
         yield found
