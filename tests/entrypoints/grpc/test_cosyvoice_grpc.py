@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import FakeSpeaker
-from tests.entrypoints.grpc.calling import TEXT, audio, calling, described, pairs, request, sft, spoken
+from tests.entrypoints.grpc.calling import METHOD, TEXT, audio, calling, described, pairs, request, sft, spoken
+from tests.entrypoints.http.faulty_clients import memory_bounded
 from vivavoce.entrypoints.grpc.server import FILE, start_grpc
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
@@ -212,9 +214,18 @@ async def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None
 
 async def test_the_longest_recording_and_text_come_in_and_no_more() -> None:
     longest = request("zero_shot_request", tts_text="字" * 20_000, prompt_text="字" * 20_000, prompt_audio=SECOND * 30)
+    too_long = request("cross_lingual_request", tts_text=TEXT, prompt_audio=SECOND * 38)
     async with calling() as caller:
         assert await anext(aiter(caller.call(longest)))
-        too_long = request("cross_lingual_request", tts_text=TEXT, prompt_audio=SECOND * 38)
-        code, details, _ = await caller.refused(too_long)
+        code, details, _ = await asyncio.wait_for(caller.refused(too_long), 20)
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert details == f"SERVER: Received message larger than max ({len(too_long)} vs. 1200000)"
+
+
+async def test_a_packed_message_is_not_unpacked_beyond_what_is_taken() -> None:
+    bomb = request("cross_lingual_request", tts_text=TEXT, prompt_audio=bytes(64 << 20))
+    async with calling() as caller:
+        call = caller.channel.unary_stream(METHOD)(bomb, compression=grpc.Compression.Gzip)
+        with memory_bounded(16 << 20):
+            assert await asyncio.wait_for(call.code(), 60) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await caller.hear(sft(TEXT))

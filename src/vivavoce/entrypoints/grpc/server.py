@@ -178,7 +178,7 @@ async def start_grpc(
             ("grpc.http2.lookahead_bytes", 65_536),  # what a call may send that is not read
             ("grpc.http2.bdp_probe", 0),  # which would raise that to megabytes
             ("grpc.max_concurrent_streams", service.at_once),  # of a connection
-            ("grpc.max_allowed_incoming_connections", settings.max_connections),  # where gRPC is new enough
+            ("grpc.max_allowed_incoming_connections", settings.max_connections),
             ("grpc.max_connection_idle_ms", 1_000 * settings.keep_alive_s),
             ("grpc.max_connection_age_ms", 1_000 * CONNECTION_S),
             ("grpc.max_connection_age_grace_ms", 1_000 * GRACE_S),
