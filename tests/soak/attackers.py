@@ -121,7 +121,7 @@ async def again(callers: int, work: Callable[[int, int], Awaitable[None]], pause
 
 async def add(place: Place, came: Came, who: str, seconds: float, name: str) -> None:
     """Add a voice."""
-    body = form({"name": name, "transcript": "Of course I will."}, "file", recording(seconds))
+    body = form({"name": f"{name}-{os.getpid()}", "transcript": "Of course I will."}, "file", recording(seconds))
     content = request("/v1/audio/voices", body, kind=FORM, key=place.keys[who])
     came[f"{(await answer(place.port, content, SENDER))[0]}"] += 1
 

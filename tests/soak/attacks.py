@@ -11,7 +11,6 @@ import asyncio
 import math
 import re
 import resource
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from tests.soak.attackers import ATTACKS, Place, attacker, recording
 from tests.soak.bare_http import FORM, answer, asked, chunks, form, request, speech, status
 from tests.soak.http_crowd import resident_mb
 from vivavoce.bench.texts import SENTENCES
-from vivavoce.measure import Arrival, Stream, json_text, rounded
+from vivavoce.measure import Arrival, Stream, json_text, percentile, rounded
 from vivavoce.models.random_checkpoint import RELEASE, TINY
 from vivavoce.service.operations.keys import add_key, new_entry, new_key
 
@@ -79,7 +78,7 @@ class Figures:
             "audio_s": sum(stream.audio_s for stream in self.streams),
             "silences": len(silences),
             "silence_s": max(silences, default=0.0),
-            "first_s": statistics.median(self.first_s) if self.first_s else None,
+            "first_s": percentile(self.first_s, 50) if self.first_s else None,
             "first_s_max": max(self.first_s, default=None),
             "lost": self.lost.total(),
             **{f"{name}_s": worst if math.isfinite(worst) else None for name, worst in self.health_s.items()},
@@ -100,9 +99,9 @@ def broken(alone: Figures, beside: Figures) -> list[str]:
     if alone.first_s and not beside.first_s:
         wrong.append("newcomers: nobody was heard")
     elif alone.first_s:
-        for name, of in (("median", statistics.median), ("worst", max)):
-            if (later := of(beside.first_s) - of(alone.first_s)) >= MOST_LATER_S:
-                wrong.append(f"newcomers: their {name} first audio comes {later:.2f} s later")
+        for percent in (50, 90):
+            if (later := percentile(beside.first_s, percent) - percentile(alone.first_s, percent)) >= MOST_LATER_S:
+                wrong.append(f"newcomers: first audio (p{percent}) comes {later:.2f} s later")
     for who in ("newcomer", "listener", "upload"):
         few, many = alone.lost_of(who), beside.lost_of(who)
         if many > few + 1 and many / beside.asked[who] > few / max(1, alone.asked[who]) + MOST_UNHEARD:
@@ -246,10 +245,10 @@ def attack_all(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Fig
             time.sleep(0.1)
         place = Place(int(server.url.rpartition(":")[2]), int(told[1]), folder / "voices", keys, options.callers)
 
-        async def watched(attack: str | None = None) -> Figures:
+        async def watched(attack: str | None = None, seconds: float = options.seconds) -> Figures:
             watch, logged = Watch(server, place, options.listeners, manner), log.stat().st_size
-            with attacker(attack, place, options.seconds / 10) as ended:
-                await watch.run(options.seconds)
+            with attacker(attack, place, seconds / 10) as ended:
+                await watch.run(seconds)
                 watch.figures.came = ended()
             until = time.monotonic() + (SETTLE_S if attack else 0.0)
             while not watch.note_memory() and time.monotonic() < until:
@@ -258,9 +257,9 @@ def attack_all(options: argparse.Namespace, folder: Path) -> dict[str, tuple[Fig
             return watch.figures
 
         async def run() -> dict[str, tuple[Figures, Figures]]:
-            await watched()  # buffers get their sizes
             found = {}
             for attack in options.attacks:
+                await watched(attack, options.seconds / 5)  # buffers get their sizes
                 found[attack] = (await watched(), await watched(attack))
                 print(_row(attack, *found[attack]), flush=True)
             return found
