@@ -43,7 +43,7 @@ SLACK_S = 0.1
 MOST_LATER_S, MOST_HEALTH_S, MOST_LOG_MB = 0.5, 2.0, 5.0
 MOST_GROWTH = MOST_UNHEARD = 0.1
 """Of memory, and of newcomers, listeners and uploads that are turned away beyond those without the attacker."""
-PATIENCE_S, SETTLE_S = 30.0, 20.0
+PATIENCE_S, SETTLE_S = 30.0, 10.0
 """For an answer, and for memory to be given back."""
 
 
