@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gc
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -30,7 +32,7 @@ from tests.entrypoints.http.faulty_clients import (
 from tests.entrypoints.http.serving import Served, make_state, serving
 from vivavoce.entrypoints.http.app import build_app
 from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE
+from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE, BoundedConnection
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
 
@@ -96,6 +98,31 @@ def test_what_goes_nowhere_is_not_kept(server: Served) -> None:
         assert client.send(b"0\r\n\r\n")
         assert client.answer().status == 404
         assert client.exchange("/v1/models", method="GET").status == 200
+
+
+def test_who_wants_the_end_is_told_why_before_it(server: Served) -> None:
+    with undisturbed(server), memory_bounded(16 * MIB):
+        head = request("/v1/nothing", content_type=FORM, content_length=str(32 * MIB), connection="close")
+        for _ in range(3):
+            with Client(server) as client:
+                assert client.send(chain((head,), repeat(bytes(MIB), 32)))
+                assert client.answer().status == 404
+                assert client.ended()
+
+
+def test_nothing_is_kept_for_who_left_before_the_answer(server: Served) -> None:
+    with undisturbed(server):
+        for _ in range(20):
+            with Client(server) as client:
+                client.ask("/v1/nothing", content_type=FORM, content_length=str(LIMIT))
+                client.send(PIECE)
+                client.reset()
+    for _ in range(20):  # their tasks may be about to end
+        gc.collect()
+        if not (kept := [one for one in gc.get_objects() if type(one) is BoundedConnection]):
+            break
+        time.sleep(0.1)
+    assert not kept
 
 
 @pytest.mark.parametrize(("spare", "status"), [(0, 400), (1, 413)])

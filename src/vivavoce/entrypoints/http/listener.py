@@ -236,8 +236,8 @@ class BoundedConnection(asyncio.Protocol):
         self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
 
     def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
-        """Act after this time; a timer that runs goes on as it is."""
-        if name not in self._timers:
+        """Act after this time; a timer that runs goes on as it is, and a connection that is lost needs none."""
+        if name not in self._timers and self in self._connections:
             self._timers[name] = asyncio.get_running_loop().call_later(seconds, act)
 
     def _stop_timer(self, name: str) -> None:

@@ -130,6 +130,7 @@ class _Exchange:
         self._size, self._caller = 0, ""
         self._began = asyncio.get_running_loop().time()
         self._is_refused = False
+        self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
         self._status: int | None = None
         """Of HTTP, or the code that closed a WebSocket."""
         self._sent = 0
@@ -201,14 +202,16 @@ class _Exchange:
         """Send on what the app answers. An answer to a refused body ends only when that was read for a while."""
         self.release_body()  # speech may go on for minutes after what it needs of the body was handed over
         kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied by an answer as of HTTP
+        if kind == "http.response.start":
+            self._status = message["status"]
+            # To a client that has asked for its end, closing a connection with unread data would cost it the answer.
+            self._is_refused = self._is_refused or (self._closes and not self.body_was_read)
         if kind in ("http.response.start", "accept"):
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
             if self._is_refused:
                 headers["connection"] = "close"
-        if kind == "http.response.start":
-            self._status = message["status"]
-        elif kind == "http.response.body":
+        if kind == "http.response.body":
             self._sent += len(message.get("body", b""))
             self._is_whole = not message.get("more_body", False)
             if self._is_refused:
