@@ -26,7 +26,7 @@ MAX_BYTES = 4_000_000
 MAX_DIMS = 8
 """Of a tensor; its parts are no more either."""
 MAX_TIMES = 4
-"""The bytes of all tensors are at most so many times the file's; tied weights are stored once and named twice."""
+"""The bytes of all tensors in dicts and lists are at most so many times the file's; tied weights are stored once."""
 
 _DTYPES = {
     **{"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64},
@@ -95,7 +95,7 @@ class _Reader:
         if "byteorder" in self._members and self._bytes("byteorder") != b"little":
             raise ValueError("its byte order is not little endian")
         stack: list[Any] = []
-        marked: list[list[Any]] = []
+        marks: list[int] = []
         memo: dict[Any, Any] = {}
         for opcode, argument, _ in pickletools.genops(self._bytes("data.pkl")):
             name = opcode.name
@@ -109,17 +109,12 @@ class _Reader:
                 stack.append(memo[argument])
                 if isinstance(stack[-1], dict | list):
                     raise ValueError("a container in two places")
-                self._count(stack[-1].nbytes if isinstance(stack[-1], Tensor) else 0)
             elif name == "MARK":
-                marked.append(stack)
-                stack = []
+                marks.append(len(stack))
             elif name in _TAKES:
-                if count := _TAKES[name]:
-                    items = stack[-count:]
-                    del stack[-count:]
-                else:
-                    items, stack = stack, marked.pop()
-                stack.append(tuple(items)) if "TUPLE" in name else _fill(stack[-1], items)
+                start = max(len(stack) - _TAKES[name], 0) if _TAKES[name] else marks.pop()
+                items, stack[start:] = stack[start:], []
+                stack.append(tuple(items)) if "TUPLE" in name else self._fill(stack[-1], items)
             elif name == "BINPERSID":
                 stack.append(self._storage(*_few(stack.pop())))
             elif name == "REDUCE":
@@ -136,13 +131,8 @@ class _Reader:
     def _storage(self, _: str, kind: str, key: str, *__: Any) -> _Storage:
         place = "data/" + key
         if place not in self._storages:
-            self._storages[place] = self._mapped[slice(*self._place(place))]
+            self._storages[place] = self._mapped[self._place(place)]
         return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[place])
-
-    def _count(self, num_bytes: int) -> None:
-        self._bytes_left -= num_bytes
-        if self._bytes_left < 0:
-            raise ValueError(f"tensors of more than {MAX_TIMES} times the file's bytes")
 
     def _call(self, function: str, *arguments: Any) -> Any:
         if function == "torch._utils _rebuild_tensor_v2":
@@ -161,22 +151,32 @@ class _Reader:
         end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1 if num_values else 0
         if max(num_values, end) * item > stored.content.nbytes():
             raise ValueError("a tensor with more values than are stored")
-        self._count(num_values * item)
         return torch.empty(0, dtype=stored.dtype).set_(stored.content, offset, size, stride)
 
-    def _bytes(self, name: str) -> bytes:
-        start, end = self._place(name)
-        self._file.seek(start)
-        return self._file.read(end - start)
+    def _fill(self, container: Any, items: list[Any]) -> None:
+        self._bytes_left -= sum(item.nbytes for item in items if isinstance(item, Tensor))
+        if self._bytes_left < 0:
+            raise ValueError(f"tensors of more than {MAX_TIMES} times the file's bytes")
+        if type(container) is list:
+            container.extend(items)
+        elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
+            container.update(zip(items[::2], items[1::2], strict=True))
+        else:
+            raise ValueError("a name that is no text")
 
-    def _place(self, name: str) -> tuple[int, int]:
-        """Where a member's bytes begin, after a header of 30 bytes with the lengths of a name and more, and end."""
+    def _bytes(self, name: str) -> bytes:
+        place = self._place(name)
+        self._file.seek(place.start)
+        return self._file.read(place.stop - place.start)
+
+    def _place(self, name: str) -> slice:
+        """A member's bytes, which follow a header of 30 bytes with the lengths of a name and more."""
         member = self._members[name]
         self._file.seek(member.header_offset)
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", self._file.read(30), 26))
         if start + member.file_size > self._num_bytes:
             raise ValueError(f"{name} ends after the file")
-        return start, start + member.file_size
+        return slice(start, start + member.file_size)
 
 
 def _few(values: Any) -> tuple[Any, ...]:
@@ -184,12 +184,3 @@ def _few(values: Any) -> tuple[Any, ...]:
     if type(values) is not tuple or len(values) > MAX_DIMS:
         raise ValueError("a tensor without a shape")
     return values
-
-
-def _fill(container: Any, items: list[Any]) -> None:
-    if type(container) is list:
-        container.extend(items)
-    elif type(container) is dict and all(type(key) is str for key in items[::2]):  # others may take years to hash
-        container.update(zip(items[::2], items[1::2], strict=True))
-    else:
-        raise ValueError("a name that is no text")
