@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,6 +44,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 MAX_ATTEMPTS = 5
 """Tries at a file whose connection breaks; each must bring new bytes."""
+MAX_REDIRECTS = 20
 MAX_LISTING_BYTES = 4_000_000
 MAX_FILES = 100
 """Needed files of one model; a release has about 15."""
@@ -67,14 +68,13 @@ class DownloadProgress:
 
 
 class RemoteFile(NamedTuple):
-    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksums, if it has any."""
+    """A file as the hub describes it: its path in the repository, safe to write; bytes; checksum, if it has any."""
 
     path: str
     size: int
-    sha256: str | None
+    checksum: str | None
+    """SHA-256; of small files git's SHA-1, with 40 digits."""
     url: str
-    blob_id: str | None = None
-    """Git's SHA-1, which small files have in place of a SHA-256."""
 
 
 Listing = tuple[str, list[RemoteFile]]
@@ -136,7 +136,7 @@ def download(
             with _client(base, token) as client:
                 try:
                     found, files = hub.list_files(client, base, repository, revision or hub.default_revision)
-                except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+                except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError):
                     raise DownloadError(
                         f"hub: {base} answers with something that is no file list; check the endpoint"
                     ) from None
@@ -179,7 +179,6 @@ def _client(base: str, token: str | None) -> httpx.Client:
             request.headers["Authorization"] = f"Bearer {token.strip()}"
 
     return httpx.Client(
-        follow_redirects=True,
         timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         # Compressed bytes could neither be resumed nor compared with the published size.
         headers={"User-Agent": "vivavoce", "Accept-Encoding": "identity"},
@@ -228,9 +227,21 @@ def _by_hand(folder: Path) -> str:
     return f"or copy the model's files by hand, for example to {folder}, and give that path in place of the name"
 
 
+@contextmanager
+def _answer(client: httpx.Client, url: str, **options: Any) -> Iterator[httpx.Response]:
+    """What is found behind all redirects, its body yet to be read; httpx would read the body of each redirect whole."""
+    request = client.build_request("GET", url, **options)
+    for _ in range(MAX_REDIRECTS):
+        with closing(client.send(request, stream=True)) as response:
+            if response.next_request is None:
+                yield response.raise_for_status()
+                return
+            request = response.next_request
+    raise httpx.TooManyRedirects(f"more than {MAX_REDIRECTS} redirects", request=request)
+
+
 def _get_json(client: httpx.Client, url: str, **params: str) -> Any:
-    with client.stream("GET", url, params=params) as response:
-        response.raise_for_status()
+    with _answer(client, url, params=params) as response:
         content = bytearray()
         for piece in response.iter_raw():
             content += piece
@@ -251,9 +262,8 @@ def _list_huggingface(client: httpx.Client, endpoint: str, repository: str, revi
         _remote_file(
             one["rfilename"],
             one["size"],
-            (one.get("lfs") or {}).get("sha256"),
+            (one.get("lfs") or {}).get("sha256") or one.get("blobId"),
             f"{resolved}/{quote(str(one['rfilename']))}",
-            one.get("blobId"),
         )
         for one in answer["siblings"]
     ]
@@ -269,15 +279,9 @@ def _list_modelscope(client: httpx.Client, endpoint: str, repository: str, revis
     ]
 
 
-def _remote_file(path: Any, size: Any, sha256: Any, url: str, blob_id: Any = None) -> RemoteFile:
+def _remote_file(path: Any, size: Any, checksum: Any, url: str) -> RemoteFile:
     check_path(str(path))
-    return RemoteFile(
-        str(path),
-        int(size),
-        str(sha256).lower() if sha256 else None,
-        url,
-        str(blob_id) if blob_id and not sha256 else None,
-    )
+    return RemoteFile(str(path), int(size), str(checksum).lower() if checksum else None, url)
 
 
 HUBS = {
@@ -345,11 +349,18 @@ def _present(folder: Path, file: RemoteFile, revision: str, record: DownloadReco
     if size_of(path) != file.size:
         return None
     known = record.files.get(file.path) if record else None
-    if file.sha256 is None:  # only the commit can tell that nothing changed
+    if file.checksum is None:  # only the commit can tell that nothing changed
         unchanged = record and record.revision == revision and _COMMIT.fullmatch(revision)
         return known.sha256 if known and unchanged else None
     digest = known.sha256 if known else sha256_of(path)
-    return digest if digest == file.sha256 else None
+    return digest if _checksum(path, file, digest) == file.checksum else None
+
+
+def _checksum(path: Path, file: RemoteFile, sha256: str) -> str:
+    """What the hub would publish of the bytes at `path`."""
+    if len(file.checksum or "") != 40:
+        return sha256
+    return sha256_of(path, hashlib.sha1(b"blob %d\0" % size_of(path), usedforsecurity=False))
 
 
 def _part(folder: Path, path: str) -> Path:
@@ -362,20 +373,19 @@ def _fetch(client: httpx.Client, file: RemoteFile, part: Path, report: Callable[
     What `part` holds already is kept where a published checksum can tell that it belongs to this file. If it does not,
     it may stem from another revision: all is fetched once more, from the first byte. Wrong bytes are removed.
     """
-    if file.sha256 is None:
+    if file.checksum is None:
         part.unlink(missing_ok=True)
     found = ""
     for _ in range(2 if size_of(part) > 0 else 1):
         _complete(client, file, part, report)
-        checksum = digest = sha256_of(part)
-        if file.blob_id:
-            checksum = sha256_of(part, hashlib.sha1(b"blob %d\0" % size_of(part), usedforsecurity=False))
-        if size_of(part) == file.size and (file.sha256 or file.blob_id or checksum) == checksum:
+        digest = sha256_of(part)
+        checksum = _checksum(part, file, digest)
+        if size_of(part) == file.size and file.checksum in (None, checksum):
             return digest
         found = f"{size_of(part)} bytes with checksum {checksum}"
         part.unlink(missing_ok=True)
     raise DownloadError(
-        f"file: {file.path}: expected {file.size} bytes with checksum {file.sha256 or file.blob_id or 'unpublished'}, "
+        f"file: {file.path}: expected {file.size} bytes with checksum {file.checksum or 'unpublished'}, "
         f"got {found}; the bytes are deleted, download again or use the other hub"
     )
 
@@ -394,8 +404,7 @@ def _complete(client: httpx.Client, file: RemoteFile, part: Path, report: Callab
 
 
 def _append(client: httpx.Client, file: RemoteFile, part: Path, start: int, report: Callable[[int], None]) -> None:
-    with client.stream("GET", file.url, headers={"Range": f"bytes={start}-"} if start else {}) as response:
-        response.raise_for_status()
+    with _answer(client, file.url, headers={"Range": f"bytes={start}-"} if start else {}) as response:
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
             start = 0  # the server sends the whole file
         with part.open("ab" if start else "wb") as out:

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF
-from vivavoce.errors import DownloadError, ModelNotFound, UnsupportedModel
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF, read_json
+from vivavoce.errors import CheckpointError, DownloadError, ModelNotFound, UnsupportedModel
 from vivavoce.files import replace_file
 
 HOME_VARIABLE = "VIVAVOCE_HOME"
@@ -83,15 +83,12 @@ def is_needed(path: str) -> bool:
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
     """What a model of this generation cannot speak without and `paths` does not name; other spellings count."""
-    needed: list[tuple[str, ...]] = [
-        (YAML_OF[generation],),
-        (SPEAKER_ENCODER,),
-        (f"speech_tokenizer_{generation.value}.onnx",),
-    ]
-    needed += [(f"{part}.pt", f"{part}.safetensors") for part in ("llm", "flow", "hift")]
+    needed = [YAML_OF[generation], SPEAKER_ENCODER, f"speech_tokenizer_{generation.value}.onnx"]
+    needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:
-        needed += [(f"{BACKBONE}/config.json",), (f"{BACKBONE}/vocab.json", f"{BACKBONE}/tokenizer.json")]
-    return [names[0] for names in needed if not any(name in paths for name in names)]
+        needed += [f"{BACKBONE}/config.json", f"{BACKBONE}/vocab.json"]
+    others = {name: name.replace(".pt", ".safetensors").replace("vocab", "tokenizer") for name in needed}
+    return [name for name, other in others.items() if name not in paths and other not in paths]
 
 
 def check_path(path: str) -> None:
@@ -176,11 +173,12 @@ def size_of(path: Path) -> int:
 def read_record(folder: Path) -> DownloadRecord | None:
     """The note in `folder`; None where there is none or it cannot be understood."""
     try:
-        fields = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}
         named = {key: str(fields[key]) for key in ("model", "source", "repository", "revision")}
-        return DownloadRecord(files=files, **named)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # An update removes files that the record names: a stranger's record must not lead out of the folder.
+        return DownloadRecord(files=files, **named) if all(map(is_needed, files)) else None
+    except (CheckpointError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
         return None
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,6 +45,9 @@ class FakeHub:
     """Sent in place of a list."""
     drops: dict[str, list[int]] = field(default_factory=dict)
     """By file: after how many bytes each of the next answers breaks off."""
+    redirect_mb: int = 0
+    """Bytes after each redirect, which nobody needs."""
+    redirected_mb: int = 0
     seen: list[Seen] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes of each file that went out."""
@@ -74,6 +78,10 @@ def _handler(hub: FakeHub, server: str) -> type[BaseHTTPRequestHandler]:
                 self._list(url.path)
             elif redirects:
                 self._answer(302, b"", {"Location": f"{hub.storage}/{path}"})
+                with suppress(ConnectionError):
+                    for _ in range(hub.redirect_mb):
+                        self.wfile.write(bytes(1_000_000))
+                        hub.redirected_mb += 1
             else:
                 self._file(path)
 

@@ -24,6 +24,7 @@ from vivavoce.checkpoint.known_models import (
     is_needed,
     known_model,
     model_folder,
+    read_record,
     write_record,
 )
 from vivavoce.errors import DownloadError, InvalidRequest, ModelNotFound, UnsupportedModel
@@ -259,6 +260,29 @@ def test_a_list_without_end_is_not_read(hub: Any, source: Any) -> None:
     assert f"lists {len(NEEDED) + 100} files, the limit is 100" in fails(endpoint=hub.endpoint, source=source)
 
 
+def test_what_follows_a_redirect_is_not_read(hub: Any) -> None:
+    hub.redirect_mb = 100
+    download(NAME, endpoint=hub.endpoint)
+    assert 0 < hub.redirected_mb < 100
+
+
+@pytest.mark.parametrize("path", ["../precious", "{folder}/precious"])
+def test_a_strangers_record_removes_nothing_elsewhere(hub: Any, tmp_path: Path, path: str) -> None:
+    precious, folder = tmp_path / "precious", tmp_path / "model"
+    folder.mkdir()
+    precious.write_bytes(b"kept")
+    files = {path.format(folder=tmp_path): FileRecord(4, "0" * 64)}
+    write_record(folder, DownloadRecord(NAME, "hf", NAME, "a" * 40, files))
+    download(NAME, endpoint=hub.endpoint, target=folder, revision="main")
+    assert precious.read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"files": {"llm.pt": {"size": 1e999, "sha256": ""}}}', "[]"])
+def test_a_record_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / RECORD).write_text(text)
+    assert read_record(tmp_path) is None
+
+
 def test_the_token_is_not_sent_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub is asked"))
@@ -345,6 +369,7 @@ def test_a_list_that_climbs_out_is_refused(hub: Any, tmp_path: Path, name: str, 
         b"[]",
         b"[" * 100_000,
         b'{"sha": "a", "siblings": [{"rfilename": "llm.pt"}]}',
+        b'{"sha": "a", "siblings": [{"rfilename": "llm.pt", "size": 1e999}]}',
         b'{"Data": null}',
     ],
 )
