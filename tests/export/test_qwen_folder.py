@@ -250,6 +250,15 @@ def test_a_bias_that_does_not_fit_is_refused(folder: Path, content: np.ndarray, 
         open_hugging_face(folder)
 
 
+@pytest.mark.parametrize("header", ["{'descr': (((", "(" * 9_000, "-" * 9_900 + "1"])
+def test_a_bias_whose_header_is_broken(folder: Path, header: str) -> None:
+    content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode()
+    for broken in (content, b"PK\3\4"):
+        (folder / "embedding_bias.npy").write_bytes(broken)
+        with pytest.raises(CheckpointError, match=r"embedding_bias\.npy: cannot be read"):
+            open_hugging_face(folder)
+
+
 def test_a_bias_that_says_more_than_it_has_takes_no_memory(folder: Path) -> None:
     with (folder / "embedding_bias.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 42,)})

@@ -302,9 +302,9 @@ def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
     bias = stored
     if path.is_file():
         try:
-            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # refuses a header that names more than there is
+            mapped = np.lib.format.open_memmap(path, mode="r")  # refuses a header that names more than there is
             bias = torch.from_numpy(np.array(mapped))
-        except (OSError, ValueError, TypeError, EOFError):
+        except Exception:  # numpy reads the header as Python's source, which can be wrong in many ways
             raise CheckpointError(f"{path.name}: cannot be read; {REMEDY}") from None
     if bias is not None and (bias.dim() != 1 or not bias.is_floating_point()):
         dtype = str(bias.dtype).removeprefix("torch.")
