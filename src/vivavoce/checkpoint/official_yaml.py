@@ -35,8 +35,6 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_UNREADABLE = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What PyYAML raises: of its own, and of values that do not fit their tags."""
 
 
 class _Reference(str):
@@ -97,15 +95,14 @@ def read_official_yaml(path: Path) -> dict[str, Any]:
         )
     try:
         document = yaml.load(raw, Loader=_PlainLoader)  # _PlainLoader is a SafeLoader
-    except _UNREADABLE as error:
+    except Exception as error:  # PyYAML raises also what Python says of values that do not fit their tags
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1} ({getattr(error, 'problem', '')!s:.80})" if mark else ""
         raise CheckpointError(f"{path.name}: not valid YAML{where}; download the file again") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path.name}: holds no settings; download the file again")
     try:
-        resolved: dict[str, Any] = _resolve(document, _Document(document), ())
-        return resolved
+        return dict(_resolve(document, _Document(document), ()))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name}: {error}; download the file again") from None
 

@@ -143,9 +143,7 @@ def lm_config(backbone: Section, speech: Section, num_speech_tokens: int, **know
     """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
-        raise CheckpointError(
-            f"{speech.where('mix_ratio')}: {list(mix)!s:.80} are not two numbers; download the file again"
-        )
+        raise CheckpointError(f"{speech.where('mix_ratio')}: {mix!s:.80} are not two numbers; download the file again")
     return backbone.read(
         LMConfig,
         mix_text=mix[0],
@@ -169,9 +167,7 @@ def _flow(flow: Section, flow_keys: Iterable[str]) -> FlowConfig:
     estimator = flow.section("decoder").section("estimator")
     channels = estimator.integers("channels")
     if len(channels) != 1:
-        raise UnsupportedModel(
-            f"{estimator.path}.channels: {list(channels)!s:.80}; a causal U-Net has one level of channels"
-        )
+        raise UnsupportedModel(f"{estimator.path}.channels: {channels!s:.80}; a causal U-Net has one level of channels")
     up_blocks = {key.split(".")[2] for key in flow_keys if key.startswith("encoder.up_encoders.")}
     return flow.read(
         FlowConfig,

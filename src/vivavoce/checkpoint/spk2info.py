@@ -53,7 +53,7 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
     if not isinstance(speakers, Mapping):
         raise CheckpointError(f"{path.name}: holds no speakers by name; make the file again")
     for name, fields in speakers.items():
-        if not isinstance(name, str) or not isinstance(fields, Mapping):
+        if not isinstance(fields, Mapping):
             raise CheckpointError(f"{path.name}: {name!r:.80} is no speaker with named tensors; make the file again")
     return {name: _entry(f"{path.name}: speaker {name!r:.80}", fields) for name, fields in speakers.items()}
 
