@@ -291,6 +291,13 @@ def test_a_text_that_is_read_block_by_block_gives_the_segments_of_the_whole(sent
     assert list(end.located(text)) == whole(end, text)
 
 
+@pytest.mark.parametrize("marks", ["😀" * 400, "-#" * 300])
+def test_marks_that_become_a_part_of_their_own_move_no_range(marks, counting):
+    """Nobody says them, though what follows a segment held them."""
+    text = f"{'The lazy dog slept, ' * 20}the quick one ran. A {marks} fox jumped over five more dogs. " * 3
+    assert list(counting.located(text)) == whole(counting, text)
+
+
 class Counting(Languages):
     """Reads letters and figures like a slow reader, in so many words; `count` blocks so far."""
 

@@ -52,7 +52,8 @@ _RUN = 4
 _FIRST_REACH = 32
 _LONGEST_REWRITING = 2_000
 """Spoken characters without such a run after which the ends of the blocks that were read show where both are."""
-_LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{N}]")
+# As far as what follows is said for certain: marks at its end may not be, nor so many that they are a part of their own.
+_CERTAIN = regex.compile(r"(?:(?![\p{P}\p{S}]{8}).)*[\p{L}\p{N}]", regex.DOTALL)
 
 
 def split_paragraph(
@@ -194,8 +195,8 @@ class _Aligned:
         if following is None:
             self._walk(self._heard, whole=True)
             self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
-        elif letter := _LAST_LETTER.search(following):  # marks alone may not be said after all
-            self._walk(self._heard + following[: letter.end()])
+        elif certain := _CERTAIN.match(following):
+            self._walk(self._heard + certain[0])
             while len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING and self._pass_seam():
                 self._walk(self._heard)
 
