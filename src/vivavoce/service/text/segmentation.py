@@ -52,7 +52,7 @@ _RUN = 4
 _FIRST_REACH = 32
 _LONGEST_REWRITING = 2_000
 """Spoken characters without such a run after which the ends of the blocks that were read show where both are."""
-# As far as what follows is said for certain: marks at its end may not be, nor so many that they are a part of their own.
+# What of the text to come is certain to be said: marks at its end may not be, nor so many that they are a part alone.
 _CERTAIN = regex.compile(r"(?:(?![\p{P}\p{S}]{8}).)*[\p{L}\p{N}]", regex.DOTALL)
 
 
@@ -101,21 +101,18 @@ def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str
     """
     mark, quote = f"[{regex.escape(marks)}]", f"[{_CLOSING_QUOTES}]"
     complete = regex.compile(rf"[^{regex.escape(marks)}]+{mark}(?P<after>{quote}?(?:{mark}{quote}?)*+)")
-    held, start = "", 0  # what is not given yet begins at `start`
-    began = False
+    held = ""
     for piece in chain(text, (None,)):
-        held, start = held[start:] + (piece or ""), 0
+        held = (held + (piece or "")).lstrip(marks)  # a mark begins the whole text only
         if piece is None and held and held[-1] not in marks:
             held += final_mark
-        if not began:
-            held = held.lstrip(marks)
-        while (found := complete.match(held, start)) and (found.end() < len(held) or piece is None):
-            yield held[start : found.start("after")] + "".join(one for one in found["after"] if one not in marks)
-            start, began = found.end(), True
-        if found is None and len(held) - start > _LONGEST_SENTENCE:
-            cut = start + _cut_near_middle(held[start:])
-            yield held[start:cut]
-            start, began = cut, True
+        while (found := complete.match(held)) and (found.end() < len(held) or piece is None):
+            yield held[: found.start("after")] + "".join(one for one in found["after"] if one not in marks)
+            held = held[found.end() :]
+        if found is None and len(held) > _LONGEST_SENTENCE:
+            cut = _cut_near_middle(held)
+            yield held[:cut]
+            held = held[cut:]
 
 
 def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
@@ -161,17 +158,15 @@ def find_spans(
     what is spoken at which both are together, for stretches in which nothing else shows it.
     """
     aligned, start, said = _Aligned(text, seams), 0, 0
-    waiting: deque[tuple[str, int]] = deque()  # segments whose characters are not known, and their ends in what is said
+    waiting: deque[str] = deque()  # segments whose characters are not known
     for segments, following in chain(pieces, (((), None),)):
-        for segment in segments:
-            said += len(segment)
-            waiting.append((segment, said))
-        if following is not None or len(waiting) > 1:
-            aligned.hear("".join(segments), following)
-        while waiting and (following is None or aligned.knows(waiting[0][1])):
-            spoken, last = waiting.popleft()
+        waiting.extend(segments)
+        aligned.hear("".join(segments), following)
+        while waiting and aligned.knows(said + len(waiting[0])):
+            spoken = waiting.popleft()
+            said += len(spoken)
             is_last = following is None and not waiting
-            before, start = start, len(text) if is_last else max(start, aligned.cut(last))
+            before, start = start, len(text) if is_last else max(start, aligned.cut(said))
             yield TextSegment(spoken, before, start)
 
 
@@ -179,10 +174,8 @@ class _Aligned:
     """A text and what is spoken of it, token by token, as it becomes known."""
 
     def __init__(self, text: str, seams: Sequence[tuple[int, int]]) -> None:
-        self._text, self._seams = text, seams
-        self._tokens: list[tuple[int, int]] = []
-        self._keys: list[str] = []
-        self._heard = ""
+        self._text, self._seams, self._heard = text, seams, ""
+        self._tokens, self._keys = _tokens(text)
         self._said: list[tuple[int, int]] = []
         self._said_keys: list[str] = []
         self._at = self._beside = 0  # tokens before are matched, or match nothing
@@ -202,8 +195,6 @@ class _Aligned:
 
     def _walk(self, said: str, whole: bool = False) -> None:
         """Match as far as what is said shows it for certain."""
-        if not self._tokens:
-            self._tokens, self._keys = _tokens(self._text)
         # A token that ends before the last two characters stays as it is, whatever comes.
         spans, keys = _tokens(said, self._said[-1][1] if self._said else 0, len(said) if whole else len(said) - 2)
         self._said += spans
@@ -241,15 +232,15 @@ class _Aligned:
         (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[:2]
         if said_start > said:  # a long word was torn
             return min(before + said - said_before, start)
+        wanted = start + round((said - said_start) / max(1, said_end - said_start) * (end - start))
         if end < len(self._text) and (self._said[-1][1] if self._said else 0) < said:  # a word that is still going on
-            return start + round((said - said_start) / (said_end - said_start) * (end - start))
+            return wanted
         last = bisect_left(self._said, (said,)) - 1
         if last < 0 or self._said[last][1] <= said_start:
             return self._past_closing(start, end)
         # The last token of the segment matches nothing.
-        wanted = end
-        if last + 1 < len(self._said) and self._said[last + 1][0] < said_end:  # nor does the next one
-            wanted = start + round((said - said_start) / (said_end - said_start) * (end - start))
+        if last + 1 >= len(self._said) or self._said[last + 1][0] >= said_end:  # the next one does
+            wanted = end
         start, end = max(start, wanted - _REACH), min(end, wanted + _REACH)
         inside = range(bisect_left(self._tokens, (start,)), bisect_left(self._tokens, (end,)))
         marks = [self._past_closing(self._tokens[at][1], end) for at in inside if self._keys[at] in _SAME_MARKS]
@@ -302,30 +293,27 @@ def matches(
             found.append((at, beside))
             at, beside = at + 1, beside + 1
             continue
-        skips = _to_next_run(one, other, at, beside, whole)
-        if skips is None:
+        left, left_beside = len(one) - at, len(other) - beside
+        skip, skip_beside = _to_next_run(one, other, at, beside, left if whole else min(left, left_beside))
+        if not whole and skip + skip_beside > left_beside - _RUN:  # a run that is still to come may be as near
             break
-        skip, skip_beside = skips
         between = _longest_common(one[at : at + skip], other[beside : beside + skip_beside])
         found += [(at + place, beside + place_beside) for place, place_beside in between]
         at, beside = at + skip, beside + skip_beside
     return found, at, beside
 
 
-def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int, whole: bool) -> tuple[int, int] | None:
-    """Tokens of each before the nearest run of equal ones, nearest by their sum.
+def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int, left: int) -> tuple[int, int]:
+    """Tokens of each before the nearest run of equal ones, nearest by their sum; all, where there is none.
 
-    All, where there is none; None, where one that is still to come may be as near.
+    left: tokens of `one` that are looked at.
     """
-    left, left_beside = len(one) - at, len(other) - beside
-    reach = _FIRST_REACH
+    left_beside, reach = len(other) - beside, _FIRST_REACH
     while True:
         run = _nearest_run(one[at : at + reach + _RUN], other[beside : beside + reach + _RUN])
         # Tokens out of reach may begin a run only if they are further away than it.
         if run is not None and sum(run) <= reach:
-            return run if whole or sum(run) <= left_beside - _RUN else None
-        if not whole and reach >= left_beside:
-            return None
+            return run
         if reach >= max(left, left_beside):
             return run or (left, left_beside)
         reach *= 2
