@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -107,11 +107,15 @@ async def unless_left(request: Request, speaking: Coroutine[Any, Any, ActiveRequ
         if not taken.done():
             leaving.result()  # a body that is refused after all
             raise RequestCancelled("request: its client left before there was audio")
-        return taken.result()
+    except BaseException:
+        taken.cancel()
+        with suppress(Exception, asyncio.CancelledError):
+            (await taken).cancel()  # its cancellation met the end of a wait and was lost
+        raise
     finally:
         leaving.cancel()
-        taken.cancel()
-        await asyncio.gather(leaving, taken, return_exceptions=True)
+        await asyncio.gather(leaving, return_exceptions=True)
+    return taken.result()
 
 
 async def _until_left(receive: Receive) -> None:
