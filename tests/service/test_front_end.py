@@ -10,7 +10,7 @@ import torch
 
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.request import SamplingParams
-from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.service.front_end import END_OF_PROMPT, choose_mode, condition, load_front_end
 from vivavoce.service.speech import Mark, Mode, SpeakOptions, marks_of
 from vivavoce.service.voices.voice import Voice
@@ -147,6 +147,16 @@ def test_text_that_arrives_is_planned_as_soon_as_it_is_complete(front_end, by):
         assert [(one.request.text, one.request.seed) for one in planned] == [
             (only.request.text, only.request.seed) for (only,) in alone
         ]
+
+
+def test_reading_ends_with_who_wants_it_also_where_text_arrives(front_end):
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.SENTENCES))
+    for planned in (
+        arriving.plan_as_read(TEXT, FULL, left=lambda: True),
+        arriving.plan_arriving([TEXT], FULL, left=lambda: True),
+    ):
+        with pytest.raises(RequestCancelled):
+            next(planned)
 
 
 @pytest.mark.parametrize("piece", ["Привет", "bell\x07", 5])

@@ -165,7 +165,8 @@ class FrontEndOf:
             self.read = n + 1
             yield PlannedSegment(SegmentRequest(self.conditioning, (1, 2)), n, n + 1)
 
-    def plan_arriving(self, pieces, voice, options):
+    def plan_arriving(self, pieces, voice, options, left):
+        self.left = left
         for place, piece in enumerate(pieces):
             if isinstance(piece, Exception):
                 raise piece
@@ -233,6 +234,14 @@ def test_a_listener_who_leaves_ends_the_reading(front, voice):
     with pytest.raises(RequestCancelled):
         session.start("x" * 1_000, voice)
     assert engine.requests == []
+
+
+def test_the_reading_of_a_text_that_arrives_ends_with_its_listener(front, voice):
+    session = RequestSession(Engine(), front)
+    session.start(iter(["x"]), voice)
+    assert not front.left()
+    session.close()
+    assert front.left()
 
 
 def test_what_came_before_a_bad_piece_is_spoken_to_its_end(front, voice):

@@ -16,7 +16,7 @@ speech tokens from the source recording.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -34,7 +34,7 @@ from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.text.arriving import located_sentences, whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.reading import is_speakable
+from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.service.voices.voice import Voice, check_fits
@@ -107,18 +107,13 @@ class FrontEnd:
         return list(self.plan_as_read(text, voice, options))
 
     def plan_as_read(
-        self,
-        text: str,
-        voice: Voice,
-        options: SpeakOptions = SpeakOptions(),
-        left: Callable[[], bool] = lambda: False,
+        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: Left = stays
     ) -> Iterator[PlannedSegment]:
         """`plan`, segment by segment: of a long text, the next block is read when its segments are asked for.
 
-        What can be refused is refused before the first one, but for characters that the vocabulary cannot write. left:
-        asked before each block, True ends the reading with RequestCancelled.
+        What can be refused is refused before the first one, but for characters that the vocabulary cannot write.
         """
-        yield from self._segments(text, self.conditioning(voice, options), options, left=left)
+        yield from self._segments(text, self.conditioning(voice, options), options, left)
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
         """`plan` without the characters."""
@@ -130,7 +125,7 @@ class FrontEnd:
         return Arrival.SEGMENTS if self.card.text_stream is TextStream.SENTENCES else Arrival.TOKENS
 
     def plan_arriving(
-        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions()
+        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions(), left: Left = stays
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
@@ -145,7 +140,7 @@ class FrontEnd:
         place = 0
         for sentence in located_sentences(pieces):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                for segment in self._segments(sentence.text, conditioning, options, sentence.start, place):
+                for segment in self._segments(sentence.text, conditioning, options, left, sentence.start, place):
                     place += 1
                     yield segment
 
@@ -167,13 +162,7 @@ class FrontEnd:
         return self.text.encode(self.text.normalize(ended))
 
     def _segments(
-        self,
-        text: str,
-        conditioning: Conditioning,
-        options: SpeakOptions,
-        start: int = 0,
-        place: int = 0,
-        left: Callable[[], bool] = lambda: False,
+        self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
         for seed, one in enumerate(self.text.located(text, options.language, left), options.seed + place):

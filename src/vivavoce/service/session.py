@@ -60,7 +60,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         progress = self._progress
         if isinstance(text, str):
             progress.text = text
-            segments = self._front_end.plan_as_read(text, voice, options, lambda: progress.closed)
+            segments = self._front_end.plan_as_read(text, voice, options, progress.closed.is_set)
             # A short text is read at once: the engine gets what is near, and learns whether there is more.
             is_short = len(text) <= WHOLE_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
@@ -70,7 +70,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
         else:
             arrival = progress.arrival = self._front_end.arrival
-            segments = self._front_end.plan_arriving(progress.reading(text), voice, options)
+            segments = self._front_end.plan_arriving(progress.reading(text), voice, options, progress.closed.is_set)
             near = list(islice(segments, 1))
             if not near:
                 raise InvalidText("text: all pieces are empty; send some text")
@@ -78,7 +78,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             progress.give(one)
         request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)
         with progress.changed:
-            if progress.closed:
+            if progress.closed.is_set():
                 raise RequestCancelled("request: was cancelled")
             self.handle = self._engine.submit(request)
         if arrival is not Arrival.WHOLE:
@@ -96,7 +96,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             progress.changed.notify_all()
 
     def __next__(self) -> AudioChunk:
-        if self._progress.closed:
+        if self._progress.closed.is_set():
             raise StopIteration
         self._chunks = self._chunks or iter(self.handle)
         try:
@@ -108,7 +108,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         return chunk
 
     async def __anext__(self) -> AudioChunk:
-        if self._progress.closed:
+        if self._progress.closed.is_set():
             raise StopAsyncIteration
         self._chunks_async = self._chunks_async or aiter(self.handle)
         try:
@@ -153,7 +153,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     def close(self) -> None:
         """Give it up: nothing more is made. After the end: nothing happens."""
         with self._progress.changed:
-            self._progress.closed = True
+            self._progress.closed.set()
             self._progress.changed.notify_all()
         if hasattr(self, "handle"):
             self.handle.cancel()
@@ -181,7 +181,7 @@ class _Progress:
     text_tokens: int = 0
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
-    closed: bool = False
+    closed: threading.Event = field(default_factory=threading.Event)
 
     def reading(self, pieces: Iterable[str]) -> Iterator[str]:
         """The same pieces, which are remembered."""
@@ -207,8 +207,8 @@ class _Progress:
     def wait_until_near(self) -> bool:
         """Block until the listener is near the next segment; False: the listener has left."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.is_near)
-            return not self.closed
+            self.changed.wait_for(lambda: self.closed.is_set() or self.is_near)
+            return not self.closed.is_set()
 
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:

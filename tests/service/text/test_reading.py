@@ -349,3 +349,14 @@ def test_one_that_takes_too_long_is_replaced_and_its_block_stays_as_it_is_writte
     assert caplog.text.count("another one takes its place") == 1
     monkeypatch.undo()
     assert only.processes.read("next", "en", LONG) == "NEXT"
+
+
+def test_text_stays_as_it_is_written_while_no_process_can_be_started(stand_ins, monkeypatch, caplog):
+    only = stand_ins(1)
+    with monkeypatch.context() as broken:
+        broken.setattr("vivavoce.service.text.reading_processes.python_command", lambda *_: ("/nowhere/python",))
+        (process,) = only.processes._all
+        process.kill()
+        assert [only.processes.read("one", "en", 3) for _ in range(2)] == ["one", "one"]
+    assert "no process that reads texts can be started" in caplog.text
+    assert only.processes.read("two", "en", 3) == "TWO"

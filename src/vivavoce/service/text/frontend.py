@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import regex
 
@@ -11,6 +11,8 @@ from vivavoce.service.text.checks import check_text, excerpt, name_some
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
+    Languages,
+    Left,
     Rules,
     contains_chinese,
     is_only_punctuation,
@@ -18,6 +20,7 @@ from vivavoce.service.text.reading import (
     load_languages,
     parse_language,
     spoken_form,
+    stays,
 )
 from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
@@ -39,10 +42,6 @@ _SYMBOL = r"[[\p{S}--[\p{ASCII}\p{Sk}]]\p{Emoji_Modifier}\uFE0E\uFE0F\u20E3]"
 _SYMBOLS = regex.compile(rf"{_SYMBOL}(?:{_SYMBOL}|[\u200D\U000E0020-\U000E007F])*+", regex.V1)
 _SPACES = regex.compile(r" {2,}")
 _SPACE_BEFORE_MARK = regex.compile(r" (?=[.,!?;:…)”’]|\Z)|\A ")
-
-
-def _stays() -> bool:
-    return False
 
 
 class TextFrontEnd:
@@ -72,17 +71,18 @@ class TextFrontEnd:
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
-        self._languages = load_languages(digits_in_chinese=digits_in_chinese) if normalize else None
-        self._processes: ReadingProcesses | None = None
+        self._languages: Languages | ReadingProcesses | None = None
+        if normalize:  # also where others read: what is missing shows now
+            self._languages = load_languages(digits_in_chinese=digits_in_chinese)
         if normalize and processes:
-            self._processes = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
+            self._languages = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
 
     def close(self) -> None:
         """End the processes that read: what comes now stays as it is written."""
-        if self._processes is not None:
-            self._processes.close()
+        if isinstance(self._languages, ReadingProcesses):
+            self._languages.close()
 
     def segments(self, text: str, language: str | None = None) -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
@@ -95,13 +95,10 @@ class TextFrontEnd:
         """
         return [one.spoken for one in self.located(text, language)]
 
-    def located(
-        self, text: str, language: str | None = None, left: Callable[[], bool] = _stays
-    ) -> Iterator[TextSegment]:
+    def located(self, text: str, language: str | None = None, left: Left = stays) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
-        A segment is given as soon as no later text can change it. The whole text is checked before any of it is read;
-        `left`: asked before each block, True gives the reading up with `RequestCancelled`.
+        A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
         """
         self._check(text)
         wanted = None if language is None else parse_language(language)
@@ -157,15 +154,15 @@ class TextFrontEnd:
         return wanted or ("zh" if contains_chinese(text) else "en")
 
     def _words(
-        self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Callable[[], bool] = _stays
+        self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Left = stays
     ) -> Iterator[str]:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
 
         def read(block: str, rules: Rules) -> str:
             if left():
                 raise RequestCancelled("request: was cancelled")
-            if self._processes is not None:
-                return self._processes.read(block, rules, len(text), left)
+            if isinstance(self._languages, ReadingProcesses):
+                return self._languages.read(block, rules, len(text), left)
             assert self._languages is not None
             return self._languages.read(block, rules)
 

@@ -30,6 +30,9 @@ Language = Literal["zh", "en"]
 Rules = Literal["zh", "en", "digits"]
 """Those of a language; "digits": for English text that is nothing but digits."""
 
+Left = Callable[[], bool]
+"""Asked while a text is read, True: nobody wants it any more, and the reading ends with RequestCancelled."""
+
 WHOLE_CHARS = 500
 _MOST_HELD = 2_000
 """Spoken characters that wait at most for a place between two letters."""
@@ -63,6 +66,11 @@ _BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
         regex.compile(r"\p{Han}(?=\p{Han})|\p{L}(?= \p{L})"),
     ),
 }
+
+
+def stays() -> bool:
+    """A `Left` of a text that is read in any case."""
+    return False
 
 
 def parse_language(name: str) -> Language:

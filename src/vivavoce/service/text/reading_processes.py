@@ -1,9 +1,8 @@
 """Texts read in processes of their own, so that an engine in this one keeps its turns.
 
 wetext holds the interpreter for up to 0.2 s a block (see `reading`). Processes are started as programs, not forked:
-the caller may use CUDA and threads, and its main module need not be importable. Each
-(`main`, with or without `--digits-in-chinese` and `--nice`) answers a line of JSON (a block, the
-rules) with another one, and ends when its input does.
+the caller may use CUDA and threads, and its main module need not be importable. Each (`main`) answers a line of JSON
+(a block, the rules) with another one, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import wait
@@ -23,7 +21,7 @@ from threading import Condition
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.service.text.reading import WHOLE_CHARS, Rules, load_languages
+from vivavoce.service.text.reading import WHOLE_CHARS, Left, Rules, load_languages, stays
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +53,17 @@ class ReadingProcesses:
         self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def read(self, block: str, rules: Rules, length: int, left: Callable[[], bool] = lambda: False) -> str:
+    def read(self, block: str, rules: Rules, length: int, left: Left = stays) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
-        length: of the whole text; left: asked while it waits whether nobody wants the block any more, which is then
-        `RequestCancelled`.
+        length: of the whole text; left: asked while it waits.
         """
         place = self._take(length, left)
         try:
             for _ in range(2):  # one that had ended while it was idle is no fault of the block
-                process, words = self._all[place], None
+                process = self._all[place]
                 try:
-                    words = _ask(process, block, rules)
-                    break
+                    return _ask(process, block, rules)
                 except (OSError, ValueError) as error:
                     if not self._finalizer.alive:
                         break
@@ -77,17 +73,19 @@ class ReadingProcesses:
                     self._all[place] = self._start(place)
                     if isinstance(error, TimeoutError):
                         break
+        except OSError as error:
+            log.warning("no process that reads texts can be started (%s)", error)
         finally:
             with self._changed:
                 self._idle.add(place)
                 self._changed.notify_all()
-        return block if words is None else words
+        return block
 
     def close(self) -> None:
         """End the processes."""
         self._finalizer()
 
-    def _take(self, length: int, left: Callable[[], bool]) -> int:
+    def _take(self, length: int, left: Left) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
         least = 0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1)
         with self._changed:
@@ -110,7 +108,7 @@ class ReadingProcesses:
         return subprocess.Popen(python_command(__name__, *flags), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str | None:
+def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str:
     """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -118,7 +116,7 @@ def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str | No
     process.stdin.flush()
     if not wait([process.stdout.fileno()], TOO_LONG_S):
         raise TimeoutError
-    words: str | None = json.loads(process.stdout.readline())
+    words: str = json.loads(process.stdout.readline())
     return words
 
 
@@ -138,17 +136,15 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main() -> None:
-    """Answer each block with its words; with null where the rules fail."""
+    """Answer each block with its words; with itself where the rules fail."""
     # The parent process is interrupted, too, and closes the input when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "--nice" in sys.argv[1:]:
         os.nice(_NICENESS)
     languages = load_languages(digits_in_chinese="--digits-in-chinese" in sys.argv[1:])
-    words: str | None
     for line in sys.stdin.buffer:
-        try:
-            words = languages.read(*json.loads(line))
-        except Exception:
-            words = None
+        words, rules = json.loads(line)
+        with suppress(Exception):
+            words = languages.read(words, rules)
         sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
         sys.stdout.buffer.flush()
