@@ -36,8 +36,8 @@ TEXTS = [" ".join(SENTENCES[place : place + 4]) for place in range(8, 32)]
 SIZES = {"tiny": TINY, "release": RELEASE}
 LENGTHS = {"sampling": {"min_ratio": 2, "max_ratio": 2}}
 """Random weights do not end by themselves."""
-TOO_LONG = recording(36.0, rate=4_000, width=1)
-"""144 kB that are refused once they were read."""
+TOO_COARSE = recording(36.0, rate=4_000, width=1)
+"""144 kB that are refused when they are decoded, for their rate."""
 SLACK_S = 0.1
 """A silence shorter than this is none: a player has so much in hand."""
 MOST_LATER_S, MOST_HEALTH_S, MOST_LOG_MB = 0.5, 2.0, 5.0
@@ -114,6 +114,7 @@ def broken(alone: Figures, beside: Figures) -> list[str]:
             wrong.append(f"memory: the {name} had {first:.0f} MB and keeps {last:.0f} MB")
     if beside.log_mb > MOST_LOG_MB:
         wrong.append(f"log: {beside.log_mb:.1f} MB were written")
+    wrong += [f"attacker: {what}" for what in beside.came if what.startswith("it broke")]
     return wrong
 
 
@@ -187,26 +188,26 @@ class Watch:
 
     async def _upload(self) -> None:
         """A recording for a voice."""
-        body = form({"name": "new", "transcript": "hi"}, "file", TOO_LONG)
-        found = await self._answer(request("/v1/audio/voices", body, kind=FORM, key=self._place.keys["carol"]))
+        body = form({"name": "new", "transcript": "hi"}, "file", TOO_COARSE)
+        found, said = await self._answer(request("/v1/audio/voices", body, kind=FORM, key=self._place.keys["carol"]))
         self.figures.asked["upload"] += 1
-        self.figures.lost.update({f"upload {found}": 1} if found != 400 else {})
+        self.figures.lost.update({f"upload {found}": 1} if (found, b"4000 Hz" in said) != (400, True) else {})
 
     async def _probe(self, name: str) -> None:
         worst, content = self.figures.health_s, request(f"/health/{name}", method="GET")
         while True:
             began, found = time.monotonic(), 200
             try:
-                found = await self._answer(content)
+                found, _ = await self._answer(content)
             finally:
                 worst[name] = max(worst[name], time.monotonic() - began if found == 200 else math.inf)
             await asyncio.sleep(0.25)
 
-    async def _answer(self, content: bytes) -> int:
+    async def _answer(self, content: bytes) -> tuple[int, bytes]:
         try:
-            return (await asyncio.wait_for(answer(self._place.port, content), PATIENCE_S))[0]
+            return await asyncio.wait_for(answer(self._place.port, content), PATIENCE_S)
         except (OSError, TimeoutError, asyncio.TimeoutError):
-            return 0
+            return 0, b""
 
     def note_memory(self) -> bool:
         """Whether it is as small as at first."""

@@ -42,6 +42,7 @@ def test_who_takes_nothing_is_not_accused() -> None:
         ({"health_s": {"live": 3.0, "ready": 0.1}}, "health: /health/live took 3.0 s"),
         ({"memory_mb": {"server": [100.0, 900.0, 111.0]}}, "memory: the server had 100 MB and keeps 111 MB"),
         ({"log_mb": 20.0}, "log: 20.0 MB"),
+        ({"came": {"it broke: ValueError()": 1}}, "attacker: it broke: ValueError()"),
     ],
 )
 def test_what_an_attacker_takes_is_told(taken: dict[str, object], told: str) -> None:
