@@ -70,13 +70,13 @@ def tensor(offset: Any, size: Any, stride: Any) -> Call:
     return Call(rebuild, torch.zeros(4)._typed_storage(), offset, size, stride, False, collections.OrderedDict())
 
 
-class Parameter:
-    """The same tensor by the same arguments, which the file has once."""
-
-    arguments = torch.zeros(100_000), False, collections.OrderedDict()
-
-    def __reduce__(self) -> Any:
-        return torch._utils._rebuild_parameter, self.arguments
+def parameters(content: Any, number: int) -> list[Call]:
+    """The same parameter many times, by the same arguments, which the file has once."""
+    calls = [Call(torch._utils._rebuild_parameter) for _ in range(number)]
+    made = torch._utils._rebuild_parameter, (content, False, collections.OrderedDict())
+    for call in calls:
+        call.made = made
+    return calls
 
 
 def of(content: Any, **options: Any) -> Callable[[Path], None]:
@@ -142,7 +142,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "dimensions": (of({"a": tensor(0, (1,) * 9, (0,) * 9)}), "without a shape"),
     "views": (of([SHARED.view(-1) for _ in range(5)]), "more than 4 times the file's bytes"),
     "again": (of([SHARED] * 5), "more than 4 times the file's bytes"),
-    "parameters": (of([Parameter() for _ in range(1_000)]), "more than 4 times the file's bytes"),
+    "parameters": (of(parameters(SHARED, 1_000)), "more than 4 times the file's bytes"),
+    "speakers": (of(parameters(SPEAKER, 2)), "it calls torch._utils _rebuild_parameter"),
     "dict": (of([SPEAKER] * 2), "a container in two places"),
     "legacy": (of({"a": SHARED}, _use_new_zipfile_serialization=False), "not a zip file"),
     "code": (of({"a": Call(print, "called")}), "it calls __builtin__ print"),

@@ -137,7 +137,7 @@ class _Reader:
     def _call(self, function: str, *arguments: Any) -> Any:
         if function == "torch._utils _rebuild_tensor_v2":
             return self._tensor(*arguments)
-        if function == "torch._utils _rebuild_parameter":
+        if function == "torch._utils _rebuild_parameter" and isinstance(arguments[0], Tensor):
             return arguments[0]
         if function == "collections OrderedDict" and not arguments:
             return {}
