@@ -242,14 +242,12 @@ def _answer(client: httpx.Client, url: str, **options: Any) -> Iterator[httpx.Re
 
 def _get_json(client: httpx.Client, url: str, **params: str) -> Any:
     with _answer(client, url, params=params) as response:
-        content = bytearray()
-        for piece in response.iter_raw():
-            content += piece
-            if len(content) > MAX_LISTING_BYTES:
-                raise DownloadError(
-                    f"hub: {url} lists more than {MAX_LISTING_BYTES} bytes of files, which is the limit; check the "
-                    "endpoint, or use the other hub"
-                )
+        content = next(response.iter_raw(MAX_LISTING_BYTES + 1), b"")
+    if len(content) > MAX_LISTING_BYTES:
+        raise DownloadError(
+            f"hub: {url} lists more than {MAX_LISTING_BYTES} bytes of files, which is the limit; check the endpoint, "
+            "or use the other hub"
+        )
     return json.loads(content)
 
 

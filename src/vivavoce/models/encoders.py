@@ -59,10 +59,20 @@ def open_onnx(path: str | Path, *, num_inputs: int, providers: Sequence[str] | N
     So sums are always taken in the same order, and voices are extracted side by side. providers: ONNX Runtime's, best
     first; the CPU if None. CheckpointError: missing, not an ONNX model, or one of another kind.
     """
-    path = Path(path)
+    import onnxruntime
+
+    path, options = Path(path), onnxruntime.SessionOptions()
     if not path.is_file():
         raise CheckpointError(f"{path.name} is missing in {path.parent}; download the checkpoint again")
-    session = _open_session(path, list(providers or ["CPUExecutionProvider"]))
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = _ERRORS_ONLY
+    try:
+        _check_file(path)
+        session = onnxruntime.InferenceSession(str(path), options, list(providers or ["CPUExecutionProvider"]))
+    except Exception as error:  # ONNX Runtime's errors share no other base
+        raise CheckpointError(
+            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); download it again"
+        ) from error
     found = len(session.get_inputs())
     if found != num_inputs:
         raise CheckpointError(
@@ -70,22 +80,6 @@ def open_onnx(path: str | Path, *, num_inputs: int, providers: Sequence[str] | N
             "download it again"
         )
     return OnnxModel(path, session)
-
-
-def _open_session(path: Path, providers: list[str]) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = _ERRORS_ONLY
-    try:
-        _check_file(path)
-        return onnxruntime.InferenceSession(str(path), sess_options=options, providers=providers)
-    except Exception as error:  # ONNX Runtime's errors share no other base
-        raise CheckpointError(
-            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); download it again"
-        ) from error
 
 
 def _reason(error: Exception) -> str:
