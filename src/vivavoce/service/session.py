@@ -199,15 +199,10 @@ class _Progress:
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
 
-    @property
-    def is_near(self) -> bool:
-        """The listener is close enough to the next segment for the engine to have it."""
-        return len(self.spans) <= self.heard + AHEAD
-
     def wait_until_near(self) -> bool:
-        """Block until the listener is near the next segment; False: the listener has left."""
+        """Block until the listener is near enough for the engine to have the next segment; False: it has left."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed.is_set() or self.is_near)
+            self.changed.wait_for(lambda: self.closed.is_set() or len(self.spans) <= self.heard + AHEAD)
             return not self.closed.is_set()
 
 

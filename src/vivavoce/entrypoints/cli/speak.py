@@ -16,7 +16,7 @@ from vivavoce.entrypoints.cli.flags import argument, flag
 from vivavoce.entrypoints.cli.model import ModelChoice, load_model, note_if_no_real_model
 from vivavoce.entrypoints.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.text.checks import MAX_TEXT_CHARS, check_characters, check_length
+from vivavoce.service.text.checks import MAX_TEXT_CHARS, check_text
 
 if TYPE_CHECKING:
     from vivavoce.engine.request import AudioChunk
@@ -112,8 +112,7 @@ def read_text(argument: str | None, file: str | None) -> str:
     text = argument if argument is not None else _read_file(file or STDIN)
     if not text.strip():
         raise InvalidText("text: is empty; write at least one word")
-    check_length(text)
-    check_characters(text)
+    check_text(text)
     return text
 
 

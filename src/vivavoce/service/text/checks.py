@@ -17,9 +17,14 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidText` as `check_length` and `check_characters`."""
+    """Raise `InvalidText` as `check_length`; for halves of surrogate pairs, and control characters but white space."""
     check_length(text)
-    check_characters(text)
+    check_surrogates(text)
+    control = _CONTROL.search(text)
+    if control:
+        raise InvalidText(
+            f"text: control character U+{ord(control[0]):04X} at position {control.start()}; remove it from the text"
+        )
 
 
 def check_length(text: str) -> None:
@@ -29,16 +34,6 @@ def check_length(text: str) -> None:
     if len(text) > MAX_TEXT_CHARS:
         raise InvalidText(
             f"text: {len(text)} characters are more than the limit of {MAX_TEXT_CHARS}; split it into several requests"
-        )
-
-
-def check_characters(text: str) -> None:
-    """Raise `InvalidText` for control characters other than white space, and for halves of surrogate pairs."""
-    check_surrogates(text)
-    control = _CONTROL.search(text)
-    if control:
-        raise InvalidText(
-            f"text: control character U+{ord(control[0]):04X} at position {control.start()}; remove it from the text"
         )
 
 

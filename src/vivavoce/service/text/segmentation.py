@@ -190,8 +190,8 @@ class _Aligned:
             self._pairs.append((len(self._text), len(self._text), len(self._heard), len(self._heard)))
         elif certain := _CERTAIN.match(following):
             self._walk(self._heard + certain[0])
-            while len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING and self._pass_seam():
-                self._walk(self._heard)
+            if len(self._heard) - self._pairs[-1][3] > _LONGEST_REWRITING:
+                self._pass_seam()
 
     def _walk(self, said: str, whole: bool = False) -> None:
         """Match as far as what is said shows it for certain."""
@@ -203,23 +203,22 @@ class _Aligned:
         self._match(found)
 
     def _match(self, found: list[tuple[int, int]]) -> None:
-        for at, beside in found:
-            pair = self._tokens[at] + self._said[beside]
-            if pair[0] >= self._pairs[-1][1] and pair[2] >= self._pairs[-1][3]:  # not across a seam
-                self._pairs.append(pair)
+        _, after, _, after_said = self._pairs[-1]
+        pairs = (self._tokens[at] + self._said[beside] for at, beside in found)
+        self._pairs += [pair for pair in pairs if pair[0] >= after and pair[2] >= after_said]  # not across a seam
 
-    def _pass_seam(self) -> bool:
-        """Go on where the last block ends that is said as far as is known; False: there is none to go on to."""
+    def _pass_seam(self) -> None:
+        """Go on where the last block ends that is said as far as is known."""
         _, after, _, after_said = self._pairs[-1]
         end, said = next((one for one in reversed(self._seams) if one[1] <= len(self._heard)), (0, 0))
         if end <= after or said <= after_said:
-            return False
+            return
         at, beside = bisect_left(self._tokens, (end,)), bisect_left(self._said, (said,))
         between = _longest_common(self._keys[self._at : at], self._said_keys[self._beside : beside])
         self._match([(self._at + one, self._beside + other) for one, other in between])
         self._pairs.append((end, end, said, said))
         self._at, self._beside = max(at, self._at), max(beside, self._beside)
-        return True
+        self._walk(self._heard)
 
     def knows(self, said: int) -> bool:
         """Whether it is known where a segment ends that ends at this character of what is spoken."""
@@ -320,21 +319,10 @@ def _to_next_run(one: Sequence[str], other: Sequence[str], at: int, beside: int,
 
 
 def _nearest_run(one: Sequence[str], other: Sequence[str]) -> tuple[int, int] | None:
-    places: dict[tuple[str, ...], int] = {}
-    for place, run in _runs(one):
-        places.setdefault(run, place)
-    nearest: tuple[int, int] | None = None
-    for beside, run in _runs(other):
-        if nearest is not None and beside > sum(nearest):
-            break
-        found = places.get(run)
-        if found is not None and (nearest is None or found + beside < sum(nearest)):
-            nearest = found, beside
-    return nearest
-
-
-def _runs(tokens: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    return enumerate(zip(*(tokens[start:] for start in range(_RUN)), strict=False))
+    runs, runs_beside = (list(zip(*(tokens[start:] for start in range(_RUN)), strict=False)) for tokens in (one, other))
+    first = {run: place for place, run in reversed(list(enumerate(runs)))}
+    both = ((first[run], beside) for beside, run in enumerate(runs_beside) if run in first)
+    return min(both, key=sum, default=None)
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
