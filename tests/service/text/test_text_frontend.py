@@ -305,9 +305,9 @@ class Counting(Languages):
         super().__init__(str, lambda text: "".join(words if one == "9" else one for one in text), str)
         object.__setattr__(self, "count", 0)
 
-    def read(self, block, rules):
+    def read(self, block, rules, *rest, **more):
         object.__setattr__(self, "count", self.count + 1)
-        return super().read(block, rules)
+        return super().read(block, rules, *rest, **more)
 
 
 @pytest.fixture

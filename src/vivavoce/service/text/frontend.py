@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import regex
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, RequestCancelled
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_text, excerpt, name_some
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
     Languages,
     Left,
-    Rules,
     contains_chinese,
     is_only_punctuation,
     is_speakable,
@@ -157,17 +157,10 @@ class TextFrontEnd:
         self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Left = stays
     ) -> Iterator[str]:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
-
-        def read(block: str, rules: Rules) -> str:
-            if left():
-                raise RequestCancelled("request: was cancelled")
-            if isinstance(self._languages, ReadingProcesses):
-                return self._languages.read(block, rules, len(text), left)
-            assert self._languages is not None
-            return self._languages.read(block, rules)
-
-        said = 0
-        for words, end in spoken_form(text, language, read) if language else ((text, len(text)),):
+        said, pieces = 0, iter([(text, len(text))])
+        if language and self._languages:
+            pieces = spoken_form(text, language, partial(self._languages.read, length=len(text), left=left))
+        for words, end in pieces:
             spoken = words if self._scripts is None else drop_symbols(words)
             said += len(spoken)
             seams.append((end, said))

@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 import regex
 
-from vivavoce.errors import InvalidRequest, MissingDependency
+from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 
 Language = Literal["zh", "en"]
 Rules = Literal["zh", "en", "digits"]
@@ -255,8 +255,10 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def read(self, block: str, rules: Rules) -> str:
-        """A block of text, with numbers, dates and units in words."""
+    def read(self, block: str, rules: Rules, length: int = 0, left: Left = stays) -> str:
+        """A block of a text of any length, with numbers, dates and units in words."""
+        if left():
+            raise RequestCancelled("request: was cancelled")
         if rules == "zh":
             return self.chinese(block)
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)

@@ -48,8 +48,7 @@ class ReadingProcesses:
         self._digits_in_chinese = digits_in_chinese
         self._all = [self._start(place) for place in range(number)]
         self._idle = set(range(number))
-        self._waiting: set[tuple[int, int]] = set()
-        """The length of the whole text, and who came first."""
+        self._waiting: set[tuple[int, int]] = set()  # the length of the whole text, and who came first
         self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 

@@ -42,8 +42,7 @@ _SAME_MARK = str.maketrans("。？！；：，、．｡…", ".?!;:,,...")
 _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
-"""Characters around the likely end of a segment, in a text that was rewritten there, in which a better one is looked
-for."""
+"""Characters around the likely end of a segment, where the text was rewritten, in which a better one is sought."""
 # What opens and closes alike closes here if nothing follows it.
 _CLOSING = regex.compile(rf"""(?:[{_MARKS}\p{{Pe}}\p{{Pf}}]|["'*_]+(?=[{_MARKS}\p{{Pe}}\p{{Pf}}\s]|\Z))*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
@@ -162,11 +161,10 @@ def find_spans(
     for segments, following in chain(pieces, (((), None),)):
         waiting.extend(segments)
         aligned.hear("".join(segments), following)
-        while waiting and aligned.knows(said + len(waiting[0])):
+        while waiting and (end := aligned.cut(said + len(waiting[0]))) is not None:
             spoken = waiting.popleft()
             said += len(spoken)
-            is_last = following is None and not waiting
-            before, start = start, len(text) if is_last else max(start, aligned.cut(said))
+            before, start = start, max(start, end) if waiting or following is not None else len(text)
             yield TextSegment(spoken, before, start)
 
 
@@ -220,12 +218,13 @@ class _Aligned:
         self._at, self._beside = max(at, self._at), max(beside, self._beside)
         self._walk(self._heard)
 
-    def knows(self, said: int) -> bool:
-        """Whether it is known where a segment ends that ends at this character of what is spoken."""
-        return len(self._pairs) > 1 and self._pairs[-1][2] >= said
+    def cut(self, said: int) -> int | None:
+        """Where in the text a segment ends that ends at this character of what is spoken; they are asked in order.
 
-    def cut(self, said: int) -> int:
-        """Where in the text a segment ends that ends at this character of what is spoken; they are asked in order."""
+        None: it is not known yet.
+        """
+        if len(self._pairs) == 1 or self._pairs[-1][2] < said:
+            return None
         following = bisect_left(self._pairs, said, lo=1, key=lambda pair: pair[2])
         del self._pairs[: following - 1]
         (before, start, said_before, said_start), (end, _, said_end, _) = self._pairs[:2]
