@@ -44,9 +44,9 @@ def end_with_parent() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def shut_in(last: int, memory_bytes: int) -> None:
-    """From now on this process can open neither file nor socket, and not undo that. Its file descriptors 0 … `last` are
-    open; it writes to none but the last. memory_bytes: of addresses in all, where the system counts them (Linux).
+def shut_in(memory_bytes: int) -> None:
+    """From now on this process can open neither file nor socket, and not undo that; what it has open it keeps, but what
+    it prints is lost. memory_bytes: of addresses in all, where the system counts them (Linux).
     """
     import ctypes
     import resource
@@ -55,7 +55,7 @@ def shut_in(last: int, memory_bytes: int) -> None:
     for standard in (1, 2):
         os.dup2(nothing, standard)
     os.close(nothing)
-    limits = {resource.RLIMIT_NOFILE: last + 1, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
         limits[resource.RLIMIT_AS] = memory_bytes
     for limit, most in limits.items():

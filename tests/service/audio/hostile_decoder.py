@@ -18,6 +18,9 @@ from vivavoce.errors import InvalidAudio
 from vivavoce.service.audio import decoding_process
 from vivavoce.service.audio.samples import Audio
 
+LASTS_S = 20.0
+"""How long a child keeps what its parent had open."""
+
 _decode = decoding_process.decode_audio
 
 
@@ -30,6 +33,7 @@ def tries() -> str:
         "connect": lambda: socket.socket(socket.AF_INET),
         "unix": lambda: socket.socket(socket.AF_UNIX),
         "pipe": os.pipe,
+        "another's place": lambda: (os.close(1), os.open("/etc/passwd", os.O_RDONLY)),
         "more files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024)),
         "more memory": lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40)),
         "what root may": lambda: os.chroot("/"),
@@ -46,7 +50,9 @@ def tries() -> str:
 
 
 def decode(data: bytes, **named: Any) -> Audio:
-    """t: tries what it can do; m: takes memory; k: dies; l: lasts; g: says what cannot be understood; else decodes."""
+    """t: tries what it can do; m: takes memory; k: dies; l: lasts; c: so does its child; g, i, n, u: says what cannot be
+    understood; else decodes.
+    """
     match data[:1]:
         case b"t":
             raise InvalidAudio(f"done: [{tries()}]")
@@ -56,8 +62,19 @@ def decode(data: bytes, **named: Any) -> Audio:
             os.kill(os.getpid(), signal.SIGKILL)
         case b"l":
             time.sleep(600)
+        case b"c":
+            if os.fork() == 0:
+                time.sleep(LASTS_S)
+                os._exit(0)
+            time.sleep(600)
         case b"g":
-            os.write(3, b"garbage\n")
+            os.write(0, b"garbage\n")
+        case b"i":
+            os.write(0, b'[Infinity, 4, ""]\nfour')
+        case b"n":
+            os.write(0, b"[" * 4_000 + b"\n")
+        case b"u":
+            os.write(0, b'[0, 0, "\\ud800"]\n')
     return _decode(data, **named)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -62,7 +63,10 @@ def test_a_hostile_one_opens_neither_file_nor_socket_and_keeps_its_limits(hostil
         hostile.decode(b"t")
 
 
-@pytest.mark.parametrize(("recording", "told"), [(b"m", "more than 1024 MiB"), (b"k", "breaks"), (b"g", "breaks")])
+@pytest.mark.parametrize(
+    ("recording", "told"),
+    [(b"m", "more than 1024 MiB"), *((what, "breaks") for what in (b"k", b"g", b"i", b"n", b"u"))],
+)
 def test_one_that_takes_too_much_or_breaks_the_decoder_is_refused_and_the_next_is_decoded(
     hostile, tone, encode, recording, told
 ):
@@ -73,10 +77,19 @@ def test_one_that_takes_too_much_or_breaks_the_decoder_is_refused_and_the_next_i
     assert len(hostile.decode(encode(tone(440, 8_000), 8_000)).samples) == 8_000
 
 
-def test_one_that_lasts_is_given_up(hostile, tone, encode, monkeypatch):
+@pytest.mark.parametrize("recording", [b"l", b"c"])
+def test_one_that_lasts_is_given_up(hostile, tone, encode, monkeypatch, recording):
     hostile.decode(encode(tone(440, 8_000), 8_000))
     monkeypatch.setattr(f"{MODULE}.DECODE_S", 0.5)
+    began = time.monotonic()
     with pytest.raises(InvalidAudio, match="takes too long"):
-        hostile.decode(b"l")
+        hostile.decode(recording)
+    assert time.monotonic() - began < hostile_decoder.LASTS_S / 2
     monkeypatch.undo()
+    assert len(hostile.decode(encode(tone(440, 8_000), 8_000)).samples) == 8_000
+
+
+def test_one_that_comes_after_the_process_was_ended_is_not_blamed(hostile, tone, encode):
+    hostile._process.kill()
+    hostile._process.wait()
     assert len(hostile.decode(encode(tone(440, 8_000), 8_000)).samples) == 8_000

@@ -1,9 +1,9 @@
 """Strangers' recordings are decoded in a process of its own, which holds nothing worth taking and can open nothing.
 
 Decoders are large and written in C: a recording that breaks one breaks a process without the model and the voices.
-`main` answers a line of JSON (how messages call the audio, the longest accepted in seconds, bytes) and so many bytes
-with a line of JSON (rate, bytes, or an error) and so many bytes of float32 samples. It ends when its input does.
-Nothing that it sends is trusted.
+`main` reads from the socket that is its input a line of JSON (how messages call the audio, the longest accepted in
+seconds, bytes) and so many bytes; it answers there with a line of JSON (rate, bytes, or an error) and so many bytes of
+float32 samples. Nothing that it sends is trusted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,8 +32,6 @@ DECODE_S = 10.0
 MEMORY_BYTES = 1 << 30
 """Of addresses: Python and the libraries take 0.2 GB, the largest file with its samples 0.1 GB more."""
 _MAX_LINE = 4096
-_ANSWERS = 3
-"""The file descriptor of answers; besides, the process has the three of every program alone."""
 _AMR = b"#!AMR\n" + (b"\x04" + bytes(12)) * 8
 """A sixth of a second that FFmpeg alone decodes."""
 
@@ -40,12 +39,12 @@ _AMR = b"#!AMR\n" + (b"\x04" + bytes(12)) * 8
 class DecodingProcess:
     """Decodes as `decode_audio` does; from any number of threads, one recording after the other.
 
-    Its process, which `command` runs, is replaced when it ends or takes too long.
+    Its process, which `command` runs, is replaced when it ends, takes too long or says what cannot be understood.
     """
 
     def __init__(self, command: tuple[str, ...] = python_command(__name__)) -> None:
         self._command, self._lock = command, Lock()
-        self._process = self._start()
+        self._start()
 
     def decode(
         self, source: str | Path | bytes | BinaryIO, *, field: str = "reference audio", max_seconds: float | None = None
@@ -53,60 +52,66 @@ class DecodingProcess:
         """See `decode_audio`; InvalidAudio also for what takes too long, too much memory, or breaks the decoder."""
         data, label = read_source(source, field)
         with self._lock:
-            began, timer = time.monotonic(), Timer(DECODE_S, self._process.kill)
+            if self._process.poll() is not None:  # it was ended meanwhile, and not by this recording
+                self.close()
+                self._start()
+            began, timer = time.monotonic(), Timer(DECODE_S, _end, (self._process, self._socket))
             timer.start()
             try:
-                return _exchange(self._process, data, field, MAX_DECODE_S if max_seconds is None else max_seconds)
-            except (OSError, ValueError, TypeError):  # it has ended, or says what cannot be understood
+                return _exchange(self._socket, data, field, MAX_DECODE_S if max_seconds is None else max_seconds)
+            except InvalidAudio:
+                raise
+            except Exception:  # it has ended, or the next answer of this process might be of another recording
                 problem = "takes too long to decode" if time.monotonic() - began >= DECODE_S else "breaks its decoder"
                 self.close()
-                self._process = self._start()
+                self._start()
             finally:
                 timer.cancel()
         raise InvalidAudio(f"{label} {problem}; convert it to WAV and upload that")
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(OSError):  # a recording that was not sent yet
-                pipe.close()
+        _end(self._process, self._socket)
         self._process.wait()
+        self._socket.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         # Further threads and pools of memory take addresses, more of them the more processors there are.
         few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **few})
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                self._command, stdin=theirs, stdout=subprocess.DEVNULL, env={**os.environ, **few}
+            )
 
 
-def _exchange(process: subprocess.Popen[bytes], data: bytes, field: str, limit_s: float) -> Audio:
-    """The recording's samples, or InvalidAudio; raises what pipes, JSON and numpy do if the process is broken."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps([field, limit_s, len(data)]).encode() + b"\n")
-    process.stdin.write(data)
-    process.stdin.flush()
-    rate, length, error = json.loads(process.stdout.readline(_MAX_LINE))
-    if error:
-        raise InvalidAudio(" ".join(str(error).split()))
-    if not 0 < length <= limit_s * MAX_SAMPLE_RATE * np.float32().itemsize:
-        raise ValueError(length)
-    samples = process.stdout.read(length)
-    if len(samples) < length:
-        raise ValueError(length)
-    return Audio(np.frombuffer(bytearray(samples), np.float32), int(rate))  # which may be written to
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    process.kill()
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(socket.SHUT_RDWR)  # a process that it has started might keep the other end
+
+
+def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float) -> Audio:
+    """The recording's samples, or InvalidAudio; raises what sockets, JSON and numpy do if the process is broken."""
+    connection.sendall(json.dumps([field, limit_s, len(data)]).encode() + b"\n" + data)
+    with connection.makefile("rb") as answers:
+        rate, length, error = json.loads(answers.readline(_MAX_LINE))
+        if error and error.isprintable():
+            raise InvalidAudio(error)
+        if error or not (0 < rate <= MAX_SAMPLE_RATE and 0 < length <= limit_s * rate * np.float32().itemsize):
+            raise ValueError(error)
+        samples = answers.read(length)
+    return Audio(np.frombuffer(bytearray(samples), np.float32, length // 4), int(rate))  # which may be written to
 
 
 def main() -> None:
-    """Answer each recording with its samples, or with what is wrong with it."""
-    # The parent process is interrupted, too, and closes the input when it ends.
+    """Answer each recording with its samples, or with what is wrong with it, until the other end is closed."""
+    # The parent process is interrupted, too, and closes the socket when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     decode_audio(_AMR)  # what is imported or opened at first use is now
-    os.dup2(sys.stdout.fileno(), _ANSWERS)
-    shut_in(_ANSWERS, MEMORY_BYTES)
-    with open(_ANSWERS, "wb") as answers:
+    shut_in(MEMORY_BYTES)
+    with open(sys.stdin.fileno(), "wb", closefd=False) as answers:
         for head in sys.stdin.buffer:
             field, limit_s, length = json.loads(head)
             samples, answer = b"", (0, 0, "")
