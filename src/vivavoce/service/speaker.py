@@ -52,7 +52,7 @@ class SpeakerStatistics:
     memory_total: int
     voices_extracted: int
     voices_remembered: int
-    voice_store: str
+    voice_store: str = "ok"
     starts: int = 1
 
 

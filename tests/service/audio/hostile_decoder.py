@@ -50,8 +50,8 @@ def tries() -> str:
 
 
 def decode(data: bytes, **named: Any) -> Audio:
-    """t: tries what it can do; m: takes memory; k: dies; l: lasts; c: so does its child; g, i, n, u: says what cannot be
-    understood; else decodes.
+    """t: tries what it can do; m: takes memory; k: dies; l: lasts; c: so does its child; g, i, n, u: says what cannot
+    be understood; else decodes.
     """
     match data[:1]:
         case b"t":

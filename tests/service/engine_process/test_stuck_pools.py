@@ -51,7 +51,9 @@ def asked(host: EngineClient, count: int, **fields: object) -> list[asyncio.Task
     return [asyncio.ensure_future(host.speak(order(**fields))) for _ in range(count)]  # type: ignore[arg-type]
 
 
-async def test_a_store_that_hangs_keeps_no_built_in_voice_from_speaking(babble: Path, cause: Path) -> None:
+async def test_a_store_that_hangs_keeps_no_built_in_voice_from_speaking(
+    babble: Path, cause: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with stuck("store", babble, cause) as host:
         await host.add_voice("", "anna", recording())
         cause.touch()
@@ -78,6 +80,9 @@ async def test_a_store_that_hangs_keeps_no_built_in_voice_from_speaking(babble: 
             assert {type(answer) for answer in answers} == {VoiceStoreAway}
         cause.unlink()
         await until(lambda: host.voice_store == "ok", LONG_S)
+        told = [record.message for record in caplog.records if record.message.startswith("voice store")]
+        assert "voice store: it does not answer" in told
+        assert (told[-1], len(set(told))) == ("voice store: is in order again", len(told)), "each change is logged once"
         await spoken(host, order(voice="anna"))
         assert {voice.name for voice in await host.voices("")} == {BUILT_IN, "anna"}, "nothing was kept afterwards"
 

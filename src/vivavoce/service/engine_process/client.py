@@ -187,12 +187,12 @@ class EngineClient:
     async def statistics(self) -> SpeakerStatistics | None:
         """See `Speaker`."""
         statistics: SpeakerStatistics = await self._ask("call", ("statistics", ()))
-        return replace(statistics, starts=self._starts)  # which only this process knows
+        return replace(statistics, starts=self._starts, voice_store=self.voice_store)  # which only this process knows
 
     async def close(self) -> None:
         """End the process, and what it still speaks."""
         if not self.ready and self._process is not None:
-            self._process.kill()  # it loads the model: nothing is lost
+            self._process.kill()  # it loads the model, or would not hear that it has to end
         self._can_speak.clear()  # later requests would wait for ever
         if self._keeper is not None:
             self._keeper.cancel()
@@ -205,11 +205,10 @@ class EngineClient:
         """The answer of the process, or the error that it answers with."""
         if not self._can_speak.is_set():
             raise _not_ready()
-        if self.stuck and kind != "ping":
-            raise EngineStopped("engine: its process does not answer just now; ask again in some seconds")
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
-        if unsent > MOST_UNSENT_BYTES and kind != "ping":
-            raise EngineStopped("engine: its process takes no requests just now; ask again in some seconds")
+        if kind != "ping" and (self.stuck or unsent > MOST_UNSENT_BYTES):
+            trouble = "does not answer" if self.stuck else "takes no requests"
+            raise EngineStopped(f"engine: its process {trouble} just now; ask again in some seconds")
         number = number or next(self._numbers)
         answer = self._questions[number] = asyncio.get_running_loop().create_future()
         try:
@@ -274,7 +273,10 @@ class EngineClient:
             while True:
                 await asyncio.sleep(PULSE_S)
                 limit_s = STUCK_S
-                self.voice_store = await self._pulse()
+                before, self.voice_store = self.voice_store, await self._pulse()
+                if self.voice_store != before:
+                    state = "voice store: is in order again" if self.voice_store == "ok" else self.voice_store
+                    log.warning("%s", state)
         except (TimeoutError, asyncio.TimeoutError):
             log.error("the engine's process has not %s for %g s and is ended", trouble, limit_s)
             self._kill()

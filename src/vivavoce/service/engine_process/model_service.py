@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace as changed
@@ -27,8 +26,6 @@ from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
 
-log = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 
 STUCK_S = 300.0
@@ -49,7 +46,6 @@ EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
 NICENESS = 5
 """Of extraction: a third of what others get where both want a processor. With much less, a thread that holds the
 interpreter would not get on, and all others wait for that."""
-_OK = "ok"
 
 
 class ModelService:
@@ -65,8 +61,6 @@ class ModelService:
         self.synthesizer, self.registry = synthesizer, registry
         self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
         """Requests that the engine has not got yet, at most."""
-        self.voice_store = _OK
-        """What `check_store` found last."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         text_error, recording_error = partial(Overloaded, retry_after_s=1.0), partial(Overloaded, retry_after_s=5.0)
         waiting = self.max_coming
@@ -100,16 +94,12 @@ class ModelService:
 
     async def check_store(self) -> str:
         """Answer "ok", or what is wrong with the voice store; one that does not answer in time is called away."""
+        if self._store.longest_s > CHECK_S:
+            return "voice store: it does not answer"
         try:
-            state = await self._store_check.run(self.registry.state)  # which logs a change
-            if self._store.longest_s > CHECK_S:
-                raise VoiceStoreAway("voice store: it does not answer")
+            return await self._store_check.run(self.registry.state)
         except Exception as failure:
-            state = str(failure)
-            if state != self.voice_store:
-                log.warning("%s", state)
-        self.voice_store = state
-        return state
+            return str(failure)
 
     async def read(self, text: str, work: Callable[[], Result]) -> Result:
         """Do what reads the text; Overloaded: too many wait, or it takes too long."""
@@ -156,9 +146,7 @@ class ModelService:
     def _statistics(self) -> SpeakerStatistics:
         engine, recordings = self.synthesizer.engine, self.registry.recordings
         used, total = _memory(engine.models.device)
-        return SpeakerStatistics(
-            engine.statistics, used, total, recordings.made, recordings.remembered, self.voice_store
-        )
+        return SpeakerStatistics(engine.statistics, used, total, recordings.made, recordings.remembered)
 
     async def _extracted(self, recording: Recording) -> Voice:
         """The voice of a recording; what is not remembered has to wait, and to find room beside the streams."""

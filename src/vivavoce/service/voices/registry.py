@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from threading import Lock
 from typing import Literal, Protocol
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreError
@@ -20,9 +18,6 @@ from vivavoce.service.voices.names import PUBLIC, VoiceSummary, check_voice_name
 from vivavoce.service.voices.stores import Quota, VoiceStore, taken_name
 from vivavoce.service.voices.voice import Voice
 
-log = logging.getLogger(__name__)
-
-_OK = "ok"
 _AUDIO_SUFFIXES = frozenset(
     {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}
 )
@@ -70,8 +65,6 @@ class VoiceRegistry:
         self._owner_quota, self._public_quota = owner_quota, public_quota
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
-        self._lock = Lock()
-        self._logged_state = _OK
 
     @property
     def recordings(self) -> CacheCounts:
@@ -187,15 +180,8 @@ class VoiceRegistry:
             raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
 
     def state(self) -> str:
-        """Answer "ok", or what is wrong with the store; see `VoiceStore.state`. A change is logged."""
-        state = self._store.state()
-        with self._lock:
-            before, self._logged_state = self._logged_state, state
-        if state != before and state == _OK:
-            log.info("voice store: is in order again")
-        elif state != before:
-            log.warning("%s", state)
-        return state
+        """Answer "ok", or what is wrong with the store; see `VoiceStore.state`."""
+        return self._store.state()
 
     def close(self) -> None:
         """Close the store's connections."""
