@@ -271,6 +271,8 @@ def test_a_write_that_failed_is_told_for_a_while_or_until_one_succeeds(folder, p
     fail()
     assert store.state().startswith(f"voice store: {str(folder)!r} cannot be written (Input/output error)")
     store.names()
+    with pytest.raises(VoiceNotFound):  # nothing is written
+        store.remove("nobody")
     assert store.state() != "ok"
     now[0] += FAILURE_TOLD_S
     assert store.state() == "ok"

@@ -62,8 +62,8 @@ class ModelService:
         self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
         """Requests that the engine has not got yet, at most."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
-        text_error, recording_error = partial(Overloaded, retry_after_s=1.0), partial(Overloaded, retry_after_s=5.0)
-        waiting = self.max_coming
+        waiting, text_error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
+        recording_error = partial(Overloaded, retry_after_s=5.0)
         self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, text_error)
         # Its threads wait for processes that read, which choose among all of them.
         self._long_text = WorkPool("text", waiting, 0, TEXT_S, text_error)

@@ -33,6 +33,7 @@ FAILURE_TOLD_S = 600.0
 """A write that failed is told in the state for so long, unless another one succeeds before."""
 
 _LOCK, _INDEX = ".lock", ".names"
+_NO_FAILURE = (-math.inf, "")
 
 
 class FolderStore(VoiceStore):
@@ -50,7 +51,7 @@ class FolderStore(VoiceStore):
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
         """wait_s: the most for another process that writes into the folder."""
         self._root, self._wait_s, self._clock = folder, wait_s, clock
-        self._failure = (-math.inf, "")  # when and why a write failed that none has succeeded since
+        self._failure = _NO_FAILURE  # when and why a write failed that none has succeeded since
 
     def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
         """All voices by name, sorted; a file's header is read when its turn comes."""
@@ -79,9 +80,9 @@ class FolderStore(VoiceStore):
         return problem if self._clock() < failed + FAILURE_TOLD_S else "ok"
 
     def _load(self, name: str, owner: str) -> Voice | None:
-        with self._reporting("read"), suppress(FileNotFoundError):  # removed by another process just now
+        with self._reporting("read"), suppress(FileNotFoundError):
             path = self._find(name, owner)
-            return None if path is None else decode_voice(_read_content(path), f"voice: {name!r} in {path.name}")
+            return decode_voice(_read_content(path), f"voice: {name!r} in {path.name}")
         return None
 
     def _save(self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None) -> None:
@@ -103,29 +104,31 @@ class FolderStore(VoiceStore):
                     if sum(_size(folder / file) for file in files.values()) + len(content) > quota.total_bytes:
                         raise quota.too_large()
                 replace_file(folder / (before or f"{name}{SUFFIX}"), content, private=True, sync=True)
+            self._failure = _NO_FAILURE
 
     def _remove(self, name: str, owner: str) -> bool:
         with self._reporting("changed"), suppress(FileNotFoundError):
-            path = self._find(name, owner)
-            if path is not None:
-                path.unlink()
-                return True
+            self._find(name, owner).unlink()
+            self._failure = _NO_FAILURE
+            return True
         return False
 
     def _version(self, name: str, owner: str) -> str | None:
         with self._reporting("read"), suppress(FileNotFoundError):
-            path = self._find(name, owner)
-            return None if path is None else _content_version(path.stat())
+            return _content_version(self._find(name, owner).stat())
         return None
 
     def _folder(self, owner: str, *, make: bool = False) -> Path:
         folder = self._root if owner == PUBLIC else self._root / OWNERS / namespace_id(owner)
         return _safe(folder, self._root, make=make)
 
-    def _find(self, name: str, owner: str) -> Path | None:
+    def _find(self, name: str, owner: str) -> Path:
+        """The voice's file; FileNotFoundError: there is none, as if another process had removed it just now."""
         folder = self._folder(owner)
         file = _files(folder).get(name)
-        return folder / file if file is not None and (folder / file).is_file() else None
+        if file is None or not (folder / file).is_file():
+            raise FileNotFoundError
+        return folder / file
 
     @contextmanager
     def _reporting(self, action: str) -> Iterator[None]:
@@ -137,8 +140,6 @@ class FolderStore(VoiceStore):
             if action != "read":
                 self._failure = self._clock(), problem
             raise VoiceStoreError(problem.replace(repr(str(self._root)), "the folder")) from None
-        if action != "read":
-            self._failure = (-math.inf, "")
 
     def _problem(self, action: str, error: OSError) -> str:
         return (
@@ -248,7 +249,7 @@ def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
         _safe(folder.parent, within, make=make)
     if make:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.exists() and (problem := untrusted(folder)) is not None:
+    if folder.exists() and (problem := untrusted(folder)):
         raise PermissionError(errno.EPERM, f"{folder.name} {problem}")
     return folder
 
