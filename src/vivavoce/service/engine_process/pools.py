@@ -20,12 +20,9 @@ class WorkPool:
     """Work that blocks, asked for by one event loop. Work that hangs keeps its thread, and work behind it its place
     until it ends; those who asked are told in time.
 
-    Args:
-        name: what the work is about, for errors and of its threads.
-        threads, waiting: how much is done at once, and may wait.
-        limit_s: how long work may take, its waiting included.
-        error: made of what is wrong, for work that was not done.
-        niceness: by how much its threads give way to others, where threads have priorities of their own (Linux).
+    name: what the work is about, for errors and threads; threads, waiting: how much is done at once, and may wait;
+    limit_s: how long work may take, its waiting included; error: made of what is wrong, for work that was not done;
+    niceness: by how much its threads give way to others, where threads have priorities of their own (Linux).
     """
 
     def __init__(
@@ -59,10 +56,8 @@ class WorkPool:
                 given_up.set()
         if instead is not None:
             return instead
-        raise self._error(
-            f"{self._name}: not done within {self._limit_s:g} s, or {self._places} are before it; try again in some "
-            "seconds"
-        )
+        problem = f"not done within {self._limit_s:g} s, or {self._places} are before it"
+        raise self._error(f"{self._name}: {problem}; try again in some seconds")
 
     def moved_since(self, moment: float) -> bool:
         """Whether a thread is idle, or has begun something since then (seconds of `time.monotonic`)."""

@@ -12,9 +12,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -65,22 +66,17 @@ class EngineServer:
 
     def _take(self, message: Message) -> None:
         number, kind, value = message
-        if kind == "speak":
-            self._begin(number, self._speak(number, value))
-        elif kind == "call":
-            self._begin(number, self._call(number, *value))
-        elif kind == "ping":
-            self._begin(number, self._pulse(number))
+        works: dict[str, Callable[[int, Any], Coroutine[Any, Any, None]]]
+        works = {"speak": self._speak, "call": self._call, "ping": self._pulse}
+        if kind in works:
+            task = self._tasks[number] = asyncio.ensure_future(works[kind](number, value))
+            task.add_done_callback(lambda _: self._tasks.pop(number, None))
         elif kind == "text" and number in self._pieces:
             self._pieces[number].put(value)
         elif kind == "heard" and number in self._sessions:
             self._sessions[number].on_heard(value)
         elif kind == "cancel" and number in self._tasks:
             self._tasks[number].cancel()
-
-    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        task = self._tasks[number] = asyncio.ensure_future(work)
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
         """One request: accepted or refused, then its audio, then its end."""
@@ -95,8 +91,7 @@ class EngineServer:
                 synthesizer.engine.check_load(streaming=True)
                 voice = await self._service.voice(request.owner, request.voice)
                 if request.text is not None:
-                    whole = request.text
-                    await self._service.read(whole, lambda: session.start(whole, voice, request))
+                    await self._service.read(request.text, partial(session.start, request.text, voice, request))
                 accepted = True
                 self._send(Message(number, "answer"))
                 if request.text is None:
@@ -131,14 +126,15 @@ class EngineServer:
         finally:
             coming.remove(owner)
 
-    async def _call(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+    async def _call(self, number: int, call: tuple[str, tuple[Any, ...]]) -> None:
+        method, arguments = call
         try:
             answer = await getattr(self._service, method)(*arguments)
         except Exception as failure:
             answer = self._public(failure)
         self._send(Message(number, "answer", answer))
 
-    async def _pulse(self, number: int) -> None:
+    async def _pulse(self, number: int, _: None) -> None:
         asked = time.monotonic()
         if not self._service.healthy:
             log.error("the engine has failed, and nobody had to speak to find it out")

@@ -257,9 +257,9 @@ class RedisStore(VoiceStore):
         return state, heads
 
     def _fields(self, space: _Namespace, *fields: str) -> list[bytes | None]:
-        def read(redis: Redis) -> list[bytes | None]:
-            answer: Any = redis.hmget(space.key, list(fields))
-            return [one if one is None else bytes(memoryview(one)) for one, _ in zip(answer, fields, strict=True)]
+        def read(redis: Any) -> list[bytes | None]:
+            answer = zip(redis.hmget(space.key, fields), fields, strict=True)
+            return [one if one is None else bytes(memoryview(one)) for one, _ in answer]
 
         return self._ask(read)
 
