@@ -81,7 +81,7 @@ class DecodingProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                self._command, stdin=theirs, stdout=subprocess.DEVNULL, env={**os.environ, **few}
+                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={**os.environ, **few}
             )
 
 
