@@ -51,6 +51,9 @@ net: !new:some.module.Net
 size: 64
 chunk: !ref <size> * 2 - 1
 deep: !ref <net[size]>
+less: !ref (<below> + 0.5) * -<size> // <two>
+below: -1.5
+two: 2
 unknown: !strange {x: 1}
 parts: [!ref <size>, null]
 """,
@@ -61,6 +64,7 @@ parts: [!ref <size>, null]
     assert document["net"]["inner"] == {"!": "new:other.Thing", "a": 1}
     assert document["chunk"] == 127
     assert document["deep"] == 64
+    assert document["less"] == 32
     assert document["unknown"] == {"!": "tag:strange", "x": 1}
     assert document["parts"] == [64, None]
 
@@ -88,6 +92,12 @@ def test_nothing_is_ever_called(tmp_path, text):
         ("a: !ref <b>", "no such key"),
         ("a: !ref <b>\nb: !ref <a>", "refers to itself"),
         ("a: !ref <b> * 2\nb: text", "not arithmetic"),
+        ("a: !ref <b> * 2\nb: '1'", "not arithmetic"),
+        ("a: !ref <b> * 2\nb: [1]", "not arithmetic"),
+        ("a: !ref <b> * 2\nb: .inf", "not arithmetic"),
+        ("a: !ref <b> * 2\nb: 1" + "0" * 60, "not arithmetic"),
+        ("a: !ref <b> <b>\nb: 2", "not arithmetic"),
+        ("a: !ref 1<b>\nb: 2", "not arithmetic"),
         ("a: !ref <b> / 0\nb: 1", "not arithmetic"),
         ("a: [", "not valid YAML"),
         ("- 1\n- 2", "no settings"),

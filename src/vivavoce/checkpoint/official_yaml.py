@@ -129,16 +129,10 @@ def _resolve(value: Any, document: _Document, trail: tuple[str, ...]) -> Any:
 def _evaluate(expression: str, document: _Document, trail: tuple[str, ...]) -> Any:
     if whole := _REFERENCE.fullmatch(expression.strip()):
         return _lookup(whole[1], document, trail)
-    names: dict[str, Any] = {}
-
-    def placeholder(match: re.Match[str]) -> str:
-        name = f"ref_{len(names)}"
-        names[name] = _lookup(match[1], document, trail)
-        return name
-
-    formula = _REFERENCE.sub(placeholder, expression)
+    # 40 characters are enough for every number up to MAX_NUMBER; what is longer is none, whole or cut.
+    formula = _REFERENCE.sub(lambda match: f"({_lookup(match[1], document, trail)!r:.40})", expression)
     try:
-        return _arithmetic(ast.parse(formula.strip(), mode="eval").body, names)
+        return _arithmetic(ast.parse(formula.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ArithmeticError, MemoryError):  # MemoryError: too many brackets for the parser
         raise ValueError(f"!ref {expression!r:.80}: not arithmetic on numbers of {MAX_NUMBER:g} at most") from None
 
@@ -154,16 +148,14 @@ def _lookup(name: str, document: _Document, trail: tuple[str, ...]) -> Any:
     return _resolve(target, document, (*trail, name))
 
 
-def _arithmetic(node: ast.expr, names: Mapping[str, Any]) -> int | float:
+def _arithmetic(node: ast.expr) -> int | float:
     result: Any = None
     if isinstance(node, ast.Constant):
         result = node.value
-    elif isinstance(node, ast.Name):
-        result = names.get(node.id)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        result = -_arithmetic(node.operand, names)
+        result = -_arithmetic(node.operand)
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        result = _OPERATORS[type(node.op)](_arithmetic(node.left, names), _arithmetic(node.right, names))
+        result = _OPERATORS[type(node.op)](_arithmetic(node.left), _arithmetic(node.right))
     if not isinstance(result, int | float) or not abs(result) <= MAX_NUMBER:
         raise TypeError("only numbers, references and + - * / are understood")
     return result

@@ -52,9 +52,6 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
     speakers = read_torch_file(path)
     if not isinstance(speakers, Mapping):
         raise CheckpointError(f"{path.name}: holds no speakers by name; make the file again")
-    for name, fields in speakers.items():
-        if not isinstance(fields, Mapping):
-            raise CheckpointError(f"{path.name}: {name!r:.80} is no speaker with named tensors; make the file again")
     return {name: _entry(f"{path.name}: speaker {name!r:.80}", fields) for name, fields in speakers.items()}
 
 
@@ -65,7 +62,9 @@ def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry]) -> None:
         torch.save(speakers, file)
 
 
-def _entry(where: str, fields: Mapping[str, Any]) -> SpeakerEntry:
+def _entry(where: str, fields: Any) -> SpeakerEntry:
+    if not isinstance(fields, Mapping):
+        raise CheckpointError(f"{where} has no named tensors; make the file again")
     key = next((key for key in _EMBEDDING_KEYS if key in fields), _EMBEDDING_KEYS[0])
     embedding = _numbers(where, fields, key, 1, EMBEDDING_SIZE)
     if _MEL_KEY not in fields:
