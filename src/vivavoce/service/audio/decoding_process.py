@@ -80,9 +80,7 @@ class DecodingProcess:
         few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env={**os.environ, **few}
-            )
+            self._process = subprocess.Popen(self._command, stdin=theirs.fileno(), env={**os.environ, **few})
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:

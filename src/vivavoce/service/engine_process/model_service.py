@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace as changed
 from functools import partial
-from typing import TypeVar
 
 import torch
 
@@ -25,8 +24,6 @@ from vivavoce.service.voices.names import VoiceSummary
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
-
-Result = TypeVar("Result")
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
@@ -62,11 +59,11 @@ class ModelService:
         self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
         """Requests that the engine has not got yet, at most."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
-        waiting, text_error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
+        waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)
-        self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, text_error)
+        self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, error)
         # Its threads wait for processes that read, which choose among all of them.
-        self._long_text = WorkPool("text", waiting, 0, TEXT_S, text_error)
+        self._long_text = WorkPool("text", waiting, 0, TEXT_S, error)
         self._store = WorkPool("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
         self._store_check = WorkPool("voice store", 1, 0, CHECK_S, VoiceStoreAway)
         self._extraction = WorkPool(
@@ -101,9 +98,9 @@ class ModelService:
         except Exception as failure:
             return str(failure)
 
-    async def read(self, text: str, work: Callable[[], Result]) -> Result:
+    async def read(self, text: str, work: Callable[[], None]) -> None:
         """Do what reads the text; Overloaded: too many wait, or it takes too long."""
-        return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
+        await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
         """The voice that a request means; errors as `VoiceRegistry.requested`.

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m vivavoce.service.engine_process.process FD`.
+"""The engine's process. `main` has one argument, the number of its socket's file descriptor.
 
 It ends when the server says so or has gone, and when its engine has failed, so that the server starts another one.
 """
