@@ -77,6 +77,11 @@ def test_a_missing_file_is_named(name, copy):
         ("vocab.json", b"{}"),
         ("vocab.json", b'{"a": "b"}'),
         ("vocab.json", b"\xff\xfe"),
+        ("vocab.json", b'{"a": ' + b"[" * 100_000),
+        ("vocab.json", b'{"a": ' + b"1" * 5_000 + b"}"),
+        ("vocab.json", b" " * 32_000_001),
+        ("tokenizer.json", b"[" * 100_000),
+        ("merges.txt", b"\n" * 32_000_001),
         ("merges.txt", b"a b c\n"),
         ("merges.txt", b"nowhere known\n"),
         ("tokenizer_config.json", b"null"),
@@ -93,6 +98,7 @@ def test_a_corrupt_file_is_named_on_one_line(name, content, copy):
         TextTokenizer.from_folder(copy)
     assert str(copy / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(copy)) + 400
 
 
 def test_a_vocabulary_without_all_bytes_names_what_it_cannot_write(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from vivavoce.checkpoint.folder import MAX_JSON_BYTES
 from vivavoce.errors import CheckpointError, InvalidText
 from vivavoce.service.text.checks import check_surrogates, name_some
 
@@ -167,7 +168,7 @@ def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(path, error) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object; {_REMEDY}")
@@ -176,12 +177,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"more than {MAX_JSON_BYTES} bytes, which is the limit")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: the file is missing; {_REMEDY}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise _unusable(path, error) from error
 
 
 def _unusable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be used ({' '.join(str(error).split())}); {_REMEDY}")
+    return CheckpointError(f"{path}: cannot be used ({' '.join(str(error).split())[:200]}); {_REMEDY}")
