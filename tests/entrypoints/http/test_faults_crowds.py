@@ -124,6 +124,15 @@ def test_a_body_gives_its_place_if_it_comes_slower_than_it_should(impatient: Non
         assert fast.answer().status == 400
 
 
+def test_who_was_answered_before_its_body_had_come_gives_its_place(impatient: None, clients: ExitStack) -> None:
+    with serving(build_app, state_of(max_connections=MOST)) as server, undisturbed(server):
+        for _ in range(MOST):
+            client = clients.enter_context(Client(server))
+            assert client.exchange("/v1/nothing", content_length="999", connection="close").status == 404
+        assert asked(server, "/v1/models", method="GET").status == 200
+        clients.close()
+
+
 class Exhausted(socket.socket):
     """A socket of a process that may open no more files for so many attempts."""
 

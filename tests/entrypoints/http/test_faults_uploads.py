@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.entrypoints.fake_speaker import SAMPLES_PER_LETTER
 from tests.entrypoints.http.faulty_clients import (
     END,
     FORM,
@@ -30,7 +31,7 @@ from tests.entrypoints.http.faulty_clients import (
     undisturbed,
 )
 from tests.entrypoints.http.serving import Served, make_state, serving
-from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.listener import BODIES_AT_ONCE, BoundedConnection
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
@@ -108,6 +109,22 @@ def test_who_wants_the_end_is_told_why_before_it(server: Served) -> None:
                 assert client.send(chain((head,), repeat(bytes(MIB), 32)))
                 assert client.answer().status == 404
                 assert client.ended()
+
+
+def test_an_answer_to_an_unread_body_is_whole_even_if_its_connection_then_ends() -> None:
+    with serving(build_legacy_app, state_of()) as server, Client(server) as client:
+        path = f"/inference_sft?spk_id=anna&tts_text={'a' * 50}"
+        client.ask(path, content_type="text/plain", content_length="9", connection="close")
+        answer = client.answer()
+        assert (answer.status, len(answer.body), answer.whole) == (200, 50 * SAMPLES_PER_LETTER * 2, True)
+
+
+def test_who_is_told_that_its_headers_are_too_long_may_write_its_body_first(server: Served) -> None:
+    with undisturbed(server), Client(server) as client:
+        head = request(SPEECH, content_length=str(32 * MIB), x_long="a" * 70_000)
+        assert client.send(chain((head,), repeat(bytes(MIB), 32)))
+        assert client.answer().status == 431
+        assert client.ended()
 
 
 def test_nothing_is_kept_for_who_left_before_the_answer(server: Served) -> None:

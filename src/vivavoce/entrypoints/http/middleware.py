@@ -129,8 +129,8 @@ class _Exchange:
         self.body_was_read = self._is_websocket or not (self._promised or "transfer-encoding" in headers)
         self._size, self._caller = 0, ""
         self._began = asyncio.get_running_loop().time()
-        self._is_refused = False
         self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
+        """The connection ends with the answer."""
         self._status: int | None = None
         """Of HTTP, or the code that closed a WebSocket."""
         self._sent = 0
@@ -155,7 +155,7 @@ class _Exchange:
         try:
             message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
         except (TimeoutError, asyncio.TimeoutError):
-            self._is_refused = True
+            self._closes = True
             slower = f"it came slower than {BODY_BYTES_PER_S} bytes a second"
             raise BodyStalled(f"body: nothing of it came for {seconds:g} s, or {slower}; send it at once") from None
         if message["type"] == "http.disconnect":
@@ -178,7 +178,7 @@ class _Exchange:
         over = [
             f"{read} bytes{whose} are being read, the limit is {most}" for read, most, whose in bounds if read > most
         ]
-        self._is_refused = self._is_refused or size > limit or bool(over)
+        self._closes = self._closes or size > limit or bool(over)
         if size > limit:
             raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
         if over:
@@ -199,22 +199,24 @@ class _Exchange:
             del bodies[self._caller]
 
     async def send(self, message: Message) -> None:
-        """Send on what the app answers. An answer to a refused body ends only when that was read for a while."""
+        """Send on what the app answers.
+
+        A connection that is closed with unread data takes the answer along, so that its body is read for a while first.
+        """
         self.release_body()  # speech may go on for minutes after what it needs of the body was handed over
         kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied by an answer as of HTTP
-        if kind == "http.response.start":
-            self._status = message["status"]
-            # To a client that has asked for its end, closing a connection with unread data would cost it the answer.
-            self._is_refused = self._is_refused or (self._closes and not self.body_was_read)
         if kind in ("http.response.start", "accept"):
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
-            if self._is_refused:
+        if kind == "http.response.start":
+            self._status = message["status"]
+            self._closes = self._closes or headers.get("connection") == "close"
+            if self._closes:
                 headers["connection"] = "close"
-        if kind == "http.response.body":
+        elif kind == "http.response.body":
             self._sent += len(message.get("body", b""))
             self._is_whole = not message.get("more_body", False)
-            if self._is_refused:
+            if self._is_whole and self._closes and not self.body_was_read:
                 await self._send({**message, "more_body": True})
                 with suppress(TimeoutError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._discard(), LINGER_S)
@@ -228,6 +230,7 @@ class _Exchange:
         await self._send(message)
 
     async def _discard(self) -> None:
+        current_connection.get().waits_since = asyncio.get_running_loop().time()
         while (await asyncio.wait_for(self._receive(), PAUSE_S)).get("more_body", False):
             pass
 
