@@ -6,11 +6,12 @@ import asyncio
 import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from unittest import TestCase
 
 import pytest
 from starlette.types import ASGIApp
 
-from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
+from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream, Gate
 from tests.entrypoints.http.faulty_clients import FORM, NEIGHBOUR, Client, request, speech, state_of, undisturbed, until
 from tests.entrypoints.http.serving import Served, serving
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
@@ -168,6 +169,37 @@ def test_who_leaves_before_it_is_answered_is_noticed(app: Callable[[AppState], A
         client.reset()
         server.call(speaker.given_up.wait)
         server.call(lambda: until(lambda: server.state.dispatcher.active == 0))
+
+
+class TooLate(Unanswering):
+    """It has taken a request when it hears that it is given up."""
+
+    async def speak(self, order: SpeechRequest) -> FakeStream:
+        with suppress(asyncio.CancelledError):
+            await super().speak(order)
+        return await FakeSpeaker.speak(self, order)
+
+
+def test_who_leaves_as_it_is_taken_in_leaves_nothing_behind() -> None:
+    with serving(build_app, state_of(TooLate)) as server, Client(server) as client:
+        speaker = server.state.dispatcher.speaker
+        client.ask("/v1/audio/speech", speech())
+        server.call(speaker.asked.wait)
+        client.reset()
+        server.call(speaker.given_up.wait)
+        server.call(lambda: asyncio.wait_for(until(lambda: server.state.dispatcher.request_log.running == 0), 10))
+        assert server.state.dispatcher.active == 0
+
+
+def test_a_body_that_stops_coming_while_its_speech_is_sent_is_no_defect() -> None:
+    with TestCase().assertNoLogs(level="ERROR"):
+        state = state_of(lambda: FakeSpeaker(gate=Gate(pieces=1)), listener_timeout_s=0.3)
+        with serving(build_legacy_app, state) as server, Client(server) as client:
+            path = "/inference_sft?spk_id=anna&tts_text=Hello+there,+all+of+you."
+            client.ask(path, content_type="text/plain", content_length="9")
+            assert client.head()[0] == 200
+            assert client.rest()[1] is False
+            assert client.ended()
 
 
 def test_more_requests_than_are_answered_are_not_read(server: Served) -> None:

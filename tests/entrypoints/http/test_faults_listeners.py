@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
-from starlette.requests import Request
 
 from tests.entrypoints.fake_speaker import SAMPLES_PER_LETTER
 from tests.entrypoints.http.faulty_clients import (
@@ -33,8 +31,6 @@ from tests.entrypoints.http.faulty_clients import (
 )
 from tests.entrypoints.http.serving import Served, make_state, serving
 from vivavoce.entrypoints.http.app import build_app
-from vivavoce.entrypoints.http.streaming import unless_left
-from vivavoce.errors import RequestCancelled
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.speech import FinishReason
 
@@ -223,18 +219,3 @@ def test_what_became_of_a_request_only_its_caller_learns(guarded: tuple[Served, 
     theirs, nobodys = asked_by(other, identity), asked_by(other, "req_nobody")
     assert (theirs.status, theirs.error["code"]) == (404, "request_not_found")
     assert theirs.error["message"].replace(identity, "") == nobodys.error["message"].replace("req_nobody", "")
-
-
-async def test_a_request_that_is_taken_in_though_its_client_left_is_given_up() -> None:
-    """As where its cancellation met the end of a wait, and was lost."""
-    active = Mock()
-
-    async def speak() -> Any:
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return active
-
-    client = Request({"type": "http"}, receive=AsyncMock(return_value={"type": "http.disconnect"}))
-    with pytest.raises(RequestCancelled):
-        await unless_left(client, speak())
-    active.cancel.assert_called_once_with()

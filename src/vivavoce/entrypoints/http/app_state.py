@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from vivavoce.errors import Forbidden, InvalidRequest
-from vivavoce.service.logs import current_scope, note_principal
+from vivavoce.service.logs import note_principal
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing, token_in
 from vivavoce.service.operations.rate_limiter import Principal
@@ -39,18 +39,14 @@ def request_id(connection: HTTPConnection) -> str:
     return cast(str, connection.state.request_id)
 
 
-def speech_id(connection: HTTPConnection, principal: Principal) -> str:
-    """The same for a request for speech, which gets another one if the principal has used it before."""
-    request_log = cast(AppState, connection.app.state.vivavoce).dispatcher.request_log
-    identity = connection.state.request_id = request_log.accept_request_id(request_id(connection), principal)
-    if (scope := current_scope()) is not None:
-        scope.request_id = identity
-    return identity
+def state_of(connection: HTTPConnection) -> AppState:
+    """The state of the app that a request or WebSocket came to."""
+    return cast(AppState, connection.app.state.vivavoce)
 
 
 async def current_principal(connection: HTTPConnection) -> Principal:
     """The principal whose key the headers bring, as a dependency of routes; Unauthorized: it is missing or unknown."""
-    principal = cast(AppState, connection.app.state.vivavoce).keys.authenticate(token_in(connection.headers))
+    principal = state_of(connection).keys.authenticate(token_in(connection.headers))
     note_principal(principal.name)
     return principal
 
@@ -72,7 +68,7 @@ async def deadline_of(connection: HTTPConnection) -> float | None:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
         raise InvalidRequest(f"{TIMEOUT_HEADER}: {given[:40]!r} is no number of seconds above 0, up to 86400; send one")
-    return cast(AppState, connection.app.state.vivavoce).dispatcher.clock() + seconds
+    return state_of(connection).dispatcher.clock() + seconds
 
 
 Deadline = Annotated[float | None, Depends(deadline_of)]

@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form
-from vivavoce.entrypoints.http.streaming import StreamedSpeech, unless_left
+from vivavoce.entrypoints.http.streaming import speak
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.service.audio.encode import AudioFormat
 from vivavoce.service.speech import Recording, SpeechRequest
@@ -60,11 +60,11 @@ _SAMPLES = {
 }
 
 
-def router(state: AppState) -> APIRouter:
+def router(_: AppState) -> APIRouter:
     """`/inference_sft`, `_zero_shot`, `_cross_lingual`, `_instruct` and `_instruct2`, for GET and POST."""
     routes = APIRouter()
     for route in _ROUTES:
-        endpoint = _endpoint(state, route)
+        endpoint = _endpoint(route)
         routes.add_api_route(
             route.path,
             endpoint,
@@ -79,17 +79,14 @@ def router(state: AppState) -> APIRouter:
     return routes
 
 
-def _endpoint(state: AppState, route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Awaitable[Response]]:
+def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Awaitable[Response]]:
     async def endpoint(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         form = await read_form(request, MAX_FORM_FIELDS)
         # The form's fields go before those of the query; unknown ones are ignored.
         texts, recording = {**request.query_params, **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)
-        identity = speech_id(request, principal)
         with fields_named(_NAMES):
-            speaking = state.dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
-            active = await unless_left(request, speaking)
-        return StreamedSpeech(active, AudioFormat.PCM, patience_s=state.settings.server.listener_timeout_s)
+            return await speak(request, principal, wanted, AudioFormat.PCM, door=DOOR, deadline=deadline)
 
     endpoint.__name__ = route.path[1:]
     return endpoint

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, speech_id
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
-from vivavoce.entrypoints.http.streaming import StreamedSpeech, unless_left
+from vivavoce.entrypoints.http.streaming import speak
 from vivavoce.errors import ModelNotFound
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.request_log import RequestRecord
@@ -82,15 +82,8 @@ def router(state: AppState) -> APIRouter:
     async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         fields, uploaded = await read_speech(request)
         wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
-        identity = speech_id(request, principal)
-        speaking = dispatcher.speak(principal, wanted, door=DOOR, request_id=identity, deadline=deadline)
-        active = await unless_left(request, speaking)
-        return StreamedSpeech(
-            active,
-            parse_format(fields.response_format),
-            patience_s=state.settings.server.listener_timeout_s,
-            as_events=fields.stream_format == "sse",
-        )
+        audio_format, as_events = parse_format(fields.response_format), fields.stream_format == "sse"
+        return await speak(request, principal, wanted, audio_format, door=DOOR, deadline=deadline, as_events=as_events)
 
     @routes.get("/v1/models", summary="The model that is served", responses=ENGINE_FAILURES)
     async def models(_: KnownPrincipal) -> ModelList:

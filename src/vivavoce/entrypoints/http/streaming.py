@@ -6,9 +6,9 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from vivavoce.entrypoints.http.app_state import request_id, state_of
 from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
 from vivavoce.service.audio.encode import AudioFormat, content_type, open_encoder
+from vivavoce.service.logs import current_scope
 from vivavoce.service.operations.dispatcher import ActiveRequest
-from vivavoce.service.speech import SegmentText, Verdict
+from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.speech import SegmentText, SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,9 @@ class StreamedSpeech(Response):
             await asyncio.wait((leaving, sending), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-            elif not self._has_started:
+            elif self._has_started:
+                drop_connection()  # the client has left, or the rest of its body does not come
+            else:
                 leaving.result()  # a body that is refused after all
         except VivavoceError:
             raise
@@ -99,23 +104,40 @@ class StreamedSpeech(Response):
         await self._active.sent_within(self._patience_s, send(message))
 
 
-async def unless_left(request: Request, speaking: Coroutine[Any, Any, ActiveRequest]) -> ActiveRequest:
-    """The request when it is taken in. RequestCancelled: its client has left before, which gives it up."""
-    leaving, taken = asyncio.ensure_future(_until_left(request.receive)), asyncio.ensure_future(speaking)
+async def speak(
+    request: Request,
+    principal: Principal,
+    wanted: SpeechRequest,
+    audio_format: AudioFormat,
+    *,
+    door: str,
+    deadline: float | None,
+    as_events: bool = False,
+) -> StreamedSpeech:
+    """The answer to a request for speech that was taken in. RequestCancelled: its client left before.
+
+    It gets another id than its client wants if the principal has used that one before.
+    """
+    state, scope = state_of(request), current_scope()
+    identity = request.state.request_id = state.dispatcher.request_log.accept_request_id(request_id(request), principal)
+    if scope is not None:
+        scope.request_id = identity
+    taking = state.dispatcher.speak(principal, wanted, door=door, request_id=identity, deadline=deadline)
+    leaving, taken, active = asyncio.ensure_future(_until_left(request.receive)), asyncio.ensure_future(taking), None
     try:
         await asyncio.wait((leaving, taken), return_when=asyncio.FIRST_COMPLETED)
         if not taken.done():
             leaving.result()  # a body that is refused after all
             raise RequestCancelled("request: its client left before there was audio")
-    except BaseException:
-        taken.cancel()
-        with suppress(Exception, asyncio.CancelledError):
-            (await taken).cancel()  # its cancellation met the end of a wait and was lost
-        raise
+        active = taken.result()
     finally:
         leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-    return taken.result()
+        taken.cancel()
+        _, late = await asyncio.gather(leaving, taken, return_exceptions=True)
+        if active is None and isinstance(late, ActiveRequest):
+            late.cancel()  # the task's own cancellation met the end of a wait and was lost
+    patience_s = state.settings.server.listener_timeout_s
+    return StreamedSpeech(active, audio_format, patience_s=patience_s, as_events=as_events)
 
 
 async def _until_left(receive: Receive) -> None:
