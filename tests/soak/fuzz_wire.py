@@ -193,7 +193,9 @@ async def doors() -> AsyncIterator[Doors]:
             described = [(path, method.upper()) for path, found in app.openapi()["paths"].items() for method in found]
             routes += [(listener.port, method, path) for path, method in described]
         routes += [(ports[1], "GET", path) for _, _, path in routes if path.startswith("/inference")]
-        running, port = await start_grpc(state.dispatcher, state.keys, server, "127.0.0.1", 0, 64)
+        running, port = await start_grpc(
+            state.dispatcher, state.keys, server.model_copy(update={"grpc_port": 0, "max_conc": 64})
+        )
         stack.push_async_callback(running.stop, None)
         found = Doors(speaker, ports[0], routes, sorted(fields), port)
         stack.push_async_callback(found.close)

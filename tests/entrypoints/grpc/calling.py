@@ -109,7 +109,6 @@ async def calling(
     speaker: FakeSpeaker | None = None,
     *,
     keys: KeyRing | None = None,
-    max_conc: int = 4,
     observers: Sequence[Callable[[RequestRecord], None]] = (),
     connect: Callable[[str], grpc.aio.Channel] = grpc.aio.insecure_channel,
     **server: Any,
@@ -117,8 +116,7 @@ async def calling(
     """A caller of a server with this speaker and these settings."""
     speaker = speaker or FakeSpeaker()
     dispatcher = RequestDispatcher(speaker, request_log=RequestLog(observers=[*observers]))
-    settings = ServerSection(**server)
-    running, port = await start_grpc(dispatcher, keys or KeyRing(), settings, "127.0.0.1", 0, max_conc)
+    running, port = await start_grpc(dispatcher, keys or KeyRing(), ServerSection(grpc_port=0, **server))
     try:
         async with connect(f"127.0.0.1:{port}") as channel:
             yield Caller(channel, running, port, dispatcher, speaker)

@@ -172,7 +172,7 @@ async def test_health(asked: bytes, ready: bool, answer: bytes) -> None:
 async def test_a_port_that_is_taken_is_said() -> None:
     async with calling() as caller:
         with pytest.raises(InvalidRequest, match=f"grpc port: {caller.port} on 127.0.0.1 cannot be taken"):
-            await start_grpc(caller.dispatcher, KeyRing(), ServerSection(), "127.0.0.1", caller.port, 4)
+            await start_grpc(caller.dispatcher, KeyRing(), ServerSection(grpc_port=caller.port))
 
 
 async def ask(credentials: grpc.ChannelCredentials | None, **files: Path) -> bytes:

@@ -77,14 +77,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             return
         dispatcher = RequestDispatcher(speaker, request_log=request_log)
         state = AppState(dispatcher, keys, settings)
-        without_tls = server.model_copy(update=dict.fromkeys(("tls_certificate", "tls_key", "tls_client_ca")))
-        listeners = {
-            field: Listener(_APPS[field](state), at, without_tls if field == "health_port" else server)
-            for field, at in sockets.items()
-        }
-        for listener in listeners.values():
-            await listener.start()
-            stack.push_async_callback(listener.stop)
+        listeners = await _listen(state, sockets, server, stack)
         if engine is not None:
             # A monitor learns from it that the server loads, and has not died.
             report(f"loading the model; {_address(server, listeners['port'])}/health/ready says when it can speak")
@@ -96,7 +89,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         if server.grpc_port is not None:
             from vivavoce.entrypoints.grpc.server import start_grpc
 
-            grpc, port = await start_grpc(dispatcher, keys, server, server.host, server.grpc_port, server.max_conc)
+            grpc, port = await start_grpc(dispatcher, keys, server)
             stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
             report(f"CosyVoice's gRPC service is at {server.host}:{port}")
         await stop.wait()
@@ -159,6 +152,19 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
     return server.model_copy(update={"max_connections": fitting})
 
 
+async def _listen(
+    state: AppState, sockets: dict[str, socket.socket], server: ServerSection, stack: AsyncExitStack
+) -> dict[str, Listener]:
+    """Answer at the HTTP ports until the stack ends; at that of health without TLS."""
+    plain = server.model_copy(update=dict.fromkeys(("tls_certificate", "tls_key", "tls_client_ca")))
+    listeners = {}
+    for field, at in sockets.items():
+        listeners[field] = Listener(_APPS[field](state), at, plain if field == "health_port" else server)
+        await listeners[field].start()
+        stack.push_async_callback(listeners[field].stop)
+    return listeners
+
+
 async def _speaker(
     settings: ServerSettings, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[Speaker | None, EngineClient | None]:
@@ -177,16 +183,13 @@ async def _speaker(
     return upstream, None
 
 
-def _ready_lines(
-    settings: ServerSettings, speaker: Speaker, listeners: dict[str, Listener], seconds: float
-) -> list[str]:
+def _ready_lines(settings: ServerSettings, speaker: Speaker, at: dict[str, Listener], seconds: float) -> list[str]:
     """Where it can be reached, and by whom."""
     server, about = settings.server, speaker.about
-    lines = [f"{about.name} speaks at {_address(server, listeners['port'])} (ready after {seconds:.1f} s)"]
-    if "legacy_port" in listeners:
-        lines.append(f"CosyVoice's own routes are at {_address(server, listeners['legacy_port'])}")
-    if "health_port" in listeners:
-        lines.append(f"health and metrics are at {_address(server, listeners['health_port'], 'http')}")
+    lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]
+    for field, what in (("legacy_port", "CosyVoice's own routes"), ("health_port", "health and metrics")):
+        if field in at:
+            lines.append(f"{what} are at {_address(server, at[field])}")
     if settings.auth.keys_file is None and not is_loopback(server.host):
         lines.append("note: everyone who reaches this address may speak and add voices; --keys asks for a key")
     if about.demo:
@@ -194,7 +197,7 @@ def _ready_lines(
     return lines
 
 
-def _address(server: ServerSection, listener: Listener, scheme: str = "") -> str:
-    scheme = scheme or ("http" if server.tls_certificate is None else "https")
+def _address(server: ServerSection, listener: Listener) -> str:
+    scheme = "https" if listener.config.is_ssl else "http"
     host = f"[{server.host}]" if ":" in server.host else server.host
     return f"{scheme}://{host}:{listener.port}"

@@ -161,16 +161,15 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
 
 
 async def start_grpc(
-    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, host: str, port: int, max_conc: int
+    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection
 ) -> tuple[grpc.aio.Server, int]:
     """Serve `cosyvoice.CosyVoice` and `grpc.health.v1.Health` in the running event loop: the server, and its port.
 
-    port: 0 for a free one. max_conc: calls at once; more are refused with RESOURCE_EXHAUSTED.
-
-    Raises:
-        InvalidRequest: the port cannot be taken, or the certificate and its key are no pair.
+    The settings' grpc_port may be 0, for a free one.
+    InvalidRequest: the port cannot be taken, or the certificate and its key are no pair.
     """
-    service, patience_ms = _Service(dispatcher, keys, settings, max_conc), int(1_000 * settings.request_timeout_s)
+    service, patience_ms = _Service(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
+    host, port = settings.host, settings.grpc_port or 0
     # gRPC's own bound of all calls is left out: it would refuse health checks, too.
     server = grpc.aio.server(
         options=(
@@ -198,10 +197,7 @@ async def start_grpc(
     )
     address, certified = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", _credentials(settings)
     try:
-        if certified is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, certified)
+        bound = server.add_secure_port(address, certified) if certified else server.add_insecure_port(address)
     except RuntimeError:
         bound = 0
     if not bound:
@@ -228,10 +224,10 @@ def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
 class _Service:
     """The two methods."""
 
-    def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, max_conc: int) -> None:
+    def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection) -> None:
         self._dispatcher, self._keys = dispatcher, keys
         self._patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
-        self._max_conc, self.at_once = max_conc, max(LEAST_STREAMS, 2 * max_conc)
+        self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
         self._calls = 0
         """Calls that are being answered."""
         self._reading: Counter[str] = Counter()

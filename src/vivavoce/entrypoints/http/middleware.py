@@ -175,9 +175,7 @@ class _Exchange:
         size, limit = max(self._size, self._promised), self._bounds.settings.max_body_bytes
         together = BODIES_AT_ONCE * limit
         bounds = ((bodies[self._caller], together // CALLERS_SHARE, " of yours"), (bodies.total(), together, ""))
-        over = [
-            f"{read} bytes{whose} are being read, the limit is {most}" for read, most, whose in bounds if read > most
-        ]
+        over = [f"{got} bytes{whose} are being read, the limit is {most}" for got, most, whose in bounds if got > most]
         self._closes = self._closes or size > limit or bool(over)
         if size > limit:
             raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
@@ -187,9 +185,8 @@ class _Exchange:
     def _find_caller(self) -> str:
         """The name of the key that the request was let in with, else the client's address."""
         request, client = current_scope(), self._scope.get("client")
-        return (
-            f"key {request.principal_name}" if request and request.principal_name else f"address {client and client[0]}"
-        )
+        name = request.principal_name if request else ""
+        return f"key {name}" if name else f"address {client and client[0]}"
 
     def release_body(self) -> None:
         bodies = self._bounds.body_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -128,14 +129,8 @@ def _inline(value: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _model(about: ModelAbout, created: int) -> ModelEntry:
-    return ModelEntry(
-        id=about.name,
-        created=created,
-        owned_by="vivavoce",
-        description=about.description,
-        sample_rate=about.sample_rate,
-        demo=about.demo,
-    )
+    told = asdict(about)
+    return ModelEntry(id=told.pop("name"), created=created, owned_by="vivavoce", **told)
 
 
 def _entry(entry: RequestRecord) -> RequestEntry:

@@ -22,32 +22,19 @@ _TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public
 """Fields of the form; `prompt_text` is the transcript, and `consent` is OpenAI's, and is for its rules only."""
 _NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
 """What messages call a field → its name in the form."""
-_FORM = {
-    "required": True,
-    "content": {
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["name", "file"],
-                "properties": {
-                    "name": {"type": "string", "description": "What requests call it: 1 to 100 letters, digits, - _ ."},
-                    "file": {
-                        "type": "string",
-                        "format": "binary",
-                        "description": "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`.",
-                    },
-                    "transcript": {"type": "string", "description": "What is said there; or `prompt_text`."},
-                    "description": {"type": "string"},
-                    "replace": {"type": "boolean", "description": "In place of another voice of that name."},
-                    "public": {
-                        "type": "boolean",
-                        "description": "For all callers. Default: for the key's owner; without keys always for all.",
-                    },
-                },
-            }
-        }
-    },
+_TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
+_AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
+_PUBLIC = "For all callers. Default: for the key's owner; without keys always for all."
+_PROPERTIES = {
+    "name": {**_TEXT, "description": "What requests call it: 1 to 100 letters, digits, - _ ."},
+    "file": {**_TEXT, "format": "binary", "description": _AUDIO},
+    "transcript": {**_TEXT, "description": "What is said there; or `prompt_text`."},
+    "description": _TEXT,
+    "replace": {**_SWITCH, "description": "In place of another voice of that name."},
+    "public": {**_SWITCH, "description": _PUBLIC},
 }
+_SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
+_FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
 
 
 class VoiceEntry(BaseModel):
