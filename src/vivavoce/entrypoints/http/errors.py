@@ -94,8 +94,7 @@ def error_body(error: VivavoceError) -> dict[str, Any]:
 def response_of(error: VivavoceError) -> Response:
     """The whole answer; with `Retry-After` in whole seconds where waiting helps."""
     headers = {}
-    seconds = error.retry_after_s
-    if seconds is not None:
+    if (seconds := error.retry_after_s) is not None:
         headers["retry-after"] = str(max(1, math.ceil(seconds)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="vivavoce"'

@@ -52,9 +52,9 @@ class BoundedConnection(asyncio.Protocol):
     only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
     """
 
-    def __init__(self, settings: ServerSection, connections: set[BoundedConnection], **given: Any) -> None:
-        self._settings, self._connections = settings, connections
-        self._protocol: asyncio.Protocol = H11Protocol(**given)
+    def __init__(self, listener: Listener) -> None:
+        self._settings, self._connections = listener.settings, listener.connections
+        self._protocol: asyncio.Protocol = H11Protocol(listener.config, listener.server_state, listener.lifespan.state)
         self.opening: asyncio.Task[None] | None = None
         """Until it is made; with TLS that takes a handshake."""
         self.waits_since = asyncio.get_running_loop().time()
@@ -297,7 +297,7 @@ class Listener(uvicorn.Server):
     """One port. Signals are left to the process that runs it."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
-        self._socket, self._settings = listening, settings
+        self._socket, self.settings = listening, settings
         self.port: int = listening.getsockname()[1]
         """Where it listens."""
         self.connections: set[BoundedConnection] = set()
@@ -355,7 +355,7 @@ class Listener(uvicorn.Server):
         """
         loop, told_at = asyncio.get_running_loop(), -math.inf
         while True:
-            most = self._settings.max_connections
+            most = self.settings.max_connections
             if len(self.connections) >= most + MARGIN and not self._make_room():
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -363,8 +363,7 @@ class Listener(uvicorn.Server):
                 client, _ = await loop.sock_accept(self._socket)
                 if len(self.connections) >= most:
                     self._make_room()
-                given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
-                connection = BoundedConnection(self._settings, self.connections, **given)
+                connection = BoundedConnection(self)
                 self.connections.add(connection)
                 connection.opening = asyncio.create_task(self._open(connection, client))
                 await asyncio.sleep(0)  # those that are open go on, however many more wait
@@ -376,7 +375,7 @@ class Listener(uvicorn.Server):
                 await asyncio.sleep(PAUSE_S)
 
     async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
-        context, patience_s = self.config.ssl, self._settings.request_timeout_s
+        context, patience_s = self.config.ssl, self.settings.request_timeout_s
         try:
             with suppress(OSError):  # its handshake failed, or took too long
                 await asyncio.get_running_loop().connect_accepted_socket(

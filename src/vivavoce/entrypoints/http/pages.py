@@ -55,15 +55,11 @@ def health_router(state: AppState) -> APIRouter:
     @routes.head("/health/ready", include_in_schema=False)
     async def ready() -> Response:
         reason = _unready_reason(state.dispatcher)
-        # What is wrong with the store is in the log: it may name folders and machines.
-        stored = {} if state.dispatcher.speaker.voice_store == "ok" else {"voice_store": "unavailable"}
-        if reason is None:
-            return JSONResponse({"status": "ready", **stored}, headers=_UNCACHED)
-        return JSONResponse(
-            {"status": "unavailable", "reason": reason, **stored},
-            status_code=503,
-            headers={**_UNCACHED, "retry-after": str(RETRY_AFTER_S)},
-        )
+        told = {"status": "ready"} if reason is None else {"status": "unavailable", "reason": reason}
+        if state.dispatcher.speaker.voice_store != "ok":
+            told["voice_store"] = "unavailable"  # what is wrong is in the log: it may name folders and machines
+        wait = {} if reason is None else {"retry-after": str(RETRY_AFTER_S)}
+        return JSONResponse(told, status_code=503 if reason else 200, headers={**_UNCACHED, **wait})
 
     return routes
 

@@ -118,9 +118,7 @@ class RequestLog:
         return record
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
-        """The id that a client chose, if it is valid and no request of the principal (None: not known yet) has it; else
-        a new one.
-        """
+        """A client's id, if it is valid and the principal (None: not known yet) has not used it; or a new one."""
         free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
         return header if header and free else new_request_id()
 
