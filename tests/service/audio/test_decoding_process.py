@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.service.audio import hostile_decoder
-from vivavoce.errors import InvalidAudio
+from vivavoce.errors import InvalidAudio, MissingDependency
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.decoding_process import DecodingProcess
 
@@ -93,3 +93,10 @@ def test_one_that_comes_after_the_process_was_ended_is_not_blamed(hostile, tone,
     hostile._process.kill()
     hostile._process.wait()
     assert len(hostile.decode(encode(tone(440, 8_000), 8_000)).samples) == 8_000
+
+
+def test_one_that_cannot_start_blames_no_recording():
+    decoding = DecodingProcess((sys.executable, "-c", "import no_such_library"))
+    with pytest.raises(MissingDependency, match="does not start"):
+        decoding.check()
+    decoding.close()

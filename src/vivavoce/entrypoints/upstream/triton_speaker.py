@@ -222,6 +222,7 @@ class TritonSpeaker:
             speaker._model = await _first_of(speaker._checks, (model,) if model else MODELS)
             speaker._connected = stack.pop_all()
         speaker._decoding = DecodingProcess()
+        await asyncio.to_thread(speaker._decoding.check)
         return speaker
 
     @property

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from vivavoce.child import end_with_parent, python_command, shut_in
-from vivavoce.errors import InvalidAudio
+from vivavoce.errors import InvalidAudio, MissingDependency
 from vivavoce.service.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode_audio, read_source
 from vivavoce.service.audio.samples import Audio
 
@@ -45,6 +45,15 @@ class DecodingProcess:
     def __init__(self, command: tuple[str, ...] = python_command(__name__)) -> None:
         self._command, self._lock = command, Lock()
         self._start()
+
+    def check(self) -> None:
+        """MissingDependency: it decodes nothing here, and no recording is to blame."""
+        try:
+            self.decode(_AMR)
+        except InvalidAudio:
+            raise MissingDependency(
+                "recordings: the process that decodes them does not start; on stderr it says what it lacks (av?)"
+            ) from None
 
     def decode(
         self, source: str | Path | bytes | BinaryIO, *, field: str = "reference audio", max_seconds: float | None = None

@@ -166,6 +166,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     """Load model and voices, and warm up; errors as `vivavoce.load`."""
     model, voices = settings.model, settings.voices
     device = choose_device(model.device)
+    decoding = DecodingProcess()  # it starts while the model loads
     synthesizer = Synthesizer.load(
         model_folder(model.model),
         device,
@@ -176,7 +177,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     )
     if model.warm_up_s:
         synthesizer.engine.warm_up(model.warm_up_s)
-    decoding = DecodingProcess()
+    decoding.check()
     extractor = changed(synthesizer.front_end.extractor, decode=decoding.decode)
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)
     registry = VoiceRegistry(
