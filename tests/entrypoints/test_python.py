@@ -51,7 +51,9 @@ def test_importing_the_package_is_light():
 
 def test_texts_that_other_processes_read_sound_the_same(tts, babble, tmp_path, monkeypatch):
     read, blocks = ReadingProcesses.read, []
-    monkeypatch.setattr(ReadingProcesses, "read", lambda *given: blocks.append(given[1]) or read(*given))
+    monkeypatch.setattr(
+        ReadingProcesses, "read", lambda *given, **more: blocks.append(given[1]) or read(*given, **more)
+    )
     text = "It is 5 o'clock on May 3, and costs 3€."
     with vivavoce.load(babble, device="cpu", voices=tmp_path, text_processes=1) as other:
         assert np.array_equal(other.speak(text, sampling=SHORT).samples, tts.speak(text, sampling=SHORT).samples)

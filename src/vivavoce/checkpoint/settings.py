@@ -143,7 +143,9 @@ def lm_config(backbone: Section, speech: Section, num_speech_tokens: int, **know
     """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
-        raise CheckpointError(f"{speech.where('mix_ratio')}: {mix!s:.80} are not two numbers; download the file again")
+        raise CheckpointError(
+            f"{speech.where('mix_ratio')}: {list(mix)!s:.80} are not two numbers; download the file again"
+        )
     return backbone.read(
         LMConfig,
         mix_text=mix[0],

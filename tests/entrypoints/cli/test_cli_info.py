@@ -33,7 +33,7 @@ def no_networks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a network loads")
 
     monkeypatch.setattr("vivavoce.service.synthesizer.build_models", fail)
-    monkeypatch.setattr("vivavoce.models.encoders._open_session", fail)
+    monkeypatch.setattr("vivavoce.models.encoders.open_onnx", fail)
 
 
 def test_info_tells_what_a_model_holds(run: Run, babble: Path, no_networks: None) -> None:
