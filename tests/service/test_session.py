@@ -18,7 +18,7 @@ from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
 from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidText, Overloaded, RequestCancelled
 from vivavoce.service.front_end import PlannedSegment, load_front_end
-from vivavoce.service.session import AHEAD, RequestSession
+from vivavoce.service.session import AHEAD, RequestSession, end_feeding
 from vivavoce.service.speech import FinishReason, SegmentText, SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
@@ -234,6 +234,15 @@ def test_a_listener_who_leaves_ends_the_reading(front, voice):
     with pytest.raises(RequestCancelled):
         session.start("x" * 1_000, voice)
     assert engine.requests == []
+
+
+def test_no_thread_brings_a_text_when_the_interpreter_ends(front, voice):
+    session = RequestSession(Engine(), front)
+    session.start(iter(["x"] * (AHEAD + 3)), voice)
+    assert any(thread.name == "vivavoce-text" for thread in threading.enumerate())
+    end_feeding()
+    assert not any(thread.name == "vivavoce-text" for thread in threading.enumerate())
+    session.close()
 
 
 def test_the_reading_of_a_text_that_arrives_ends_with_its_listener(front, voice):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from weakref import WeakKeyDictionary
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
@@ -18,6 +21,8 @@ from vivavoce.service.speech import FinishReason, Mark, SegmentText, SpeakOption
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.voice import Voice
 
+_ENDING_S = 1.0
+"""How long threads that bring texts may take to leave when the interpreter ends; a block takes a third of that."""
 AHEAD = 4
 """Segments that the engine has beyond the one that is heard: enough for no gap, and a bound on what waits unheard."""
 
@@ -84,7 +89,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         if arrival is not Arrival.WHOLE:
             # The thread holds neither session nor handle: letting go of them ends it.
             rest = (self.handle.text, segments, progress)
-            threading.Thread(target=_feed, args=rest, name="vivavoce-text", daemon=True).start()
+            thread = threading.Thread(target=_feed, args=rest, name="vivavoce-text", daemon=True)
+            _feeding[thread] = progress
+            thread.start()
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
         """The listener has taken audio of this segment: the engine gets those that are near it now."""
@@ -152,9 +159,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
 
     def close(self) -> None:
         """Give it up: nothing more is made. After the end: nothing happens."""
-        with self._progress.changed:
-            self._progress.closed.set()
-            self._progress.changed.notify_all()
+        self._progress.close()
         if hasattr(self, "handle"):
             self.handle.cancel()
 
@@ -199,11 +204,30 @@ class _Progress:
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
 
+    def close(self) -> None:
+        """The listener has left."""
+        with self.changed:
+            self.closed.set()
+            self.changed.notify_all()
+
     def wait_until_near(self) -> bool:
         """Block until the listener is near enough for the engine to have the next segment; False: it has left."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed.is_set() or len(self.spans) <= self.heard + AHEAD)
             return not self.closed.is_set()
+
+
+_feeding: WeakKeyDictionary[threading.Thread, _Progress] = WeakKeyDictionary()
+
+
+@atexit.register
+def end_feeding() -> None:
+    """Let no thread bring texts when the interpreter ends: one that is cut off in wetext's C++ aborts the process."""
+    until = time.monotonic() + _ENDING_S
+    for progress in list(_feeding.values()):
+        progress.close()
+    for thread in list(_feeding):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
