@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from tests.engine.engine_helpers import (
     LOW_LATENCY,
     MUTE,
+    PATIENCE_S,
     VOICE,
     arriving,
     given,
@@ -26,6 +28,7 @@ from tests.engine.engine_helpers import (
 )
 from tests.engine.lm_stage.lm_talk import EOS, FILL, Says
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.device import DeviceQueue, Mark
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import (
     Arrival,
@@ -324,3 +327,28 @@ def test_synthesis_alone_warms_up_and_many_streams_may_stay_open(without_lm):
             handle.text.push(SpeechTokens(tuple(range(6)), 6, final=True))
         assert {len(handle.result().samples) for handle in handles} == {6 * 960}
         assert np.isfinite(handles[0].timings.finished_s)
+
+
+def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm, monkeypatch):
+    """The last steps of a new voice's prompt fill the queue; nothing else is running then."""
+    made: list[Mark] = []
+    done = -1
+
+    def mark(queue):
+        made.append(Mark(None, queue._clock(), []))
+        return made[-1]
+
+    def reached(mark, wait=False):
+        nonlocal done
+        place = next(place for place, one in enumerate(made) if one is mark)
+        done = max(done, place) if wait else done
+        return place <= done
+
+    monkeypatch.setattr(DeviceQueue, "mark", mark)
+    monkeypatch.setattr(Mark, "reached", reached)
+    with running(without_lm) as engine:
+        spoken = engine.submit(stream(given(20, voice=voice(9))))
+        listener = threading.Thread(target=spoken.result, daemon=True)
+        listener.start()
+        listener.join(PATIENCE_S)
+        assert not listener.is_alive()

@@ -90,8 +90,8 @@ class SynthesisRunner:
 
     @property
     def busy(self) -> bool:
-        """Batches are running, or samples on their way."""
-        return bool(self._batches or self._leaving or self._again)
+        """Batches are running, samples are on their way, or the device has work left, such as a prompt's."""
+        return bool(self._batches or self._leaving or self._again) or self.queue.busy
 
     @property
     def batches_open(self) -> bool:
