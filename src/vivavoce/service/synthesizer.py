@@ -58,7 +58,7 @@ class Speech:
         return self.timings.total_s / self.duration_s
 
     def save(self, path: str | Path) -> None:
-        """Write a file in the format that its suffix names (.mp3, .opus …; else WAV); errors as `write_audio`."""
+        """Write a file in the format that its suffix names (.wav, .mp3, .opus …); errors as `write_audio`."""
         write_audio(path, self.samples, self.sample_rate)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -372,11 +373,21 @@ def test_names_suffixes_and_content_types():
     assert [parse_format(name) for name in ("mp3", "opus", "aac", "flac", "wav", "pcm")] == FORMATS
     with pytest.raises(InvalidRequest, match=r"response_format: 'MP4' is .*; choose one of mp3, opus, aac, flac, wav,"):
         parse_format("MP4")
-    formats = [format_of(path) for path in ("x.wav/A.OPUS", "a.mp3.ogg", ".mp3")]
-    assert formats == [AudioFormat.OPUS, AudioFormat.OPUS, AudioFormat.WAV]
+    formats = [format_of(path) for path in ("x.wav/A.OPUS", "a.mp3.ogg", ".mp3", "-", "/dev/null")]
+    assert formats == [AudioFormat.OPUS, AudioFormat.OPUS, *[AudioFormat.WAV] * 3]
     types = [content_type(format, 22_050) for format in FORMATS]
     assert types[:-1] == ["audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav"]
     assert types[-1] == "audio/pcm; rate=22050; channels=1"
+
+
+@pytest.mark.parametrize("name", ["hello.xyz", "hello.wav.m4a", "take 2.1"])
+def test_no_file_is_written_whose_suffix_names_no_format(tmp_path, noise, name):
+    suffix = name[name.rindex(".") :]
+    with pytest.raises(
+        InvalidRequest, match=rf"^output: '{re.escape(suffix)}' is no .*; end .* \.mp3, \.opus, \.aac, "
+    ):
+        write_audio(tmp_path / name, noise, 24_000)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["absent/speech.wav", ".", "x" * 300])

@@ -67,8 +67,16 @@ def parse_format(name: str) -> AudioFormat:
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format that the suffix of `path` stands for, in either case; WAV for every other suffix, or none."""
-    return _SUFFIXES.get(PurePath(path).suffix.lower(), AudioFormat.WAV)
+    """The format that the suffix of `path` stands for, in either case; WAV where there is none, as a device has none.
+
+    Raises:
+        InvalidRequest: no format of ours has that suffix.
+    """
+    suffix = PurePath(path).suffix.lower()
+    if suffix and suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise InvalidRequest(f"output: {suffix!r} is no format that can be written; end the name with one of {known}")
+    return _SUFFIXES.get(suffix, AudioFormat.WAV)
 
 
 def content_type(format: AudioFormat, sample_rate: int) -> str:
@@ -200,7 +208,7 @@ def write_audio(
     gets WAV. Devices and pipes are written directly; a link stays a link.
 
     Raises:
-        InvalidRequest: the folder of the path is missing, the path is a folder, or it cannot be written.
+        InvalidRequest: an unknown suffix, the folder of the path is missing, it is a folder, or cannot be written.
         MissingDependency: this build of PyAV lacks the codec.
         ValueError: samples are not [n], or NaN.
     """
