@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import httpx
 import numpy as np
@@ -105,6 +106,15 @@ def test_fields_may_stand_in_the_query_and_the_form_goes_first(shared: Served) -
     answer = ask(shared, "inference_sft", {"tts_text": TEXT}, method="POST", params=query)
     assert answer.status_code == 200
     assert orders(shared)[-2:] == [SpeechRequest(text, "anna", mode="sft", speed=1.5) for text in ("Never said.", TEXT)]
+
+
+@pytest.mark.parametrize("encode", [str, quote_plus])
+def test_forms_and_queries_are_utf_8_percent_encoded_or_as_it_is(shared: Served, encode: Callable[[str], str]) -> None:
+    text, form = "Grüß Gott, 你好", {"content-type": "application/x-www-form-urlencoded"}
+    body = f"spk_id=anna&tts_text={encode(text)}".encode()
+    assert httpx.post(f"{shared.url}/inference_sft", content=body, headers=form).status_code == 200
+    assert httpx.get(f"{shared.url}/inference_sft?spk_id=anna&tts_text={quote_plus(text)}").status_code == 200
+    assert [order.text for order in orders(shared)[-2:]] == [text, text]
 
 
 @pytest.mark.parametrize("route", ["inference_zero_shot", "inference_cross_lingual", "inference_instruct2"])

@@ -148,8 +148,8 @@ VOICE_FORMS = [
 ]
 URLENCODED = [
     (b"input=" + b"%" * 30_000, "input: string should have at most 20000"),
-    (b"input=x&" * 5_000, "body: it cannot be read (Too many fields"),
-    (b"input=" + b"x" * (MIB + 1), "body: it cannot be read (Field exceeded"),
+    (b"input=x&" * 5_000, "form: has more than 40 fields"),
+    (b"input=" + b"x" * (MIB + 1), "form: a field has 1048583 bytes"),
     (b"input=%00&seed=%ff", "seed: "),
 ]
 BOUNDARIES = ["", "; boundary=", f"; boundary={'x' * 300}"]
@@ -160,6 +160,10 @@ REFUSED = [
     *((SPEECH, FORM, *case) for case in FORMS),
     *((VOICES, FORM, *case) for case in VOICE_FORMS),
     *((SPEECH, "application/x-www-form-urlencoded", *case) for case in URLENCODED),
+    *(
+        (SPEECH, f"application/x-www-form-urlencoded; charset={each}", b"input=x", "content-type: ")
+        for each in CHARSETS
+    ),
     *((SPEECH, f"multipart/form-data{each}", part("input", b"x") + END, "body: it is no form") for each in BOUNDARIES),
     *((SPEECH, f"{FORM}; charset={each}", ENCODED, "content-type: charset ") for each in CHARSETS),
     *((VOICES, f"{FORM}; charset={each}", ENCODED, "content-type: charset ") for each in CHARSETS),

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
-from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form
+from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form, url_fields
 from vivavoce.entrypoints.http.streaming import speak
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce.service.audio.encode import AudioFormat
@@ -83,7 +83,8 @@ def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Aw
     async def endpoint(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         form = await read_form(request, MAX_FORM_FIELDS)
         # The form's fields go before those of the query; unknown ones are ignored.
-        texts, recording = {**request.query_params, **dict(form.texts)}, dict(form.files).get(RECORDING)
+        query = url_fields(request.scope["query_string"])
+        texts, recording = {**dict(query), **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)
         with fields_named(_NAMES):
             return await speak(request, principal, wanted, AudioFormat.PCM, door=DOOR, deadline=deadline)

@@ -156,8 +156,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     elif status == 405:
         code = "method_not_allowed"
         message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
-    elif status == 400:
-        message = f"body: it cannot be read ({message}); send JSON or multipart/form-data"
     return error_response(status, message, code, error.headers)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_multipart.multipart import parse_options_header
@@ -38,6 +39,8 @@ _OPENAI_MODEL = re.compile(rf"({'|'.join(OPENAI_MODELS)})(-\d+)*", re.ASCII)
 _STRUCTURED = ("voice", "sampling")
 _WHITE_SPACE = b" \t\r\n"
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+_MAX_FIELD_BYTES = 1 << 20
+"""Of a field of a urlencoded form as it comes, like a text of a multipart form."""
 
 _Result = TypeVar("_Result")
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -229,26 +232,46 @@ def _speech_from_json(body: bytes) -> SpeechFields:
 
 
 async def read_form(request: Request, max_fields: int) -> Form:
-    """A form with this many texts in strict UTF-8, of a megabyte each at most, and one file.
+    """A form with this many texts in strict UTF-8, of a megabyte each at most, and one file; a body of another type
+    is not read.
 
-    InvalidRequest, HTTPException of a urlencoded form: it is no form, has too many parts, or texts that are no UTF-8.
+    InvalidRequest: it cannot be read, has too many parts, or texts that are no UTF-8.
     """
-    is_multipart = media_type(request) == MULTIPART
-    if is_multipart:
-        parsed = await _parse_multipart(request, max_fields)
-    else:
-        parsed = await request.form(max_files=1, max_fields=max_fields)
+    media = media_type(request)
+    if media not in (MULTIPART, URLENCODED):
+        return Form([], [])
+    charset = parse_options_header(request.headers["content-type"])[1].get(b"charset", b"utf-8")
+    if charset.lower() not in _UTF_8:
+        raise InvalidRequest(f"content-type: charset {charset[:40].decode('latin-1')!r} is not taken; send UTF-8")
+    if media == URLENCODED:
+        body = b"".join([piece async for piece in request.stream()])
+        return Form(await off_loop(len(body), lambda: url_fields(body, max_fields)), [])
+    parsed = await _parse_multipart(request, max_fields)
     form = Form([], [])
     try:
         for name, value in parsed.multi_items():
-            field = _utf_8(name, "a field's name") if is_multipart else name
+            field = _utf_8(name.encode("latin-1"), "a field's name")
             if isinstance(value, UploadFile):
                 form.files.append((field, await value.read()))
             else:
-                form.texts.append((field, _utf_8(value, field) if is_multipart else value))
+                form.texts.append((field, _utf_8(value.encode("latin-1"), field)))
     finally:
         await parsed.close()
     return form
+
+
+def url_fields(encoded: bytes, max_fields: int = MAX_FORM_FIELDS) -> list[tuple[str, str]]:
+    """The fields of a urlencoded body or a query: UTF-8, percent-encoded or as it is. InvalidRequest as `read_form`."""
+    if encoded.count(b"&") >= max_fields:
+        raise InvalidRequest(f"form: has more than {max_fields} fields; send fewer")
+    fields = []
+    for piece in filter(None, encoded.split(b"&")):
+        if len(piece) > _MAX_FIELD_BYTES:  # before it is decoded, which takes far more memory
+            raise InvalidRequest(f"form: a field has {len(piece)} bytes, more than {_MAX_FIELD_BYTES}; send fewer")
+        name, _, value = (unquote_to_bytes(part) for part in piece.replace(b"+", b" ").partition(b"="))
+        field = _utf_8(name, "a field's name")
+        fields.append((field, _utf_8(value, field)))
+    return fields
 
 
 class _Parser(MultiPartParser):
@@ -263,12 +286,8 @@ class _Parser(MultiPartParser):
 
 async def _parse_multipart(request: Request, max_fields: int) -> FormData:
     """The form, each byte of its texts being a letter of Latin-1."""
-    content_type = request.headers["content-type"]
-    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
-    if charset.lower() not in _UTF_8:
-        raise InvalidRequest(f"content-type: charset {charset[:40].decode('latin-1')!r} is not taken; send UTF-8")
     # The parser takes any of Python's codecs, some of quadratic time, and reads what is no UTF-8 as Latin-1.
-    headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
+    headers = Headers({"content-type": f"{request.headers['content-type']}; charset=latin-1"})
 
     async def whole_body() -> AsyncGenerator[bytes, None]:
         async for piece in request.stream():
@@ -283,8 +302,8 @@ async def _parse_multipart(request: Request, max_fields: int) -> FormData:
         raise InvalidRequest(f"body: it is no form that can be read ({error.message.rstrip('.')})") from None
 
 
-def _utf_8(letters: str, field: str) -> str:
+def _utf_8(encoded: bytes, field: str) -> str:
     try:
-        return letters.encode("latin-1").decode("utf-8")
+        return encoded.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{field[:40]}: is no UTF-8 from byte {error.start} on; send UTF-8") from None

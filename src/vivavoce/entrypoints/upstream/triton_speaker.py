@@ -37,7 +37,7 @@ from vivavoce.errors import (
 )
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.arriving import Sentence, SentenceSplitter
 from vivavoce.service.text.checks import check_text
 from vivavoce.service.text.reading import is_speakable
@@ -250,6 +250,7 @@ class TritonSpeaker:
         if request.text is not None and not is_speakable(request.text):
             raise _unspeakable()
         reference, transcript = await self._voice_of(request.voice)
+        transcript = _transcript_for(request, self._model, transcript, spoken_by_recording=reference is not None)
         model, identity = self._model, secrets.token_hex(8)
         takes_seed = request.seed != 0 or "seed" in model.inputs
 
@@ -398,13 +399,36 @@ async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedMod
 def _refuse_foreign(request: SpeechRequest) -> None:
     """Nothing upstream takes these."""
     for field, given in (
-        ("mode", request.mode),
         ("chunk_policy", request.policy),
         ("language", request.language),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:
             raise InvalidRequest(f"{field}: the Triton server that speaks here does not take it; leave it out")
+
+
+def _transcript_for(request: SpeechRequest, model: ServedModel, transcript: str, *, spoken_by_recording: bool) -> str:
+    """What is sent of a recording's transcript, which tells the server the mode. InvalidRequest: it cannot be done.
+
+    There is no tensor for a mode: the server takes a recording with its text for zero_shot, one without for
+    cross_lingual, and an instruction for instruct. Its nearest to sft, an embedding alone, is the recording as it is.
+    """
+    mode = request.mode
+    if request.instruct is not None:
+        if "instruct_text" not in model.inputs:
+            raise InvalidRequest("instruct: the model that speaks here takes no instructions; leave them out")
+        if mode not in (None, Mode.INSTRUCT):
+            raise InvalidRequest(f"instruct: is not used in mode {Mode(mode).value}; leave the mode out")
+    elif mode is Mode.INSTRUCT:
+        raise InvalidRequest("mode: instruct needs an instruction; send one, or leave the mode out")
+    if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not spoken_by_recording:
+        raise InvalidRequest(
+            f"mode: {Mode(mode).value} needs a recording, and the voice that speaks here has none; name another voice, "
+            "send a recording, or leave the mode out"
+        )
+    if mode is Mode.ZERO_SHOT and not transcript:
+        raise InvalidRequest("mode: zero_shot needs what the recording says; send that, or ask for cross_lingual")
+    return "" if mode is Mode.CROSS_LINGUAL else transcript
 
 
 def _away() -> EngineStopped:
