@@ -31,16 +31,24 @@ def test_the_suffix_chooses(run: Run) -> None:
     assert Path("speech.pcm").read_bytes() == spoken.astype("<i2").tobytes()
 
 
-def test_other_names_and_stdout_are_wav(run: Run) -> None:
+def test_names_without_a_suffix_and_stdout_are_wav(run: Run) -> None:
     run("speak Hi. -o speech.wav")
     whole = Path("speech.wav").read_bytes()
-    for name in ("speech", "speech.mp3.bak"):
-        run("speak Hi. -o", name)
-        assert Path(name).read_bytes() == whole
+    run("speak Hi. -o speech")
+    assert Path("speech").read_bytes() == whole
     assert run("speak Hi. -o -").out == whole
     streamed = run("speak Hi. -o - --stream").out
     assert streamed[:44] == wav_header(24_000, None)
     assert soundfile.read(io.BytesIO(streamed))[0].any()
+
+
+@pytest.mark.parametrize("name", ["speech.xyz", "speech.mp4", "speech.mp3.bak"])
+def test_other_suffixes_are_refused_before_a_model_is_loaded(run: Run, name: str) -> None:
+    for options in ((), ("--stream",)):
+        result = run("speak", "Hi.", "--model", "no-such-model", "-o", name, *options)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert result.err.startswith(f"error: output: '{Path(name).suffix}' is no format that can be written; end ")
+    assert not Path(name).exists()
 
 
 @pytest.mark.parametrize("suffix", ["flac", "wav"])

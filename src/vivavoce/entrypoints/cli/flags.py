@@ -111,7 +111,7 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-_OUT = "File to write, overwritten if it exists: .mp3, .opus, .aac, .flac, .pcm, else WAV; - is stdout, as WAV."
+_OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout, as WAV."
 _VOICE = "A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]"
 MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small demo in English]"
 _VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the user's own folder]"

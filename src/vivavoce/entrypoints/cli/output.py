@@ -38,8 +38,12 @@ class Output:
         return "stdout" if self.target == STDOUT else self.target
 
     def check(self) -> None:
-        """`InvalidRequest` for a folder, a place without permission or a terminal; what lies there is not touched."""
+        """`InvalidRequest` for a folder, a place without permission, a suffix that names no format or a terminal.
+
+        What lies there is not touched.
+        """
         if self.target != STDOUT:
+            _ = self.format
             with explaining("output", self.label):
                 check_writable(Path(self.target))
         elif sys.stdout is None or is_terminal(sys.stdout):
@@ -50,7 +54,7 @@ class Output:
 
     @property
     def format(self) -> AudioFormat:
-        """What the file's suffix stands for; WAV for every other name, and for standard output."""
+        """What the file's suffix stands for; WAV for a name without one, and for standard output."""
         from vivavoce.service.audio.encode import format_of
 
         return format_of(self.target)
