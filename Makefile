@@ -22,7 +22,7 @@ override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
 export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE HOST PORT TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak serve test check parity soak clean
+.PHONY: help setup speak serve test check parity clients soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,9 @@ check: $(DEV) ## check format, style and types
 parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folder
 	@[ -n "$$REFERENCE" ] || { echo 'usage: make parity REFERENCE=folder of recorded tensors' >&2; exit 2; }
 	@$(PYTHON) -m tests.parity "$$REFERENCE"
+
+clients: $(DEV) ## run other people's clients against a server, each from an environment of its own in .venv/clients
+	@$(PYTHON) -m tests.clients.real
 
 # oneDNN keeps 1024 compiled shapes: a cache that fills for hours would look like a leak.
 soak: $(DEV) ## ask an engine for 10,000 things, a server for five minutes and a Triton server for 2,000, attack a server, and see that nothing is left

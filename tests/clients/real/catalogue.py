@@ -1,0 +1,26 @@
+"""The one table of the real clients: their pinned packages, and what each needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RealClient:
+    """One client.
+
+    script: a file in `scripts`, .py or .mjs; pip, npm: what its environment holds, the client itself first; program:
+    one of the system that it needs instead, and whose version is told; secure: it also needs the server with TLS and
+    keys; light: it needs nothing but the development installation, and runs with every change.
+    """
+
+    name: str
+    script: str
+    pip: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+    program: str = ""
+    secure: bool = False
+    light: bool = False
+
+
+CLIENTS = (RealClient("openai (Python)", "openai_python.py", pip=("openai==3.54.0",), light=True),)
