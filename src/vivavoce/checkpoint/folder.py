@@ -50,6 +50,8 @@ class ModelCard:
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
     text_stream: TextStream = TextStream.INTERLEAVED
+    instructions: bool = True
+    """Trained to follow instructions; a model that was not would speak them."""
 
 
 def detect_generation(folder: Path) -> Generation:
@@ -91,6 +93,7 @@ def read_card(folder: Path) -> ModelCard:
         demo=bool(data.get("demo", False)),
         scripts=frozenset(str(s) for s in scripts) if isinstance(scripts, list) else None,
         text_stream=TextStream(stream),
+        instructions=bool(data.get("instructions", True)),
     )
 
 

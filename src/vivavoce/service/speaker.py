@@ -61,13 +61,14 @@ class ModelAbout:
     """The model that speaks.
 
     name: as clients ask for it; description: what it says of itself; sample_rate: of all audio; demo: it shows how the
-    program works and is no real voice.
+    program works and is no real voice; instructions: it follows them.
     """
 
     name: str
     description: str
     sample_rate: int
     demo: bool
+    instructions: bool = True
 
 
 class Speaker(Protocol):

@@ -84,11 +84,13 @@ def test_values_of_all_kinds(file: Path) -> None:
         "logging.format": "json",
         "model.kernels": False,
         "model.memory_gb": 12.5,
+        "voices.aliases": {"alloy": "calm", "me": "my voice"},
     }
     file.write_text(
         '[server]\nlegacy = true\ndrain_s = 5\ncors_origins = ["https://a.org", "*"]\nreference_dir = "~/voices"\n'
         'upstream = "triton://gpu:8001"\n[engine]\nadmission = "all"\n[logging]\nformat = "json"\n'
         "[model]\nkernels = false\nmemory_gb = 12.5\n"
+        '[voices.aliases]\nalloy = "calm"\nme = "my voice"\n'
     )
     environment = {
         "VIVAVOCE_SERVER_LEGACY": "yes",
@@ -100,9 +102,12 @@ def test_values_of_all_kinds(file: Path) -> None:
         "VIVAVOCE_LOGGING_FORMAT": "json",
         "VIVAVOCE_MODEL_KERNELS": "0",
         "VIVAVOCE_MODEL_MEMORY_GB": "12.5",
+        "VIVAVOCE_VOICES_ALIASES": "alloy=calm, me=my voice",
         "VIVAVOCE_SERVER_GRPC_PORT": "",
         "VIVAVOCE_HOME": "/somewhere",
     }
+    flags = {"voices.aliases": ["alloy=calm", "me=my voice"]}
+    assert resolve_settings(None, {}, flags).value("voices.aliases") == expected["voices.aliases"]
     for resolved in (resolve_settings(file), resolve_settings(None, environment)):
         given = [name for name, origin in resolved.origins.items() if origin != DEFAULT]
         assert {name: resolved.value(name) for name in given} == expected
@@ -164,6 +169,11 @@ def test_what_a_cluster_puts_into_the_environment_is_no_setting() -> None:
             "[voices]\nplace = 'mysql://me:top secret@host/0?a=1&password=my@secret words'",
             "voices.place: 'mysql://***@host/0?a=1&password=***' cannot be",
         ),
+        (
+            "[voices]\naliases = ['alloy']",
+            "voices.aliases: ['alloy'] cannot be (vivavoce.toml:2); give a table of texts",
+        ),
+        ("[voices.aliases]\nalloy = 3", "give a table of texts"),
         ("[telemetry]\nservice_name = ''", "give a text that is not empty"),
         ("[telemetry]\notlp_endpoint = 'localhost:4318'", "give an address such as http://localhost:4318"),
         ("[server]\nprot = 1", "server.prot: is no setting (vivavoce.toml:2); did you mean port?"),

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.voices.names import check_voice_name, folded, is_voice_name, unknown_voice
+from vivavoce.service.voices.names import (
+    OPENAI_VOICES,
+    NameRules,
+    check_voice_name,
+    folded,
+    is_voice_name,
+    unknown_voice,
+)
 
 GOOD = ["a", "Anna", "中文女", "हिन्दी", "Strauß", "x" * 64, "a b", "v1.2_final-3", "-x", "_", "٣", "é", "a..b", "a."]
 BAD = [
@@ -108,8 +115,23 @@ def test_unknown_voice_lists_eight_names_and_takes_no_more_than_it_needs():
     known = map("v{}".format, range(1000))
     assert str(unknown_voice("x", known)) == (
         "voice: 'x' is not registered (known: v0, v1, v2, v3, v4, v5, v6, v7 and more); "
-        "add it with `vivavoce voice add`"
+        "name one that is, or add it from a recording"
     )
-    assert next(known) == "v9"
+    assert next(known) == "v32"
     assert "(known: v0)" in str(unknown_voice("x", ["v0"]))
-    assert "(no voice is known yet)" in str(unknown_voice("x", []))
+    assert str(unknown_voice("x", [])).endswith(
+        "(no voice is known yet); add one from a recording, or send a recording in its place"
+    )
+
+
+def test_a_mistyped_name_is_told_the_one_that_was_meant():
+    assert str(unknown_voice("clam", ["bright", "calm"])).endswith("(known: bright, calm); did you mean calm?")
+    assert "did you mean" not in str(unknown_voice("c" * 100_000, ["calm"]))
+
+
+def test_openai_names_are_spread_over_a_models_voices_and_stay_where_they_are():
+    table = NameRules(aliases={"nova": "anna", "me": "alloy"}).table(["bright", "calm", "robot"])
+    assert [table[name] for name in OPENAI_VOICES[:4]] == ["bright", "calm", "robot", "bright"]
+    assert (table["nova"], table["me"], len(OPENAI_VOICES)) == ("anna", "alloy", 13)
+    assert NameRules().table([]) == {}
+    assert set(NameRules(default="anna").table([]).values()) == {"anna"}

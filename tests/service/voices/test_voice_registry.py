@@ -18,7 +18,7 @@ from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.encode import wav_header
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import Recording
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce.service.voices.redis_store import RedisStore
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota
@@ -84,7 +84,7 @@ def test_unknown_names_are_one_line_and_never_reach_a_file(registry, extractor, 
     (tmp_path / "reference.wav").write_bytes(WAV)
     acts = [registry.find, lambda name: registry.requested(name, "acme"), lambda name: registry.remove("acme", name)]
     for act in acts if name == "reference.wav" else [registry.resolve, *acts]:
-        with pytest.raises(VoiceNotFound, match=r"is not registered .*; add it with `vivavoce voice add`") as caught:
+        with pytest.raises(VoiceNotFound, match=r"is not registered .*; (name one that is|add one|did you)") as caught:
             act(name)
         assert str(caught.value).isprintable()
         assert act == acts[-1] or "(known: first, a/b: *)" in str(caught.value)
@@ -151,7 +151,7 @@ def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full
 
 
 def names(library, owner: str) -> list[tuple[str, str, bool]]:
-    return [(told.name, told.kind, told.public) for told in library.summaries(owner)]
+    return [(told.name, told.kind, told.public) for told in library.summaries(owner) if told.kind != "alias"]
 
 
 def test_own_before_public_before_built_in(library, built_in, open_library, full_voice, same):
@@ -168,6 +168,52 @@ def test_own_before_public_before_built_in(library, built_in, open_library, full
     same(library.find("first", "acme"), public)
     library.remove("", "first")
     assert library.find("first", "acme") is built_in["first"]
+
+
+def test_aliases_are_voices_until_one_is_stored_under_the_name(open_library, place, built_in, full_voice, same):
+    library = open_library(place, rules=NameRules(aliases={"me": "ours", "you": "ash", "first": "a/b: *", "x": "x"}))
+    assert library.find("alloy") is library.requested("alloy", "acme") is built_in["first"]
+    assert library.find("ash") is library.find("you") is library.built_in_of("you") is built_in["a/b: *"]
+    assert library.find("first") is built_in["first"], "an alias hides no voice"
+    for nobody in ("me", "x"):
+        with pytest.raises(VoiceNotFound):
+            library.find(nobody)
+    listed = {told.name: told for told in library.summaries("acme") if told.kind == "alias"}
+    assert set(listed) == {*OPENAI_VOICES, "you"}
+    assert (listed["ash"].stands_for, listed["you"].stands_for, listed["ash"].public) == ("a/b: *", "a/b: *", True)
+    with pytest.raises(InvalidRequest, match=r"^voice: 'ash' stands for 'a/b: \*' and cannot be removed"):
+        library.remove("acme", "ash")
+    own, ours = full_voice("ash"), full_voice("ours")
+    library.add("acme", own)
+    library.add("", ours)
+    same(library.find("ash", "acme"), own)
+    same(library.find("you", "acme"), own)
+    same(library.find("me", "acme"), ours)
+    assert library.find("ash", "zeta") is built_in["a/b: *"]
+
+
+def test_a_model_without_voices_speaks_with_the_default_voice(extractor, store, full_voice, same):
+    bare = VoiceRegistry(extractor, store, {}, MODEL)
+    with pytest.raises(VoiceNotFound, match="add one from a recording"):
+        bare.find("alloy")
+    rules = NameRules(default="anna", unknown="default")
+    library = VoiceRegistry(extractor, store, {}, MODEL, rules=rules)
+    for name in (None, "alloy", "nobody"):
+        with pytest.raises(VoiceNotFound):
+            library.requested(name, "acme")
+    anna = full_voice("anna")
+    store.save(anna)
+    for name in (None, "cedar", "nobody"):
+        same(library.requested(name, "acme"), anna)
+    assert "anna" in [told.name for told in library.summaries("")]
+
+
+def test_what_rules_name_and_nobody_has_is_logged(open_library, store, caplog):
+    open_library(store, rules=NameRules(aliases={"alloy": "clam"}, default="first")).warn_of_missing()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "voices.aliases: 'alloy' stands for 'clam', which cannot speak: voice: 'clam'"
+    )
 
 
 def test_nobody_sees_the_voices_of_another_owner(library, full_voice):
@@ -310,6 +356,9 @@ def test_no_other_voice_speaks_for_one_that_cannot_be_read_now(
     with pytest.raises(VoiceNotFound):
         library.find("unknown", "acme")  # tells what names there are
     redis_server.kill()
+    assert library.find("alloy", "zeta") is built_in["first"]
+    with pytest.raises(VoiceStoreAway):
+        open_library(open_place("copies"), rules=NameRules(unknown="default")).find("first", "acme")
     with pytest.raises(VoiceStoreAway):
         library.find("first", "acme")
     assert library.find("first", "zeta") is built_in["first"]

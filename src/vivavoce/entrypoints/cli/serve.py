@@ -32,6 +32,7 @@ _TYPES: Mapping[str, tuple[Any, str | None]] = {
     "number": (float, "NUMBER"),
     "boolean": (bool, None),
     "array": (list[str], "NAME"),
+    "object": (list[str], "NAME=VALUE"),
     "string": (str, "NAME"),
     "path": (Path, "FILE"),
 }

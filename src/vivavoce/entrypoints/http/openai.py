@@ -41,6 +41,7 @@ class ModelEntry(BaseModel):
     description: str
     sample_rate: int = Field(description="Samples per second of all audio.")
     demo: bool = Field(description="It shows how the program works, and is no real voice.")
+    instructions: bool = Field(description="It follows instructions; else they are not spoken.")
 
 
 class ModelList(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Literal
 
@@ -43,11 +44,13 @@ class VoiceEntry(BaseModel):
     id: str
     name: str
     object: Literal["voice"] = "voice"
-    kind: Literal["built_in", "stored"]
+    kind: Literal["built_in", "stored", "alias"]
     public: bool = Field(description="All callers see it; else its owner alone.")
     description: str
     transcript: str = Field(description='What its reference recording says, "" if unknown.')
     has_prompt: bool = Field(description="It has reference speech, beside a speaker embedding.")
+    stands_for: str = Field(description='Of an alias: the voice that speaks, else "".')
+    created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
 
 
 class VoiceLabel(BaseModel):
@@ -107,7 +110,7 @@ def router(state: AppState) -> APIRouter:
             description, replace = texts.get("description", ""), _flag("replace", texts)
             with fields_named(_NAMES):
                 voice = await speaker.add_voice(owner, name, recording, description=description, replace=replace)
-        return _entry(voice)
+        return _entry(voice).model_copy(update={"created_at": int(time.time())})
 
     @routes.delete(
         "/v1/audio/voices/{name}",

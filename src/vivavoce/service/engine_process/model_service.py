@@ -20,7 +20,7 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.text.reading import WHOLE_CHARS
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.service.voices.names import NameRules, VoiceSummary
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
@@ -74,7 +74,13 @@ class ModelService:
     def about(self) -> ModelAbout:
         """The model that speaks."""
         card, rates = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates
-        return ModelAbout(card.name, card.description, rates.sample_rate, demo=card.demo or not card.trained)
+        return ModelAbout(
+            card.name,
+            card.description,
+            rates.sample_rate,
+            demo=card.demo or not card.trained,
+            instructions=card.instructions,
+        )
 
     @property
     def healthy(self) -> bool:
@@ -107,11 +113,11 @@ class ModelService:
 
         Of a store that hangs it is not known which names it has: there, built-in voices speak under theirs.
         """
-        if voice is None:
-            return self.registry.requested(None, owner)
         if isinstance(voice, Recording):
             return await self._extracted(voice)
-        return await self._store.run(lambda: self.registry.requested(voice, owner), self.registry.built_in.get(voice))
+        if voice is None and self.registry.rules.default is None:
+            return self.registry.requested(None, owner)
+        return await self._store.run(lambda: self.registry.requested(voice, owner), self.registry.built_in_of(voice))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """The public voices, and the owner's own."""
@@ -187,9 +193,11 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         lambda: extractor.fingerprint,
         recordings=voices.cache,
         stored=voices.cache,
+        rules=NameRules(voices.aliases, voices.default, voices.unknown),
         owner_quota=quota,
         public_quota=quota,
     )
+    registry.warn_of_missing()
     return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding)
 
 

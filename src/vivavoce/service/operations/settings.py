@@ -78,6 +78,16 @@ def _parted(value: object, info: ValidationInfo) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _paired(value: object) -> object:
+    """A table of names; a variable has name=value parted by commas, a flag a list of them."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list):
+        pairs = [str(pair).partition("=") for pair in value]
+        return {name.strip(): meant.strip() for name, _, meant in pairs}
+    return value
+
+
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 _FilePath = Annotated[Path, _path("a path")]
 _Host = Annotated[str, _like(r"[^\s/]+", "an address of this machine, such as 127.0.0.1, ::1 or 0.0.0.0 for all")]
@@ -92,6 +102,7 @@ _WebAddress = Annotated[str, _like(r"(?i:https?)://\S*", "an address such as htt
 _Model = Annotated[str, _path("a downloaded model's name, or a model's folder")]
 _Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cuda, cuda:N or mps")]
 _Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
+_VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
 
 
@@ -243,6 +254,18 @@ class VoicesSection(_Section):
     """A folder, or redis://HOST:PORT/DATABASE that several servers share; unset: the user's own folder."""
     cache: int = _setting(256, ge=1, le=1_000_000)
     """Voices that stay in memory, of a megabyte each at most."""
+    default: _VoiceName | None = _unset(
+        "calm", "--default-voice NAME: Of requests that name none.  [default: the model's first]"
+    )
+    """The voice of requests that name none, and of OpenAI's names where the model has no voice; unset: the first."""
+    aliases: Annotated[dict[_VoiceName, _VoiceName], BeforeValidator(_paired)] = _setting(
+        {},
+        "--voice-alias NAME=VOICE: NAME speaks with this voice; may be repeated.",
+        example={"alloy": "calm"},
+    )
+    """More names of voices, beside OpenAI's 13, which are spread over the model's own; a stored voice's name wins."""
+    unknown: Literal["refuse", "default"] = _setting("refuse")
+    """A name that no voice has: refuse (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)
     """Voices that one owner may store, and that are public."""
     max_recording_bytes: int = _setting(16 * _MIB, ge=65_536, le=1_024 * _MIB)
@@ -256,6 +279,21 @@ class AuthSection(_Section):
         "/etc/vivavoce/keys.toml", "--keys: API keys of who may ask; see `vivavoce keys`.  [default: everyone]"
     )
     """File of API keys, as `vivavoce keys add` writes it; unset: everyone may ask."""
+    open_lists: bool = False
+    """The lists of models and public voices are for callers without a key, too; Open WebUI asks without one."""
+
+
+class RequestsSection(_Section):
+    """What becomes of requests that ask for more than there is."""
+
+    instructions: Literal["ignore", "refuse"] = "ignore"
+    """Instructions to a model that cannot follow them: ignore (with a warning) or refuse (400); never spoken."""
+    speed: Literal["clamp", "refuse"] = "clamp"
+    """A speed of 0.25 to 4 beyond 0.5 to 2, on OpenAI's routes: clamp (the answer tells the speed) or refuse (400)."""
+    empty_text: Literal["silence", "refuse"] = "silence"
+    """A text with nothing to say, such as an emoji: silence (a fifth of a second) or refuse (400)."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """Fields that are not known, on OpenAI's routes: refuse (400, with their names) or ignore."""
 
 
 class LoggingSection(_Section):
@@ -288,5 +326,6 @@ class ServerSettings(_Section):
     engine: EngineSection = Field(default_factory=EngineSection)
     voices: VoicesSection = Field(default_factory=VoicesSection)
     auth: AuthSection = Field(default_factory=AuthSection)
+    requests: RequestsSection = Field(default_factory=RequestsSection)
     logging: LoggingSection = Field(default_factory=LoggingSection)
     telemetry: TelemetrySection = Field(default_factory=TelemetrySection)

@@ -40,6 +40,7 @@ _KINDS = {
     "string": "a text",
     "boolean": "true or false",
     "array": "a list of texts",
+    "object": "a table of texts",
     "integer": "a whole number",
     "number": "a number",
 }
@@ -296,6 +297,8 @@ def plain(value: Any) -> Any:
 
 def written(value: Any) -> str:
     """A value as TOML writes it, which for these types is JSON; "unset" for None."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{written(name)} = {written(one)}' for name, one in value.items())}}}"
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 

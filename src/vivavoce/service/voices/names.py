@@ -5,10 +5,11 @@ A name is also a file's name, so the rules keep it inside of its folder.
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Literal
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
@@ -23,6 +24,14 @@ MAX_NAME_BYTES = 240
 
 MAX_LISTED = 8
 """Known names that a message lists."""
+MAX_COMPARED = 32
+"""Known names among which the one is looked for that was meant."""
+
+OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
+    *("onyx", "sage", "shimmer", "verse", "marin", "cedar"),
+)
+"""What programs for OpenAI's service call voices; some of them take no other names."""
 
 _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
 _SIGNS = frozenset("-_. ")
@@ -34,16 +43,38 @@ _MAX_DECOMPOSITION = 4
 class VoiceSummary:
     """A voice that may be asked for by its name.
 
-    kind: "built_in" (of the model) or "stored"; public: all callers see it, else its owner alone; transcript: what its
-    reference says, "" if unknown; has_prompt: it has reference speech, beside the speaker embedding.
+    kind: "built_in" (of the model), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
+    see it, else its owner alone; transcript: what its reference says, "" if unknown; has_prompt: it has reference
+    speech, beside the speaker embedding.
     """
 
     name: str
-    kind: Literal["built_in", "stored"]
+    kind: Literal["built_in", "stored", "alias"]
     public: bool
     description: str = ""
     transcript: str = ""
     has_prompt: bool = True
+    stands_for: str = ""
+
+
+@dataclass(frozen=True)
+class NameRules:
+    """What is meant by names that no voice has.
+
+    aliases: more names of voices; default: the voice of requests that name none, None: the model's first; unknown:
+    whether the default voice speaks for a name that means nothing, or the request is refused.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    unknown: Literal["refuse", "default"] = "refuse"
+
+    def table(self, built_in: Iterable[str]) -> dict[str, str]:
+        """All aliases, with the names of their voices: OpenAI's are spread over the built-in ones in their order, or
+        all mean the default voice where there are none; those that were given go before.
+        """
+        own = list(built_in) or ([] if self.default is None else [self.default])
+        return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
 
 def check_voice_name(name: str) -> str:
@@ -81,11 +112,15 @@ def folded(name: str) -> str:
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for a name that no voice has; takes at most nine of the known names."""
-    first = list(islice(known, MAX_LISTED + 1))
+    """The error for a name that no voice has; takes at most 32 of the known names."""
+    first = list(islice(known, MAX_COMPARED))
+    if not first:
+        way_out = "add one from a recording, or send a recording in its place"
+        return VoiceNotFound(f"voice: {excerpt(name)} is not registered (no voice is known yet); {way_out}")
     listed = ", ".join(first[:MAX_LISTED]) + (" and more" if len(first) > MAX_LISTED else "")
-    known_text = f"known: {listed}" if first else "no voice is known yet"
-    return VoiceNotFound(f"voice: {excerpt(name)} is not registered ({known_text}); add it with `vivavoce voice add`")
+    near = difflib.get_close_matches(name, first, n=1, cutoff=0.6) if len(name) <= MAX_NAME_CHARS else []
+    way_out = f"did you mean {near[0]}?" if near else "name one that is, or add it from a recording"
+    return VoiceNotFound(f"voice: {excerpt(name)} is not registered (known: {listed}); {way_out}")
 
 
 def _problem(name: str) -> str | None:

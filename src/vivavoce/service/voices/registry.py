@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol
 
-from vivavoce.errors import InvalidRequest, VoiceNotFound, VoiceStoreError
+from vivavoce.errors import InvalidRequest, VivavoceError, VoiceNotFound, VoiceStoreError
 from vivavoce.lru_cache import CacheCounts, LruCache
 from vivavoce.service.speech import Recording
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.extract import AudioSource, take_recording
-from vivavoce.service.voices.names import PUBLIC, VoiceSummary, check_voice_name, unknown_voice
+from vivavoce.service.voices.names import PUBLIC, NameRules, VoiceSummary, check_voice_name, unknown_voice
 from vivavoce.service.voices.stores import Quota, VoiceStore, taken_name
 from vivavoce.service.voices.voice import Voice
 
@@ -22,6 +24,10 @@ _AUDIO_SUFFIXES = frozenset(
     {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}
 )
 _PATH_EXCERPT = 200
+_ALIASES_IN_A_ROW = 2
+"""An operator's name may stand for one of OpenAI's, and that for a voice."""
+
+log = logging.getLogger(__name__)
 
 
 class Extractor(Protocol):
@@ -34,8 +40,9 @@ class Extractor(Protocol):
 class VoiceRegistry:
     """All voices of one model, for every caller. Safe between threads.
 
-    An owner sees its own voices, then the public ones, then the model's; the first of a name is meant. The owner ""
-    stands for the public voices. The last voices are kept in memory, and shared: their tensors must not be written to.
+    An owner sees its own voices, then the public ones, then the model's; the first of a name is meant, else the one
+    that the name stands for. The owner "" stands for the public voices. The last voices are kept in memory, and shared:
+    their tensors must not be written to.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class VoiceRegistry:
         built_in: Mapping[str, Voice],
         fingerprint: str | Callable[[], str],
         *,
+        rules: NameRules = NameRules(),
         recordings: int = 32,
         stored: int = 64,
         owner_quota: Quota = Quota(),
@@ -55,14 +63,16 @@ class VoiceRegistry:
         Args:
             extractor: the model's front end for recordings.
             store: voices that are kept by name.
-            built_in: the model's own voices by name; the first is the default voice.
+            built_in: the model's own voices by name; the first is the default voice, unless the rules name another.
             fingerprint: the model's identity, or what computes it; called when a voice first has to be compared.
+            rules: what is meant by names that no voice has.
             recordings, stored: recordings whose voices stay in memory (half a megabyte for 30 s), and stored voices.
             owner_quota, public_quota: how much each owner may keep, and how much is kept for all.
         """
         self.built_in = built_in
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
         self._owner_quota, self._public_quota = owner_quota, public_quota
+        self.rules, self._aliases = rules, rules.table(built_in)
         self._extracted: LruCache[Voice] = LruCache(recordings)
         self._loaded: LruCache[Voice] = LruCache(stored)
 
@@ -99,7 +109,7 @@ class VoiceRegistry:
         return self._check(voice or self._default())
 
     def requested(self, voice: str | Recording | None, owner: str) -> Voice:
-        """The voice that a request means: a name, a recording, or None for the model's first voice.
+        """The voice that a request means: a name, a recording, or None for the default voice.
 
         Raises:
             VoiceNotFound: no voice that the owner sees has the name.
@@ -116,21 +126,41 @@ class VoiceRegistry:
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
     def find(self, name: str, owner: str = PUBLIC) -> Voice:
-        """The owner's own voice of that name, else the public one, else the model's; errors as in `requested`.
+        """The owner's own voice of that name, else the public one, the model's, or the one that the name stands for.
 
-        A voice that has not changed is the same object as before, while it stays in memory.
+        A voice that has not changed is the same object as before, while it stays in memory. Errors as in `requested`.
         """
         found = self._find(name, owner)
+        if found is None and self.rules.unknown == "default":
+            found = self._default()
         if found is None:
             raise unknown_voice(name, self._names(owner))
         return self._check(found)
+
+    def built_in_of(self, name: str | None) -> Voice | None:
+        """The model's voice that a name means if no stored one has it; needs no store."""
+        name = name or self.rules.default or next(iter(self.built_in), "")
+        for _ in range(_ALIASES_IN_A_ROW):
+            name = name if name in self.built_in else self._aliases.get(name, name)
+        return self.built_in.get(name)
+
+    def warn_of_missing(self) -> None:
+        """Log what the rules name and nobody has: it may be stored later."""
+        names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
+        if self.rules.default is not None:
+            names["voices.default: is"] = self.rules.default
+        for setting, voice in names.items():
+            try:
+                self.find(voice)
+            except VivavoceError as error:
+                log.warning("%s %r, which cannot speak: %s", setting, voice, error)
 
     def names(self) -> list[str]:
         """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
         return list(self._names(PUBLIC))
 
     def summaries(self, owner: str) -> list[VoiceSummary]:
-        """The voices that `find` finds: the model's in its order, then public ones, then the owner's own.
+        """The voices that `find` finds: the model's in its order, then public ones, the owner's own, and aliases.
 
         Of several of one name there is the one that is meant. Voices of other models in the same store are among them.
         """
@@ -141,7 +171,16 @@ class VoiceRegistry:
             for name, voice in self.built_in.items()
             if name not in own and name not in public
         )
-        return [*built_in, *public.values(), *own.values()]
+        voices = {one.name: one for one in (*built_in, *public.values(), *own.values())}
+        found = {
+            name: voices.get(voice) or voices.get(self._aliases.get(voice, "")) for name, voice in self._aliases.items()
+        }
+        aliases = [
+            replace(voice, name=name, kind="alias", stands_for=voice.name)
+            for name, voice in found.items()
+            if voice is not None and name not in voices
+        ]
+        return [*voices.values(), *aliases]
 
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
         """Keep a voice under its name; for everybody if the owner is "".
@@ -176,6 +215,9 @@ class VoiceRegistry:
             raise VoiceNotFound(f"voice: {excerpt(name)} is a public voice, none of your own; it stays for the others")
         elif name in self.built_in:
             raise InvalidRequest(f"voice: {excerpt(name)} is built into the model and cannot be removed")
+        elif name in self._aliases:
+            meant = self._aliases[name]
+            raise InvalidRequest(f"voice: {excerpt(name)} stands for {meant!r} and cannot be removed; it is a setting")
         else:
             raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
 
@@ -197,6 +239,11 @@ class VoiceRegistry:
         return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
 
     def _default(self) -> Voice:
+        if (name := self.rules.default) is not None:
+            voice = self._find(name, PUBLIC)
+            if voice is None:
+                raise unknown_voice(name, self._names(PUBLIC))
+            return voice
         for voice in self.built_in.values():
             return voice
         raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
@@ -210,8 +257,8 @@ class VoiceRegistry:
             )
         return voice
 
-    def _find(self, name: str, owner: str) -> Voice | None:
-        """The voice `name` of the first that has it: the owner, the public ones, the model.
+    def _find(self, name: str, owner: str, aliases: int = _ALIASES_IN_A_ROW) -> Voice | None:
+        """The voice `name` of the first that has it: the owner, the public ones, the model; else the one it stands for.
 
         A store that is away, or refuses, and cannot tell is passed over: those after it may have the name. One that is
         known to have it is not: another voice than the one that is meant must not speak.
@@ -226,10 +273,12 @@ class VoiceRegistry:
             if version is not None:
                 # A voice that is replaced between the two calls is merely kept under a version that never comes back.
                 return self._loaded.get((namespace, name, version), partial(self._store.load, name, namespace))
-        built_in = self.built_in.get(name)
-        if built_in is None and refusal is not None:
+        found = self.built_in.get(name)
+        if found is None and aliases and name in self._aliases:
+            found = self._find(self._aliases[name], owner, aliases - 1)
+        if found is None and refusal is not None:
             raise refusal
-        return built_in
+        return found
 
     def _names(self, owner: str) -> Iterator[str]:
         """What the owner sees, each name once; no more of the store is read than is taken."""

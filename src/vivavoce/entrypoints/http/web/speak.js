@@ -132,7 +132,7 @@ async function learn() {
     if (models[0]?.demo)
       tell(byId("demo", HTMLElement), "This model shows how the program works; it is no real voice.");
     const { data: voices } = await (await ask("v1/audio/voices")).json();
-    form.offer(voices, new URLSearchParams(location.search).get("voice"));
+    form.offer(voices.filter((/** @type {{kind: string}} */ { kind }) => kind !== "alias"), new URLSearchParams(location.search).get("voice"));
   } catch (error) {
     tell(trouble, explain(error));
   }

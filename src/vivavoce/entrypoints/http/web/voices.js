@@ -10,7 +10,7 @@ import { Utterance } from "./utterance.js";
 /**
  * @typedef {object} Voice
  * @property {string} name
- * @property {"built_in" | "stored"} kind
+ * @property {"built_in" | "stored" | "alias"} kind
  * @property {boolean} public
  * @property {string} description
  * @property {string} transcript
@@ -40,7 +40,8 @@ async function load() {
   try {
     const { data: models } = await (await ask("v1/models")).json();
     if (models[0]) model = { name: models[0].id, rate: models[0].sample_rate || model.rate };
-    const { data: voices } = await (await ask("v1/audio/voices")).json();
+    const { data: names } = await (await ask("v1/audio/voices")).json();
+    const voices = names.filter((/** @type {Voice} */ voice) => voice.kind !== "alias");
     list.replaceChildren(...voices.map(item));
     write(state, voices.length === 1 ? "1 voice" : `${voices.length} voices`);
   } catch (error) {
