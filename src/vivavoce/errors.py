@@ -100,9 +100,10 @@ class Overloaded(VivavoceError, http_status=429, grpc_status="RESOURCE_EXHAUSTED
     retry_after_s: float
 
     # The default lets a pickled error be rebuilt from its message; its attributes follow.
-    def __init__(self, message: str = "", retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str = "", retry_after_s: float = 1.0, figures: str = "") -> None:
+        """figures: why, in the words of the scheduler, for the log."""
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.figures = retry_after_s, figures
 
 
 class OutOfMemory(VivavoceError, http_status=503, grpc_status="RESOURCE_EXHAUSTED"):

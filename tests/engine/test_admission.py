@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vivavoce.engine.admission import (
+    FEW_STREAMS,
+    FEW_WAITING,
     FIRST_CHUNK_SLACK,
     MAX_RETRY_S,
     MIN_RETRY_S,
@@ -132,15 +134,16 @@ def test_streams_are_taken_up_to_the_headroom():
     assert count > 8
     assert ours.share_of_real_time(count) <= LIMITS.headroom < ours.share_of_real_time(count + 1)
     assert capacity(controller(replace(LIMITS, headroom=0.4))) < count
-    message = rf"streams: {count + 1} would use \d+% of real time, headroom is 85%; try again in \d+ s"
-    assert re.fullmatch(message, str(refused(ours, running(count))))
+    error = refused(ours, running(count))
+    assert re.fullmatch(rf"streams: {count + 1} would use \d+% of real time, headroom is 85%", error.figures)
+    assert re.fullmatch(r"server: it is busy with other requests; try again in \d+ s", str(error))
 
 
 def test_a_burst_is_refused_once_it_would_delay_its_own_first_chunks():
     ours = controller(slowness=0.1, prefill=1.0)  # 0.1 s per prefill, nearly nothing else
     most = next(n for n in range(30) if not taken(ours, running(n, starting=n)))
     assert ours.first_chunk_s(most, most) <= FIRST_CHUNK_SLACK * LIMITS.first_chunk_s
-    assert "first chunk: it would come after" in str(refused(ours, running(most, starting=most)))
+    assert "first chunk: it would come after" in refused(ours, running(most, starting=most)).figures
     assert taken(ours, running(most, starting=0)), "those that sound delay no other"
 
 
@@ -160,7 +163,7 @@ def test_on_a_slow_machine_the_first_stream_is_served_and_the_second_refused():
 
 def test_without_a_free_slot_a_stream_is_refused_and_told_when_one_may_end():
     error = refused(controller(), replace(IDLE, offline=3, slots_free=0))
-    assert str(error) == "slots: all 64 are taken; try again in 2 s"
+    assert (error.figures, str(error).partition("; ")[2]) == ("slots: all 64 are taken", "try again in 2 s")
     assert error.retry_after_s == pytest.approx(10 / 4)
     assert refused(controller(), running(9, slots_free=0)).retry_after_s == 1.0
     lagging = controller(slowness=20.0)
@@ -175,8 +178,7 @@ def test_in_queue_mode_streams_wait_until_the_queue_is_full():
     assert [taken(ours, running(busy, waiting=n)) for n in (0, 7, 8)] == [True, True, False]
     assert not may_start(ours, running(busy))
     assert may_start(ours, running(busy - 1))
-    reason = str(refused(ours, running(busy, waiting=8)))
-    assert re.fullmatch(r"queue: 8 requests wait, max_waiting is 8; try again in \d+ s", reason)
+    assert refused(ours, running(busy, waiting=8)).figures == "queue: 8 requests wait, the limit is 8"
     full = replace(IDLE, waiting=8)
     assert may_start(ours, full)
     assert not taken(ours, full), "it is not passed though there is room"
@@ -187,7 +189,7 @@ def test_in_queue_mode_streams_wait_until_the_queue_is_full():
 def test_offline_work_is_refused_only_when_the_queue_is_full(limits):
     full = running(60, starting=60, slots_free=0)
     assert taken(controller(limits), replace(full, waiting=7), streaming=False)
-    assert "max_waiting is 8" in str(refused(controller(limits), replace(full, waiting=8), streaming=False))
+    assert "the limit is 8" in refused(controller(limits), replace(full, waiting=8), streaming=False).figures
 
 
 def test_all_takes_what_there_are_slots_for():
@@ -196,6 +198,19 @@ def test_all_takes_what_there_are_slots_for():
     assert may_start(ours, load)
     assert not may_start(controller(slowness=100.0), load)
     assert not may_start(ours, replace(load, slots_free=0))
+
+
+AUTO = replace(LIMITS, admission=AdmissionMode.AUTO, max_waiting=1_000)
+
+
+def test_by_itself_a_slow_machine_has_a_few_streams_wait_and_a_fast_one_none():
+    laptop, fast = controller(AUTO, slowness=100.0), controller(AUTO)
+    assert not may_start(laptop, running(1))
+    assert [taken(laptop, running(1, waiting=n)) for n in (0, FEW_WAITING - 1, FEW_WAITING)] == [True, True, False]
+    busy = capacity(controller())
+    assert capacity(fast) == busy > FEW_STREAMS
+    assert str(refused(fast, running(busy))) == str(refused(controller(), running(busy)))
+    assert not taken(controller(slowness=100.0), running(1)), "where it is to refuse, it does"
 
 
 @settings(max_examples=300, deadline=None)
@@ -212,7 +227,9 @@ def test_more_load_never_turns_a_refusal_into_acceptance(machine, pair, streamin
 @given(MACHINES, loads(), st.floats(1.01, 10.0))
 def test_a_faster_machine_never_accepts_less(machine, load, factor):
     fast = {**machine, "slowness": machine["slowness"] / factor}
-    assert taken(controller(**machine), load) <= taken(controller(**fast), load)
+    assert may_start(controller(**machine), load) <= may_start(controller(**fast), load)
+    if machine["limits"].admission is not AdmissionMode.AUTO:  # where a slow machine has them wait
+        assert taken(controller(**machine), load) <= taken(controller(**fast), load)
 
 
 @settings(max_examples=100, deadline=None)
@@ -233,6 +250,7 @@ def test_an_idle_engine_takes_anything_and_refusals_are_one_line_and_bring_a_tim
         ("max_waiting", [-1, 0]),
         ("headroom", [0.0, 1.1, float("nan")]),
         ("first_chunk_s", [0.0, float("nan")]),
+        ("max_wait_s", [0.0, float("nan")]),
     ],
 )
 def test_limits_out_of_range_are_refused(field, values):
@@ -297,7 +315,20 @@ def test_a_stream_that_may_not_start_stays_where_it_is_and_measurements_may():
 def test_where_streams_are_refused_those_that_the_loop_has_not_seen_count_as_running():
     ours = controller(slots=1)
     ours.check(True, request())
-    with pytest.raises(Overloaded, match="slots"):
+    with pytest.raises(Overloaded, match="busy"):
         ours.check(True, request())
     assert counts(ours)[0] == 1
     ours.check(False)
+
+
+def test_the_place_of_who_has_left_is_free_before_the_loop_has_seen_it():
+    ours, first = controller(slots=1), request()
+    ours.check(True, first)
+    assert ours.may_start(first)
+    first.id = 7
+    ours.left(8)
+    assert counts(ours)[-1] == 0
+    ours.left(7)
+    ours.check(True, request())
+    ours.ended(first)
+    assert counts(ours)[0] == 1

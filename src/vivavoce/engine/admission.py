@@ -2,8 +2,9 @@
 
 A stream that starts late or runs dry is worse than one that is refused: its client could have gone elsewhere. So a
 stream is taken only if the measured costs say that all streams, it included, keep up with their listeners. The first
-one is always let in, on however slow a machine: no other suffers. All decisions are monotone: more load never turns a
-refusal into acceptance, nor does a machine that is slower throughout.
+one is always let in, on however slow a machine: no other suffers. A machine for a few listeners only is mostly one
+person's, who asks for the next sentence while one is spoken: there streams wait, unless they are refused on purpose.
+More load never turns a refusal into acceptance; a stream may start on every machine that is faster throughout.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
 """What a stream is taken for: seconds of audio and of reference, text tokens with transcript."""
 FIRST_TOKENS, HOP, MAX_ROWS = 18, 50, 32
 """Speech tokens that its first chunk needs and that a later one has; chunks that the flow takes at once."""
+FEW_STREAMS, FEW_WAITING = 4, 8
+"""A machine that keeps up with fewer streams is a slow one, and how many requests may wait there."""
 
 
 class AdmissionMode(str, Enum):
     """What becomes of a stream that may not start now: REFUSE, or QUEUE while there are places.
 
-    ALL: it starts as long as there is a slot, and listeners may hear gaps: for tests that ask for more than real time.
+    AUTO: it waits where the machine is slow, with few places, and is refused elsewhere. ALL: it starts as long as there
+    is a slot, and listeners may hear gaps: for tests that ask for more than real time.
     """
 
+    AUTO = "auto"
     REFUSE = "refuse"
     QUEUE = "queue"
     ALL = "all"
@@ -58,11 +63,13 @@ class AdmissionLimits:
     """What the operator allows.
 
     admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
-    first_chunk_s: the time to a first chunk that is aimed at; headroom: share of real time that streams may use.
+    max_wait_s: how long a server lets one wait with AUTO; first_chunk_s: the time to a first chunk that is aimed at;
+    headroom: share of real time that streams may use.
     """
 
     admission: AdmissionMode = AdmissionMode.QUEUE
     max_waiting: int = 1_000
+    max_wait_s: float = 30.0
     first_chunk_s: float = 1.0
     headroom: float = 0.85
 
@@ -74,8 +81,9 @@ class AdmissionLimits:
             raise InvalidRequest(f"max_waiting: {self.max_waiting} is less than 1; choose 1 or more")
         if not 0 < self.headroom <= 1:
             raise InvalidRequest(f"headroom: {self.headroom} is outside of (0, 1]; choose a share of real time")
-        if not self.first_chunk_s > 0:
-            raise InvalidRequest(f"first_chunk_s: {self.first_chunk_s} is not above 0; choose a time in seconds")
+        for name in ("max_wait_s", "first_chunk_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name}: {getattr(self, name)} is not above 0; choose a time in seconds")
 
 
 class AdmissionController:
@@ -92,7 +100,7 @@ class AdmissionController:
         with self._lock:
             if request is None or request.asked:
                 load = self.load()
-                if streaming and self._limits.admission is AdmissionMode.REFUSE:
+                if streaming and not self.may_wait:
                     # A stream that was told it may start at once runs already, though the loop has not seen it yet.
                     coming = sum(other.policy is not None for other in self._waiting)
                     streams, starting = load.streams + coming, load.starting + coming
@@ -116,6 +124,15 @@ class AdmissionController:
                 self._waiting.discard(request)
                 self._running.add(request)
             return allowed
+
+    def left(self, number: int) -> None:
+        """The listener of the request with this id has left: whoever asks next finds its place free at once.
+
+        What it holds is free before anything that is asked for later begins: the loop takes messages in their order.
+        """
+        with self._lock:
+            for counted in (self._waiting, self._running):
+                counted -= {request for request in counted if request.id == number}
 
     def ended(self, request: RequestState) -> None:
         """A request is over."""
@@ -143,13 +160,23 @@ class AdmissionController:
         When to try again is an estimate of when a running sequence ends, or of when the starting ones sound.
         """
         most, hindered = self._limits.max_waiting, self.hindrance(load) if streaming else None
-        if streaming and self._limits.admission is AdmissionMode.REFUSE:
+        if streaming and not self.may_wait:
             return hindered
+        if streaming and self._limits.admission is AdmissionMode.AUTO:
+            most = min(most, FEW_WAITING)
         has_to_wait = load.waiting > 0 or hindered is not None or (not streaming and load.slots_free <= 0)
         if not has_to_wait or load.waiting < most:
             return None
-        reason = f"queue: {load.waiting} requests wait, max_waiting is {most}"
+        reason = f"queue: {load.waiting} requests wait, the limit is {most}"
         return _overloaded(reason, DURATION_S / (load.streams + load.offline + 1))
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a stream that may not start now waits, rather than is refused."""
+        mode, limits = self._limits.admission, self._limits
+        if mode is AdmissionMode.AUTO:
+            return self.share_of_real_time(FEW_STREAMS) > limits.headroom
+        return mode is not AdmissionMode.REFUSE
 
     def hindrance(self, load: Load) -> Overloaded | None:
         """Why one more stream may not start at once, whatever the mode; None: it may."""
@@ -213,6 +240,7 @@ class AdmissionController:
         return seconds
 
 
-def _overloaded(reason: str, retry_after_s: float) -> Overloaded:
+def _overloaded(figures: str, retry_after_s: float) -> Overloaded:
+    """What a client can do is in the message; the figures are for the log."""
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
-    return Overloaded(f"{reason}; try again in {seconds:.0f} s", seconds)
+    return Overloaded(f"server: it is busy with other requests; try again in {seconds:.0f} s", seconds, figures)

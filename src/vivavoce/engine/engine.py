@@ -8,6 +8,7 @@ whose segments bring speech tokens, or whose speech tokens arrive).
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 import weakref
 from collections import deque
@@ -48,6 +49,8 @@ from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
+
+log = logging.getLogger(__name__)
 
 NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
 """Speech tokens of the streams that measure the machine."""
@@ -197,7 +200,8 @@ class Engine:
         counts = self._statistics.now.requests
         try:
             self._admission.check(streaming, request)
-        except Overloaded:
+        except Overloaded as error:
+            log.info("refused: %(figures)s", {"figures": error.figures})
             with self._statistics.lock:
                 counts.refused += 1
             raise
@@ -261,7 +265,7 @@ class Engine:
         def push(more: More) -> None:
             loop.post(partial(loop.take, number, self._check_more(more, arrival)))
 
-        return RequestHandle(outbox, cancel=partial(loop.post, partial(loop.cancel, number)), push=push)
+        return RequestHandle(outbox, cancel=partial(loop.leave, number), push=push)
 
     def _check_more(self, more: More, arrival: Arrival) -> Taken:
         """What was pushed, as the loop takes it."""

@@ -69,6 +69,8 @@ class Outbox(Generic[T]):
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
         """How it ended; None while it goes on."""
+        self.begun = False
+        """It has its place, and waits no more."""
         self._changed = threading.Condition()
         self._made: deque[T] = deque()
         self._wakers: list[Callable[[], object]] = []
@@ -83,6 +85,12 @@ class Outbox(Generic[T]):
                 self._made[-1].extend(made)
             else:
                 self._made.append(made)
+            self._wake()
+
+    def begin(self) -> None:
+        """It has waited long enough."""
+        with self._changed:
+            self.begun = True
             self._wake()
 
     def end(self, outcome: Outcome) -> None:
@@ -125,11 +133,16 @@ class Outbox(Generic[T]):
 
     async def get_async(self) -> T | None:
         """`get` for an event loop, which is not blocked."""
+        await self.until(lambda: bool(self._made or self.outcome))
+        return self.get()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Wait in an event loop until this is so."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         while True:
             with self._changed:
-                if self._made or self.outcome:
-                    return self.get()
+                if happened():
+                    return
                 changed.clear()
                 self._wakers.append(partial(loop.call_soon_threadsafe, changed.set))
             await changed.wait()
@@ -234,6 +247,10 @@ class RequestHandle(Generic[T]):
                 yield made
         finally:
             self.cancel()
+
+    async def begun_async(self) -> None:
+        """Wait in an event loop until others no longer keep it from its start; or it has ended."""
+        await self._outbox.until(lambda: self._outbox.begun or self.done)
 
     def result(self) -> Spoken:
         """Wait for the end and return everything; raises what the request failed with."""

@@ -124,6 +124,11 @@ class Loop:
         if self.ended:  # it may have ended before it could see this
             self._refuse_messages()
 
+    def leave(self, number: int) -> None:
+        """A request's listener has left; from any thread."""
+        self._admission.left(number)
+        self.post(partial(self.cancel, number))
+
     def run(self) -> None:
         """Work until stopped; the body of the engine's thread."""
         with torch.inference_mode():
@@ -153,6 +158,7 @@ class Loop:
             while queue and self._admission.may_start(queue[0]):
                 request = queue.popleft()
                 self._requests[request.id] = request
+                request.outbox.begin()
                 self._go_on(request)
         moved = self._hand_out() or moved
         lm, synthesis = self._lm, self._synthesis

@@ -75,7 +75,8 @@ async def test_every_request_is_spoken(content: bytes, order: SpeechRequest) -> 
 async def test_a_whole_answer_says_so_and_whose_it_is() -> None:
     async with calling() as caller:
         call = caller.call(sft(TEXT), x_request_id="mine-1")
-        assert pairs(await call.initial_metadata())["x-request-id"] == "mine-1"
+        told = pairs(await call.initial_metadata())
+        assert (told["x-request-id"], float(told["x-admission-seconds"]) < 60) == ("mine-1", True)
         assert [answer async for answer in call]
         ending = pairs(await call.trailing_metadata())
     assert (ending["x-request-id"], ending["finish-reason"]) == ("mine-1", "stop")

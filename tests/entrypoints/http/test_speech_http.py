@@ -151,6 +151,7 @@ def test_a_request_may_bring_its_id(server: Served) -> None:
     chosen = {"x-request-id": "mine-1"}
     answer = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers=chosen)
     assert answer.headers["x-request-id"] == "mine-1"
+    assert 0 <= float(answer.headers["x-admission-seconds"]) < 60
     again = httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT}, headers=chosen)
     assert again.headers["x-request-id"] != "mine-1"
     evil = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "a b\tc"})

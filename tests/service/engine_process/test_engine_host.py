@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.admission import FEW_WAITING, AdmissionMode
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import (
     CheckpointError,
@@ -27,6 +27,7 @@ from vivavoce.errors import (
     InvalidAudio,
     InvalidRequest,
     InvalidText,
+    Overloaded,
     VivavoceError,
     VoiceNotFound,
 )
@@ -284,3 +285,44 @@ def test_the_server_needs_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def heard(host: EngineClient, wanted: SpeechRequest) -> int:
+    return len((await spoken(host, wanted))[0])
+
+
+async def test_on_a_slow_machine_requests_wait_for_a_while_and_who_leaves_frees_the_place(
+    babble: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(babble, tmp_path)
+    section = EngineSection(headroom=1e-6, max_wait_s=1.0)  # no machine is as fast as that
+    assert section.admission is AdmissionMode.AUTO
+    async with started(settings._replace(engine=section)) as host:
+
+        async def waiting(count: int) -> None:
+            while (told := await host.statistics()) is None or told.engine.waiting != count:
+                await asyncio.sleep(0.01)
+
+        def asks() -> asyncio.Task[int]:
+            return asyncio.create_task(heard(host, order(voice=None)))
+
+        listened = await host.speak(order(TEXT, None))
+        in_vain = [asks() for _ in range(FEW_WAITING)]
+        await waiting(FEW_WAITING)
+        with pytest.raises(Overloaded, match="it is busy"):
+            await host.speak(order(voice=None))
+        in_vain.pop().cancel()
+        await waiting(FEW_WAITING - 1)
+        for one in in_vain:
+            with pytest.raises(Overloaded, match="it was busy with other requests for 1 s; try again in 10 s"):
+                await one
+        await waiting(0)
+        arriving = await host.speak(order(None, None))  # its text comes, and waits as others do
+        await arriving.push("Hello there, friend. ")
+        await arriving.end()
+        await waiting(1)
+        listened.cancel()
+        assert [event async for event in arriving]
+        replaced = await host.speak(order(TEXT, None))
+        replaced.cancel()
+        assert await asks()

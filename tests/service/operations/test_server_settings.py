@@ -158,7 +158,7 @@ def test_what_a_cluster_puts_into_the_environment_is_no_setting() -> None:
         ("[server]\nupstream = 'triton://me:secret@gpu:8001'", "server.upstream: 'triton://***@gpu:8001' cannot be"),
         ("[server]\nupstream = 'triton://gpu:8001/?x=1'", "give triton://HOST:PORT"),
         ("[server]\ntls_key = ''", "give a path, or leave it out"),
-        ("[engine]\nadmission = 'refused'", "give one of refuse, queue, all"),
+        ("[engine]\nadmission = 'refused'", "give one of auto, refuse, queue, all"),
         ("[engine]\nheadroom = 0", "give a number above 0, 1 at most"),
         ("[engine]\nheadroom = nan", "engine.headroom: nan cannot be"),
         ("[model]\nmemory_gb = inf", "model.memory_gb: inf cannot be"),
@@ -212,7 +212,7 @@ def test_mistakes_elsewhere_name_the_variable_or_flag() -> None:
         assert problem.startswith(begin)
         assert len(problem) < 250
     (flag,) = problems_in(engine__admission="wait")
-    assert flag == "engine.admission: 'wait' cannot be (flag --admission); give one of refuse, queue, all"
+    assert flag == "engine.admission: 'wait' cannot be (flag --admission); give one of auto, refuse, queue, all"
 
 
 def test_all_mistakes_are_found_and_the_first_is_raised(file: Path) -> None:

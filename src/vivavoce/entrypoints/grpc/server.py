@@ -44,6 +44,8 @@ LEAST_STREAMS = 8
 CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
 """After an hour a connection takes no new calls; its last ones have longer than any speech."""
 REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
+ADMISSION = "x-admission-seconds"
+"""How long the request took to be taken: its text, its voice, and the wait for room."""
 ERROR_CODE = "error-code"
 """`VivavoceError.code`."""
 RETRY_AFTER = "retry-after-ms"
@@ -294,7 +296,8 @@ class _Service:
             wanted, speak = _speech_request(content, principal.owner), self._dispatcher.speak
             active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id, deadline=deadline)
             async with active:
-                await context.send_initial_metadata(((REQUEST_ID, request_id),))
+                waited = (ADMISSION, f"{active.admission_s:.3f}")
+                await context.send_initial_metadata(((REQUEST_ID, request_id), waited))
                 async for event in active:
                     if isinstance(event, AudioChunk):  # each when the one before is on its way
                         pcm = to_int16(event.samples).astype("<i2").tobytes()

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from vivavoce.entrypoints.http import cosyvoice, errors, metrics, openai, pages, voices, ws_session
-from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, AppState
+from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, REQUEST_ID_HEADER, AppState
 from vivavoce.entrypoints.http.middleware import RequestMiddleware
 from vivavoce.version import __version__
 
@@ -66,7 +66,7 @@ class _BoundedApp(FastAPI):
                 allow_origins=list(server.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
-                expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+                expose_headers=[REQUEST_ID_HEADER, ADMISSION_HEADER, "retry-after"],
             )
         self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
 

@@ -19,6 +19,8 @@ from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.operations.settings import ServerSettings
 
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
+ADMISSION_HEADER = "x-admission-seconds"
+"""How long a request for speech took to be taken: its text, its voice, and the wait for room."""
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {"name": TIMEOUT_HEADER, "in": "header", "schema": _SECONDS, "description": "Then the speech is given up."}
 """How the header is documented."""

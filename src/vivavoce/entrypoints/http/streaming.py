@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vivavoce.entrypoints.http.app_state import request_id, state_of
+from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, request_id, state_of
 from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
@@ -51,7 +51,8 @@ class StreamedSpeech(Response):
         self, active: ActiveRequest, audio_format: AudioFormat, *, patience_s: float, as_events: bool = False
     ) -> None:
         media_type = "text/event-stream" if as_events else content_type(audio_format, active.sample_rate)
-        super().__init__(media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(media_type=media_type, headers={**headers, ADMISSION_HEADER: f"{active.admission_s:.3f}"})
         del self.headers["content-length"]
         self._active, self._patience_s = active, patience_s
         self._pieces = (speech_events if as_events else encoded)(active, audio_format)

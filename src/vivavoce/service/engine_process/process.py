@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from vivavoce.child import end_with_parent
+from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
@@ -31,6 +32,8 @@ from vivavoce.service.voices.voice import Voice
 
 log = logging.getLogger(__name__)
 
+AGAIN_S = 10.0
+"""After which one that has waited in vain should try again: about what a sentence or two last."""
 OWNER_SHARE = 4
 """One owner's share of the requests that are on their way to the engine: one in so many."""
 LOOK_S = 0.05
@@ -92,10 +95,12 @@ class EngineServer:
                 voice = await self._service.voice(request.owner, request.voice)
                 if request.text is not None:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))
+                    await self._begun(session)
                 accepted = True
                 self._send(Message(number, "answer"))
                 if request.text is None:
                     await _start_arriving(session, iter(pieces.get, None), voice, request)
+                    await self._begun(session)
             async for event in session.events():
                 self._send(Message(number, "event", event))
                 await self._writer.drain()
@@ -109,6 +114,19 @@ class EngineServer:
             pieces.put(None)
             del self._sessions[number], self._pieces[number]
         self._send(Message(number, "end" if accepted else "answer", outcome))
+
+    async def _begun(self, session: RequestSession) -> None:
+        """Wait, where the engine lets requests wait by itself, until this one begins; Overloaded: it took too long."""
+        settings = self._service.synthesizer.engine.settings
+        if settings.admission is AdmissionMode.AUTO:
+            try:
+                await asyncio.wait_for(session.handle.begun_async(), settings.max_wait_s)
+            except (TimeoutError, asyncio.TimeoutError):
+                raise Overloaded(
+                    f"server: it was busy with other requests for {settings.max_wait_s:g} s; try again in "
+                    f"{AGAIN_S:.0f} s",
+                    AGAIN_S,
+                ) from None
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:

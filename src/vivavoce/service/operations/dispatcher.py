@@ -137,7 +137,7 @@ class ActiveRequest:
     """One request for speech, with its listener at a door; iterate it once.
 
     Audio counts as delivered when the listener asks for what comes next: doors send each piece before they go on.
-    verdict: how it ended, None while it runs.
+    verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ActiveRequest:
     ) -> None:
         self._dispatcher, self._record, self._stream, self._permit = dispatcher, record, stream, permit
         self._began = self._last_at = began
-        self.request_id = record.request_id
+        self.request_id, self.admission_s = record.request_id, record.admission_s or 0.0
         self.sample_rate = stream.sample_rate
         self.verdict: Verdict | None = None
         self._failure: VivavoceError | None = None

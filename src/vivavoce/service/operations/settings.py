@@ -233,10 +233,16 @@ class EngineSection(_Section):
 
     slots: int | None = _unset(64, "--slots: Sequences at once.  [default: as memory allows]", ge=1, le=4_096)
     """Sequences that are decoded at once; unset: as memory allows."""
-    admission: AdmissionMode = _setting(AdmissionMode.REFUSE, "--admission: Streams too many: refuse, queue or all.")
-    """Streams that would let others run dry: refuse (429 at once), queue (they wait), all (there may be gaps)."""
+    admission: AdmissionMode = _setting(
+        AdmissionMode.AUTO,
+        "--admission: Streams too many: auto, refuse, queue or all.",
+        description="Streams that would let others run dry: refuse (429 at once), queue (they wait), all (there may be "
+        "gaps), auto (where the machine keeps up with fewer than 4 listeners 8 may wait, elsewhere they are refused).",
+    )
     max_waiting: int = _setting(1_000, ge=1, le=1_000_000)
     """Requests that may wait; more are refused."""
+    max_wait_s: float = _setting(30.0, gt=0, le=3_600)
+    """Seconds that a request may wait with admission auto; then it is refused."""
     first_chunk_s: float = _setting(1.0, gt=0, le=600)
     """Seconds to a stream's first audio that admission plans for."""
     headroom: float = _setting(0.85, gt=0, le=1)
