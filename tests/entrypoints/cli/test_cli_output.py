@@ -11,7 +11,8 @@ import soundfile
 from cli_harness import Run, read_wav
 
 from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.encode import AudioFormat, encode_whole, wav_header
+from vivavoce.service.audio.encode import AudioFormat, encode_whole
+from vivavoce.service.audio.encoders import wav_header
 
 BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
 

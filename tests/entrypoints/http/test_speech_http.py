@@ -22,7 +22,6 @@ import soundfile
 from tests.entrypoints.fake_speaker import RATE, SAMPLES_PER_LETTER, FakeSpeaker
 from tests.entrypoints.http.faulty_clients import Client, state_of, until
 from tests.entrypoints.http.serving import Served, make_state, serving
-from vivavoce.entrypoints.http import streaming
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 from vivavoce.errors import (
     InvalidAudio,
@@ -33,7 +32,7 @@ from vivavoce.errors import (
     TooLarge,
     VivavoceError,
 )
-from vivavoce.service.audio.encode import AudioFormat, open_encoder
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat
 from vivavoce.service.audio.samples import Samples
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.rate_limiter import ANONYMOUS
@@ -92,6 +91,32 @@ def test_every_format_has_its_type_and_its_length(server: Served, name: str, kin
     with av.open(io.BytesIO(answer.content)) as container:
         seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
     assert seconds == pytest.approx(LENGTH / RATE, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "kind", "size"),
+    [
+        ("pcm", {"sample_rate": 16_000}, "audio/pcm; rate=16000; channels=1", 2 * (LENGTH * 2 // 3)),
+        ("pcm", {"sample_rate": 48_000, "stream_format": "sse"}, "text/event-stream; charset=utf-8", 4 * LENGTH),
+        ("ulaw", {}, "audio/PCMU; rate=8000; channels=1", LENGTH // 3),
+        ("alaw", {"sample_rate": 16_000}, "audio/PCMA; rate=16000; channels=1", LENGTH * 2 // 3),
+    ],
+)
+def test_the_rate_may_be_chosen(server: Served, name: str, fields: dict[str, Any], kind: str, size: int) -> None:
+    answer = speech(server, response_format=name, **fields)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
+    content = answer.content
+    if "stream_format" in fields:
+        deltas = [event["audio"] for event in events_of(answer) if event["type"] == "speech.audio.delta"]
+        content = b"".join(map(base64.b64decode, deltas))
+        assert events_of(answer)[-1]["verdict"]["audio_seconds"] == LENGTH / RATE
+    assert len(content) == size
+    form = httpx.post(
+        f"{server.url}/v1/audio/speech", data={"input": TEXT, "response_format": "wav", "sample_rate": 8000}
+    )
+    assert soundfile.read(io.BytesIO(form.content))[1] == 8_000
+    refused = speech(server, response_format=name, sample_rate=11_025).json()["error"]
+    assert (refused["param"], refused["code"]) == ("sample_rate", "invalid_request")
 
 
 def test_the_openai_package_streams(server: Served) -> None:
@@ -222,7 +247,7 @@ def test_a_format_that_cannot_be_made_holds_no_place(
     monkeypatch: pytest.MonkeyPatch, server: Served, fields: dict[str, str]
 ) -> None:
     lacking = MissingDependency("response_format: this build of PyAV lacks libmp3lame; choose another format")
-    monkeypatch.setattr(streaming, "open_encoder", Mock(side_effect=lacking))
+    monkeypatch.setattr(OutputFormat, "open", Mock(side_effect=lacking))
     answer = speech(server, **fields)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "missing_dependency")
     server.call(lambda: until(lambda: server.state.dispatcher.active == 0))
@@ -233,7 +258,7 @@ def test_a_defect_is_told_as_the_servers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, server: Served, good: int
 ) -> None:
     encode = Mock(side_effect=[*[b"audio"] * good, ZeroDivisionError("innards")])
-    monkeypatch.setattr(streaming, "open_encoder", Mock(return_value=Mock(encode=encode)))
+    monkeypatch.setattr(OutputFormat, "open", Mock(return_value=Mock(encode=encode)))
     with httpx.stream("POST", f"{server.url}/v1/audio/speech", json={"input": TEXT}) as answer:
         if good:
             with pytest.raises(httpx.RemoteProtocolError):
@@ -256,11 +281,13 @@ def test_a_slow_encoder_holds_up_no_other_stream(monkeypatch: pytest.MonkeyPatch
         assert may_go_on.wait(20.0), "no other request was served meanwhile"
         return b"sound"
 
-    def opened(audio_format: AudioFormat, rate: int) -> Any:
-        return held if audio_format is AudioFormat.MP3 else open_encoder(audio_format, rate)
+    usual = OutputFormat.open
+
+    def opened(output: OutputFormat, rate: int) -> Any:
+        return held if output.codec is AudioFormat.MP3 else usual(output, rate)
 
     held = Mock(encode=encode, finish=lambda: b"")
-    monkeypatch.setattr(streaming, "open_encoder", opened)
+    monkeypatch.setattr(OutputFormat, "open", opened)
     with ThreadPoolExecutor(1) as aside:
         slow = aside.submit(speech, server, response_format="mp3")
         assert working.wait(20.0)

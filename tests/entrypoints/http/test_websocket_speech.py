@@ -46,6 +46,16 @@ def pcm(letters: int, seed: int = 0) -> bytes:
     return to_int16(tone(letters, seed)).astype("<i2").tobytes()
 
 
+async def test_the_rate_may_be_chosen_and_marks_stay_what_they_are() -> None:
+    async with connected() as (client, _):
+        order = start(response_format="pcm", sample_rate=16_000)
+        replies = await answered(client, order, text("Hello."), FLUSH, text("You."), END)
+        assert replies[0]["sample_rate"] == 16_000
+        assert len(audio_of(replies)) == len(pcm(10)) * 2 // 3
+        assert replies[-1]["verdict"]["audio_seconds"] == 0.1
+        assert errors_of(await answered(client, start(sample_rate=11_025), until="error"), "param") == ["sample_rate"]
+
+
 async def test_the_simplest_client_gets_its_samples_and_a_verdict() -> None:
     async with connected() as (client, _):
         replies = await answered(client, text("Hello."), END)

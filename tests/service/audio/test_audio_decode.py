@@ -10,7 +10,7 @@ import soundfile
 
 from vivavoce.errors import InvalidAudio
 from vivavoce.service.audio.decode import MAX_FILE_BYTES, decode_audio, mp3_has_index
-from vivavoce.service.audio.encode import wav_header
+from vivavoce.service.audio.encoders import wav_header
 
 
 @pytest.mark.parametrize(

@@ -20,20 +20,22 @@ import soxr
 from vivavoce.errors import InvalidRequest, MissingDependency
 from vivavoce.service.audio.encode import (
     MAX_BITRATE,
+    MAX_BITRATE_ABOVE,
     MIN_BITRATE,
+    SAMPLE_RATES,
     AudioFormat,
-    Encoder,
-    content_type,
+    OutputFormat,
     encode_whole,
     format_of,
     open_encoder,
     parse_format,
-    wav_header,
     write_audio,
 )
+from vivavoce.service.audio.encoders import Encoder, Resampler, wav_header
 from vivavoce.service.audio.samples import to_int16
 
-FORMATS = list(AudioFormat)
+TELEPHONY = [AudioFormat.ULAW, AudioFormat.ALAW]
+FORMATS = [format for format in AudioFormat if format not in TELEPHONY]
 LOSSY = [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC]
 LOSSLESS = [AudioFormat.FLAC, AudioFormat.WAV, AudioFormat.PCM]
 RATES = [24_000, 22_050]
@@ -66,7 +68,9 @@ def decode(format: AudioFormat, data: bytes, sample_rate: int) -> np.ndarray:
     if len(data) < LEAST_BYTES.get(format, 1):
         return np.zeros(0, np.float32)
     blocks = []
-    with av.open(io.BytesIO(data), format={AudioFormat.OPUS: "ogg"}.get(format, format.value)) as container:
+    name = {AudioFormat.OPUS: "ogg", AudioFormat.ULAW: "mulaw"}.get(format, format.value)
+    options = {"sample_rate": str(sample_rate)} if format in TELEPHONY else {}
+    with av.open(io.BytesIO(data), format=name, options=options) as container:
         stream = container.streams.audio[0]
         to_float = av.AudioResampler(format="fltp", rate=stream.rate)
         for frame in container.decode(stream):
@@ -75,9 +79,11 @@ def decode(format: AudioFormat, data: bytes, sample_rate: int) -> np.ndarray:
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
-def encode_cut(format: AudioFormat, samples: np.ndarray, sample_rate: int, cuts: list[int]) -> bytes:
+def encode_cut(
+    format: AudioFormat, samples: np.ndarray, sample_rate: int, cuts: list[int], to_rate: int | None = None
+) -> bytes:
     """The file of `samples`, given in pieces that end at `cuts`."""
-    encoder = open_encoder(format, sample_rate)
+    encoder = open_encoder(format, sample_rate, to_rate=to_rate)
     return b"".join(encoder.encode(piece) for piece in np.split(samples, cuts)) + encoder.finish()
 
 
@@ -163,6 +169,84 @@ def test_no_samples_at_all(format, rate):
     assert never_asked.finish() == data
     assert (data != b"") == (format in (AudioFormat.FLAC, AudioFormat.WAV))
     assert len(decode(format, data, rate)) == 0
+
+
+CUTS = [0, 0, 1, 2, 2, 480, 577, 1_000, 9_600, 28_799]
+
+
+@pytest.mark.parametrize("to_rate", SAMPLE_RATES)
+@pytest.mark.parametrize("rate", RATES)
+def test_another_rate_has_no_seams_and_shifts_nothing(rate, to_rate, speech):
+    data = encode_cut(AudioFormat.PCM, speech, rate, CUTS, to_rate)
+    heard = decode(AudioFormat.PCM, data, to_rate)
+    assert len(heard) == -(-len(speech) * to_rate // rate)
+    whole = decode(AudioFormat.PCM, encode_cut(AudioFormat.PCM, speech, rate, [], to_rate), to_rate)
+    assert np.abs(heard - whole).max() <= 1 / 32768, "a sum in another order may round otherwise"
+    said = np.asarray(soxr.resample(speech, rate, to_rate, quality="VHQ"))
+    error = np.linalg.norm(heard[: len(said)] - said) / np.linalg.norm(said)
+    # The filter leaves out the last tenth below the lower Nyquist frequency, and speech has little there.
+    assert error < 0.05
+
+
+@pytest.mark.parametrize("format", [*LOSSY, AudioFormat.FLAC, AudioFormat.WAV])
+@pytest.mark.parametrize("to_rate", [8_000, 16_000, 44_100, 48_000])
+def test_all_formats_are_made_at_the_rate_that_was_asked_for(format, to_rate, speech):
+    data = encode_cut(format, speech, 24_000, CUTS, to_rate)
+    heard = decode(format, data, to_rate)  # which checks the file's rate
+    said = np.asarray(soxr.resample(speech, 24_000, min(to_rate, decoded_rate(format, to_rate)), quality="VHQ"))
+    if format is AudioFormat.OPUS and to_rate != 48_000:
+        said = np.asarray(soxr.resample(said, to_rate, 48_000, quality="VHQ"))
+    likeness = np.correlate(heard[: len(said)], said[: len(said) // 2], "valid").max()
+    loudness = np.linalg.norm(said[: len(said) // 2])
+    assert likeness > 0.9 * loudness**2
+
+
+@pytest.mark.parametrize("to_rate", [8_000, 16_000, 22_050])
+def test_nothing_folds_back_below_a_lower_rate(to_rate):
+    time = np.arange(24_000) / 24_000
+    high = (0.5 * np.sin(2 * np.pi * (to_rate / 2 + 300) * time)).astype(np.float32)
+    low = (0.5 * np.sin(2 * np.pi * to_rate / 2 * 0.85 * time)).astype(np.float32)
+    middle = slice(to_rate // 4, to_rate * 3 // 4)
+    for tone, level in ((high, 0.0), (low, 0.5 / 2**0.5)):
+        resampler = Resampler(24_000, to_rate)
+        heard = np.concatenate([resampler.push(tone), resampler.finish()])[middle]
+        assert abs(float(np.sqrt(np.mean(heard**2))) - level) < 1e-4
+
+
+@pytest.mark.parametrize("to_rate", [rate for rate in SAMPLE_RATES if rate != 24_000])
+def test_another_rate_holds_little_back(to_rate, speech):
+    encoder, delays_s, num_given, num_made = open_encoder(AudioFormat.PCM, 24_000, to_rate=to_rate), [], 0, 0
+    for piece in np.split(speech, range(61, 7_000, 61)):
+        num_given, num_made = num_given + len(piece), num_made + len(encoder.encode(piece)) // 2
+        delays_s.append(num_given / 24_000 - num_made / to_rate)
+    assert 0.005 < max(delays_s[:-1]) <= 0.013  # of which 2.5 ms are the piece
+
+
+@pytest.mark.parametrize("format", TELEPHONY)
+def test_the_bytes_of_telephony(format, speech):
+    codes = bytes(range(256))
+    levels = decode(format, codes, 8_000)
+    # Both of the zeros of the μ-law mean the same.
+    assert open_encoder(format, 8_000).encode(levels) == codes.replace(
+        b"\x7f", b"\xff" if format == "ulaw" else b"\x7f"
+    )
+    loud = np.linspace(-1.1, 1.1, 70_001, dtype=np.float32)
+    heard = decode(format, open_encoder(format, 8_000).encode(loud), 8_000)
+    assert (np.abs(heard - loud.clip(-1, 1)) <= np.maximum(np.abs(loud) / 30, 2e-3)).all()
+    data = encode_cut(format, speech, 24_000, CUTS)  # at 8 kHz, whatever the speech is
+    said = np.asarray(soxr.resample(speech, 24_000, 8_000, quality="VHQ"))
+    assert len(data) == len(said)
+    assert float(np.corrcoef(decode(format, data, 8_000), said)[0, 1]) > 0.99
+
+
+def test_rates_that_are_not_made():
+    with pytest.raises(InvalidRequest, match=r"sample_rate: 11025 Hz is not made here; choose one of 8000, 16000, "):
+        parse_format("wav", 11_025)
+    assert OutputFormat(AudioFormat.MP3, 44_100, 192_000).open(24_000).finish() == b""
+    with pytest.raises(InvalidRequest, match=r"bitrate: 192000 bit/s is outside of 16000 … 160000"):
+        OutputFormat(AudioFormat.MP3, 22_050, 192_000)
+    with pytest.raises(InvalidRequest, match=rf"… {MAX_BITRATE_ABOVE};"):
+        OutputFormat(AudioFormat.OPUS, 48_000, 400_000)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 15, 16, 17])
@@ -261,7 +345,7 @@ def test_the_whole_header_tells_the_length(format, noise):
         assert header == wav_header(24_000, 24_000)
 
 
-@pytest.mark.parametrize("format", AudioFormat)
+@pytest.mark.parametrize("format", FORMATS)
 def test_files_are_written_by_their_suffix(format, noise, tmp_path):
     path = tmp_path / f"speech.{format.value}"
     path.write_text("old")
@@ -370,14 +454,17 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path, noise):
 
 
 def test_names_suffixes_and_content_types():
-    assert [parse_format(name) for name in ("mp3", "opus", "aac", "flac", "wav", "pcm")] == FORMATS
+    assert [parse_format(name).codec for name in ("mp3", "opus", "aac", "flac", "wav", "pcm")] == FORMATS
     with pytest.raises(InvalidRequest, match=r"response_format: 'MP4' is .*; choose one of mp3, opus, aac, flac, wav,"):
         parse_format("MP4")
     formats = [format_of(path) for path in ("x.wav/A.OPUS", "a.mp3.ogg", ".mp3", "-", "/dev/null")]
     assert formats == [AudioFormat.OPUS, AudioFormat.OPUS, *[AudioFormat.WAV] * 3]
-    types = [content_type(format, 22_050) for format in FORMATS]
-    assert types[:-1] == ["audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav"]
-    assert types[-1] == "audio/pcm; rate=22050; channels=1"
+    types = [OutputFormat(format).content_type(22_050) for format in AudioFormat]
+    assert types[:5] == ["audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav"]
+    assert types[5:] == [
+        f"audio/{name}; channels=1" for name in ("pcm; rate=22050", "PCMU; rate=8000", "PCMA; rate=8000")
+    ]
+    assert OutputFormat(AudioFormat.PCM, 16_000).content_type(22_050) == "audio/pcm; rate=16000; channels=1"
 
 
 @pytest.mark.parametrize("name", ["hello.xyz", "hello.wav.m4a", "take 2.1"])

@@ -15,7 +15,7 @@ from tests.service.voices.redis_process import false_redis
 from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway, VoiceStoreError
 from vivavoce.lru_cache import CacheCounts
 from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.encode import wav_header
+from vivavoce.service.audio.encoders import wav_header
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import Recording
 from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary

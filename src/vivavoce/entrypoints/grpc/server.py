@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import DeadlineExceeded, InvalidAudio, InvalidRequest, Overloaded, VivavoceError
-from vivavoce.service.audio.encode import wav_header
+from vivavoce.service.audio.encoders import wav_header
 from vivavoce.service.audio.samples import MAX_REFERENCE_S, to_int16
 from vivavoce.service.logs import request_scope
 from vivavoce.service.operations.dispatcher import RequestDispatcher

@@ -15,7 +15,7 @@ from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND, failures,
 from vivavoce.entrypoints.http.speech_input import MAX_FORM_FIELDS, read_form, url_fields
 from vivavoce.entrypoints.http.streaming import speak
 from vivavoce.errors import InvalidAudio, InvalidRequest
-from vivavoce.service.audio.encode import AudioFormat
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat
 from vivavoce.service.speech import Recording, SpeechRequest
 
 DOOR = "cosyvoice"
@@ -87,7 +87,7 @@ def _endpoint(route: _Route) -> Callable[[Request, KnownPrincipal, Deadline], Aw
         texts, recording = {**dict(query), **dict(form.texts)}, dict(form.files).get(RECORDING)
         wanted = _request(route, texts, recording, principal.owner)
         with fields_named(_NAMES):
-            return await speak(request, principal, wanted, AudioFormat.PCM, door=DOOR, deadline=deadline)
+            return await speak(request, principal, wanted, OutputFormat(AudioFormat.PCM), door=DOOR, deadline=deadline)
 
     endpoint.__name__ = route.path[1:]
     return endpoint

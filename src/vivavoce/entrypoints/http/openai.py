@@ -14,7 +14,7 @@ from starlette.responses import Response
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
-from vivavoce.entrypoints.http.streaming import speak
+from vivavoce.entrypoints.http.streaming import speak, speech_events
 from vivavoce.errors import ModelNotFound
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.request_log import RequestRecord
@@ -84,8 +84,11 @@ def router(state: AppState) -> APIRouter:
     async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         fields, uploaded = await read_speech(request)
         wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
-        audio_format, as_events = parse_format(fields.response_format), fields.stream_format == "sse"
-        return await speak(request, principal, wanted, audio_format, door=DOOR, deadline=deadline, as_events=as_events)
+        output = parse_format(fields.response_format, fields.sample_rate)
+        form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
+        return await speak(
+            request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type
+        )
 
     @routes.get("/v1/models", summary="The model that is served", responses=ENGINE_FAILURES)
     async def models(_: KnownPrincipal) -> ModelList:

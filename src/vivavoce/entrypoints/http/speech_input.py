@@ -21,6 +21,7 @@ from starlette.requests import Request
 from vivavoce.engine.request import SamplingParams
 from vivavoce.entrypoints.http.errors import invalid
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
+from vivavoce.service.audio.encode import SAMPLE_RATES
 from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import Recording, SpeechRequest
@@ -73,8 +74,13 @@ class CommonFields(BaseModel):
     model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
     voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
     instructions: str | None = Field(None, max_length=1000, description="How to say it, in words.")
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
         "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
+    )
+    sample_rate: int | None = Field(
+        None,
+        description="Samples per second of the audio. Default: the model's, 8000 for ulaw and alaw.",
+        json_schema_extra={"enum": [None, *SAMPLE_RATES]},
     )
     speed: float = Field(1.0, ge=0.5, le=2.0, description="The pitch stays.")
     seed: int = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")

@@ -20,7 +20,7 @@ from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, request_id, st
 from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
-from vivavoce.service.audio.encode import AudioFormat, content_type, open_encoder
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat
 from vivavoce.service.logs import current_scope
 from vivavoce.service.operations.dispatcher import ActiveRequest
 from vivavoce.service.operations.rate_limiter import Principal
@@ -28,15 +28,15 @@ from vivavoce.service.speech import SegmentText, SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 
-_INSTANT = (AudioFormat.PCM, AudioFormat.WAV)
+_INSTANT = (OutputFormat(AudioFormat.PCM), OutputFormat(AudioFormat.WAV))
 """A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
 """Of all streams. FFmpeg works without Python's lock, so that they do encode at once."""
 
 
-async def encode(audio_format: AudioFormat, work: Callable[[], bytes]) -> bytes:
+async def encode(output: OutputFormat, work: Callable[[], bytes]) -> bytes:
     """Run one call of a stream's encoder, in a thread where it takes time."""
-    return work() if audio_format in _INSTANT else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
+    return work() if output in _INSTANT else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 class StreamedSpeech(Response):
@@ -48,14 +48,12 @@ class StreamedSpeech(Response):
     """
 
     def __init__(
-        self, active: ActiveRequest, audio_format: AudioFormat, *, patience_s: float, as_events: bool = False
+        self, active: ActiveRequest, pieces: AsyncGenerator[bytes, None], *, media_type: str, patience_s: float
     ) -> None:
-        media_type = "text/event-stream" if as_events else content_type(audio_format, active.sample_rate)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(media_type=media_type, headers={**headers, ADMISSION_HEADER: f"{active.admission_s:.3f}"})
         del self.headers["content-length"]
-        self._active, self._patience_s = active, patience_s
-        self._pieces = (speech_events if as_events else encoded)(active, audio_format)
+        self._active, self._patience_s, self._pieces = active, patience_s, pieces
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,15 +107,17 @@ async def speak(
     request: Request,
     principal: Principal,
     wanted: SpeechRequest,
-    audio_format: AudioFormat,
+    output: OutputFormat,
     *,
     door: str,
     deadline: float | None,
-    as_events: bool = False,
+    media_type: str = "",
+    form: Callable[[ActiveRequest, OutputFormat], AsyncGenerator[bytes, None]] | None = None,
 ) -> StreamedSpeech:
     """The answer to a request for speech that was taken in. RequestCancelled: its client left before.
 
-    It gets another id than its client wants if the principal has used that one before.
+    form: makes the body, of this media type; None: it is the bare audio. The request gets another id than its client
+    wants if the principal has used that one before.
     """
     state, scope = state_of(request), current_scope()
     identity = request.state.request_id = state.dispatcher.request_log.accept_request_id(request_id(request), principal)
@@ -138,7 +138,8 @@ async def speak(
         if active is None and isinstance(late, ActiveRequest):
             late.cancel()  # the task's own cancellation met the end of a wait and was lost
     patience_s = state.settings.server.listener_timeout_s
-    return StreamedSpeech(active, audio_format, patience_s=patience_s, as_events=as_events)
+    media_type = media_type or output.content_type(active.sample_rate)
+    return StreamedSpeech(active, (form or encoded)(active, output), media_type=media_type, patience_s=patience_s)
 
 
 async def _until_left(receive: Receive) -> None:
@@ -147,30 +148,30 @@ async def _until_left(receive: Receive) -> None:
         pass
 
 
-async def encoded(active: ActiveRequest, audio_format: AudioFormat) -> AsyncGenerator[bytes, None]:
+async def encoded(active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
     """All of a request's audio, each piece as soon as it was made; raises the failure of one that is not whole."""
-    with closing(open_encoder(audio_format, active.sample_rate)) as encoder:
+    with closing(output.open(active.sample_rate)) as encoder:
         async for event in active:
             if isinstance(event, SegmentText):
                 continue
-            if data := await encode(audio_format, partial(encoder.encode, event.samples)):
+            if data := await encode(output, partial(encoder.encode, event.samples)):
                 yield data
         active.whole()
-        if rest := await encode(audio_format, encoder.finish):
+        if rest := await encode(output, encoder.finish):
             yield rest
 
 
-async def speech_events(active: ActiveRequest, audio_format: AudioFormat) -> AsyncGenerator[bytes, None]:
+async def speech_events(active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
     """The same as events, of which the first come with the first audio: until then a failure is an error answer."""
     clock = SegmentClock(active.sample_rate, "speech.segment", "speech.segment.done")
-    with closing(open_encoder(audio_format, active.sample_rate)) as encoder:
+    with closing(output.open(active.sample_rate)) as encoder:
         try:
             async for event in active:
                 if isinstance(event, SegmentText):
                     clock.announce(event)
                     continue
                 marks = clock.begin(event.segment)
-                data = await encode(audio_format, partial(encoder.encode, event.samples))
+                data = await encode(output, partial(encoder.encode, event.samples))
                 clock.add(len(event.samples))
                 yield _lines(*marks, *_delta(data))
             if clock.reached is None:
@@ -180,7 +181,7 @@ async def speech_events(active: ActiveRequest, audio_format: AudioFormat) -> Asy
                 raise
             last = [{"type": "error", "error": error_body(error)}]
         else:
-            last = [*clock.end(), *_delta(await encode(audio_format, encoder.finish))]
+            last = [*clock.end(), *_delta(await encode(output, encoder.finish))]
     assert active.verdict is not None
     read, made = active.verdict.text_tokens or 0, active.verdict.speech_tokens or 0
     usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}

@@ -31,7 +31,7 @@ class Start(CommonFields):
     """An utterance begins; everything has a default, and a text without a start begins one of defaults."""
 
     type: Literal["start"] = "start"
-    response_format: Literal["pcm", "opus", "mp3", "wav", "flac", "aac"] = Field(
+    response_format: Literal["pcm", "opus", "mp3", "wav", "flac", "aac", "ulaw", "alaw"] = Field(
         "pcm", description="pcm: 16-bit little-endian mono samples."
     )
     audio: Literal["binary", "base64"] = Field("binary", description="base64: audio comes in JSON, for plain clients.")

@@ -205,8 +205,8 @@ class Session:
         self._next_id = None
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
-        audio_format = parse_format(start.response_format)
-        self._utterance = StreamedUtterance(identity, audio_format, about.sample_rate, start_request, self._send)
+        output = parse_format(start.response_format, start.sample_rate)
+        self._utterance = StreamedUtterance(identity, output, about.sample_rate, start_request, self._send)
         if start.text:
             self._utterance.push(start.text)
 

@@ -14,7 +14,8 @@ from starlette.websockets import WebSocketDisconnect
 from vivavoce.entrypoints.http.streaming import SegmentClock, encode, verdict_body
 from vivavoce.entrypoints.http.ws_messages import Reply, error_reply
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
-from vivavoce.service.audio.encode import AudioFormat, Encoder, open_encoder
+from vivavoce.service.audio.encode import OutputFormat
+from vivavoce.service.audio.encoders import Encoder
 from vivavoce.service.operations.dispatcher import ActiveRequest
 from vivavoce.service.speech import FinishReason, SegmentText, Verdict
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
@@ -59,18 +60,19 @@ class StreamedUtterance:
     """From a start to its done, cancelled or error.
 
     Its passages are spoken one after the other, each as a request: one listener is one stream, and two at once would be
-    refused where there is room for one. start_request: takes the request's id as `request_id`; send: sends a reply.
+    refused where there is room for one. sample_rate: the speech's. start_request: takes the request's id as
+    `request_id`; send: sends a reply.
     """
 
     def __init__(
         self,
         request_id: str,
-        response_format: AudioFormat,
+        output: OutputFormat,
         sample_rate: int,
         start_request: Callable[..., Awaitable[ActiveRequest]],
         send: Callable[[Reply], Awaitable[None]],
     ) -> None:
-        self.request_id, self._format, self._sample_rate = request_id, response_format, sample_rate
+        self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
         self._start_request, self._send = start_request, send
         self._characters = 0
         self._lead_in = ""
@@ -171,13 +173,13 @@ class StreamedUtterance:
 
     async def _deliver(self) -> None:
         try:
-            with closing(open_encoder(self._format, self._sample_rate)) as encoder:
+            with closing(self._output.open(self._sample_rate)) as encoder:
                 while (passage := await self._waiting.get()) is not None:
                     await self._speak(passage, encoder)
                     self._unspoken -= 1
                     for _ in range(passage.flushes):
                         await self._reply({"type": "flushed"})
-                if rest := await encode(self._format, encoder.finish):
+                if rest := await encode(self._output, encoder.finish):
                     await self._send({"type": "audio", "audio": rest})
         except Exception as error:
             raise self._failure_of(error) from None
@@ -191,7 +193,8 @@ class StreamedUtterance:
         try:
             self._check_stopped()
             if number == 1:
-                started = {"sample_rate": self._sample_rate, "response_format": self._format.value}
+                rate = self._output.rate_of(self._sample_rate)
+                started = {"sample_rate": rate, "response_format": self._output.codec.value}
                 await self._reply({"type": "started", "request_id": self.request_id, **started})
             await self._send_speech(active, passage, encoder)
         except Exception as error:
@@ -237,7 +240,7 @@ class StreamedUtterance:
             await self._reply(*self._clock.begin_through(event.segment))
             for start in range(0, len(event.samples), step):
                 samples = event.samples[start : start + step]
-                if data := await encode(self._format, partial(encoder.encode, samples)):
+                if data := await encode(self._output, partial(encoder.encode, samples)):
                     await self._send({"type": "audio", "audio": data})
                 self._clock.add(len(samples))
                 self._check_stopped()
