@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,8 @@ def failed(error: str, code: str) -> Verdict:
 
 
 QUOTED = failed("text: 'my secret' cannot be spoken", "invalid_text")
+
+MANUAL = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
 
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -78,21 +83,55 @@ def test_ordinary_messages_and_warnings_have_the_same_form(stream: io.StringIO) 
         logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
         warnings.warn("a library is old", UserWarning, stacklevel=1)
     first, second = (json.loads(line) for line in stream.getvalue().splitlines())
-    assert (first["event"], first["logger"], first["level"]) == ("Started server process [7]", "uvicorn.error", "info")
-    assert "a library is old" in second["event"]
+    assert (first["event"], first["logger"], first["level"]) == ("library", "uvicorn.error", "info")
+    assert first["message"] == "Started server process [7]"
+    assert "a library is old" in second["message"]
 
 
 @pytest.mark.parametrize(
     ("record", "field", "value"),
     [
         ({"msg": "m", "created": 1_700_000_000.0625}, "time", "2023-11-14T22:13:20.062Z"),
-        ({"msg": "%d requests", "args": ("many",)}, "event", "%d requests"),
-        ({"msg": "x" * 1_000_000}, "event", "x" * 4000 + "…"),
+        ({"msg": "%d requests", "args": ("many",)}, "message", "%d requests"),
+        ({"msg": "x" * 1_000_000}, "message", "x" * 4000 + "…"),
     ],
 )
 def test_odd_records_are_written_too(lines: Lines, record: dict[str, Any], field: str, value: str) -> None:
     logging.getLogger().handlers[0].handle(logging.makeLogRecord({"name": "x", "levelname": "INFO", **record}))
     assert lines()[0][field] == value
+
+
+def test_a_sentence_has_a_constant_name_and_its_values_as_fields(lines: Lines) -> None:
+    log.error("engine ended: by %(ending)s at %(path)s", {"ending": "signal: SIGKILL", "path": Path("/a")})
+    (line,) = lines()
+    told = {name: line[name] for name in ("event", "message", "ending", "path")}
+    assert told == {
+        "event": "engine ended",
+        "message": "by signal: SIGKILL at /a",
+        "ending": "signal: SIGKILL",
+        "path": "/a",
+    }
+
+
+def test_every_event_of_the_program_is_a_constant() -> None:
+    """Alerts on logs look for names: none has a value in it, and none is a whole sentence."""
+    names = []
+    for file in (Path(__file__).parents[2] / "src").rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+                continue
+            told = ast.unparse(call.func)
+            if re.fullmatch(r"_?(log|untrained)\.(debug|info|warning|error|exception)", told):
+                first, values = call.args[0], call.args[1:]
+                where = f"{file.name}:{call.lineno}"
+                assert isinstance(first, ast.Constant), where
+                assert isinstance(first.value, str), where
+                assert len(values) <= 1, f"{where}: values go by name, in one mapping"
+                name = first.value.partition(":")[0]
+                assert re.fullmatch("[a-z_ ]{4,32}", name), f"{where}: {name}"
+                names.append(name)
+    assert {"engine ended", "engine stuck", "voice store", "request failed"} <= set(names)
+    assert {f"`{name}`" for name in names if name.startswith(("engine", "keys"))} <= set(re.findall("`[^`]*`", MANUAL))
 
 
 def test_lines_of_a_request_name_it_its_principal_and_its_trace(lines: Lines) -> None:
@@ -217,4 +256,6 @@ def test_tracebacks(stream: io.StringIO, form: str) -> None:
 def test_text_lines_are_for_people(stream: io.StringIO) -> None:
     configure("text", stream=stream)
     log_event(log, logging.INFO, "voice added", seconds=0.5, note="two words", chinese="你好")
-    assert stream.getvalue().split(" ", 1)[1] == 'info    voice added seconds=0.5 note="two words" chinese=你好\n'
+    moment, line = stream.getvalue().split(" ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", moment), "which day it was, and in which zone"
+    assert line == 'info    voice added seconds=0.5 note="two words" chinese=你好\n'

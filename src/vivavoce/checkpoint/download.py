@@ -130,7 +130,8 @@ def download(
     token = token or os.environ.get(hub.token_variable)
     with _explained(hub, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / LOCK, on_wait=lambda: _log.warning("another process downloads into %s; waiting", folder)):
+        told = {"folder": folder}
+        with locked(folder / LOCK, on_wait=lambda: _log.warning("waiting: another process fills %(folder)s", told)):
             if _is_done(folder, model, revision):
                 return folder
             with _client(base, token) as client:

@@ -137,7 +137,7 @@ class Loop:
                     if not self.run_once():
                         self._wait()
             except Exception:
-                log.exception("the engine's loop has failed")
+                log.exception("engine failed: the engine's loop has failed")
             finally:
                 left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
                 self._requests, self._waiting = {}, (deque(), deque())
@@ -189,7 +189,7 @@ class Loop:
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         """End the requests of these sequences; their neighbours go on."""
         if not isinstance(error, VivavoceError):
-            log.error("a stage failed", exc_info=error)
+            log.error("stage failed", exc_info=error)
         for request in {sequence.request.id: sequence.request for sequence in sequences}.values():
             self._end(request, explained(error))
 

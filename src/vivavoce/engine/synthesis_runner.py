@@ -238,7 +238,7 @@ class SynthesisRunner:
                 if np.isfinite(samples).all():
                     made.append(Made(sequence, cut, samples))
                 else:
-                    log.warning("samples of request %d are not finite", sequence.request.id)
+                    log.warning("samples not finite: of request %(request)d", {"request": sequence.request.id})
                     self.fail([sequence], not_finite())
         return made
 

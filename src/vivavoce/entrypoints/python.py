@@ -63,7 +63,8 @@ def load(
         model_folder(model), where, choose_dtype(dtype, where), variant, settings or EngineSettings(), processes
     )
     if not synthesizer.front_end.card.trained:
-        _untrained.warning("model %s is %s", synthesizer.front_end.card.name, synthesizer.front_end.card.description)
+        card = synthesizer.front_end.card
+        _untrained.warning("model: %(name)s is %(what)s", {"name": card.name, "what": card.description})
     return Vivavoce(synthesizer, open_voice_store(voices))
 
 

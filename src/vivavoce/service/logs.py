@@ -1,5 +1,8 @@
 """Logs: one event a line, as JSON for machines or as text for terminals; all loggers of the process write here.
 
+An event's name is a constant: what `log_event` is given, or what a message has before its first colon. Values are
+fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. What libraries say is the event `library`.
+
 Texts, recordings, transcripts and keys are not written. `log_event` takes plain fields; the messages of errors that
 clients cause are left out, because they quote what was sent; addresses lose their query strings.
 """
@@ -11,11 +14,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, TextIO
 
 _SILENT = logging.CRITICAL + 1
@@ -106,7 +110,7 @@ def log_event(logger: logging.Logger, level: int, event: str, **fields: Field) -
     """Log an event with its fields, by name; None: not known, left out."""
     if logger.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
-        logger.log(level, "%s", event, extra={_FIELDS: known})
+        logger.log(level, event, extra={_FIELDS: known})
 
 
 def log_text(request_id: str, text: str) -> None:
@@ -125,18 +129,24 @@ def printable(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, the request's fields, the event's fields, a traceback."""
+    """One JSON object a line: time, level, logger, event, the request's fields, the event's, message and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; keys come in that order."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        message, event = _message(record), "library"
+        if record.name.startswith("vivavoce"):
+            event = str(record.msg).partition(":")[0]
+            message = message.removeprefix(event).removeprefix(": ")
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.created % 1 * 1000):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "event": _message(record),
-            **_fields(record),
+            "event": event,
+            **_fields(record, record.args if isinstance(record.args, dict) else {}),
         }
+        if message:
+            line["message"] = message
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         # json escapes what is below a space; the rest is escaped here, where all of it is inside of strings.
@@ -144,11 +154,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time, level, event, fields as name=value; tracebacks below, indented."""
+    """For people: time with its zone, level, message, fields as name=value; tracebacks below, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and a traceback's lines."""
-        moment = time.strftime("%H:%M:%S", time.localtime(record.created))
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(record.created))
         words = [moment, f"{record.levelname.lower():<7}", printable(_message(record))]
         for name, value in _fields(record).items():
             text = str(value)
@@ -170,13 +180,16 @@ def _message(record: logging.LogRecord) -> str:
     return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Field]:
-    """Those of the running request, then the event's own; JSON cannot write numbers that are not finite."""
+def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProxyType({})) -> dict[str, Field]:
+    """Those of the running request, those that the message was given, then the event's own.
+
+    JSON cannot write numbers that are not finite.
+    """
     scope = current_scope() or RequestScope()
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}
-    for name, value in getattr(record, _FIELDS, {}).items():
+    for name, value in {**given, **getattr(record, _FIELDS, {})}.items():
         if isinstance(value, float):
             value = round(value, 4) if isfinite(value) else str(value)
-        fields[name] = value
+        fields[name] = value if value is None or isinstance(value, (str, int, float)) else str(value)
     return fields

@@ -42,10 +42,10 @@ class Log:
             self.news.notify_all()
 
     def await_event(self, wanted: str, after: int = 0) -> dict[str, Any]:
-        """The first line from number `after` on whose event matches the regular expression, once there is one."""
+        """The first line from number `after` on whose event and message match the expression, once there is one."""
 
         def found() -> list[dict[str, Any]]:
-            return [line for line in self.lines[after:] if re.search(wanted, line["event"])]
+            return [line for line in self.lines[after:] if re.search(wanted, told_in(line))]
 
         with self.news:
             self.news.wait_for(lambda: found() or self.ended, LATE_S)
@@ -88,7 +88,11 @@ class ServerProcess:
 
     def address(self, wanted: str) -> str:
         """What the group of a regular expression finds in the first line that matches it."""
-        return re.findall(wanted, self.log.await_event(wanted)["event"])[0]
+        return re.findall(wanted, told_in(self.log.await_event(wanted)))[0]
+
+
+def told_in(line: dict[str, Any]) -> str:
+    return f"{line['event']}: {line.get('message', '')}"
 
 
 def command(*flags: object) -> list[str]:

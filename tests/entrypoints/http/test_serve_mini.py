@@ -217,7 +217,7 @@ def test_a_voice_and_the_server_survive_the_end_of_the_engine(server: ServerProc
     assert told["audio_seconds"] > 0
     assert told["segments_spoken"] < told["segments_given"]
 
-    server.log.await_event("the engine's process has ended .signal SIGKILL. and is started again", lines)
+    server.log.await_event("engine ended: its process .signal SIGKILL. is started again", lines)
     ready = httpx.get(f"{server.url}/health/ready")
     assert (ready.status_code, ready.json()["reason"]) == (503, "engine_stopped")
     refused = speak(server)

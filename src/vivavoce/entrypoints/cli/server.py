@@ -54,7 +54,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
 
     def report(line: str) -> None:
         if as_log:
-            log.info("%s", line)
+            log.info("server: %(line)s", {"line": line})
         else:
             reporter.report(line)
 
@@ -146,8 +146,9 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
         return server
     fitting = max(1, (soft - min(FILES_BESIDE, soft // 2)) // ports - MARGIN)
     log.warning(
-        "max_connections: %d instead of %d, since %d files may be open; allow %d (ulimit -Hn, LimitNOFILE of systemd)",
-        *(fitting, server.max_connections, soft, wanted),
+        "max_connections: %(fitting)d instead of %(set)d, since %(files)d files may be open; allow %(wanted)d (ulimit "
+        "-Hn, LimitNOFILE of systemd)",
+        {"fitting": fitting, "set": server.max_connections, "files": soft, "wanted": wanted},
     )
     return server.model_copy(update={"max_connections": fitting})
 

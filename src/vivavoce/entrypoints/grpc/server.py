@@ -263,7 +263,7 @@ class _Service:
         except grpc.aio.BaseError:
             raise  # the client has left while something was sent to it; gRPC knows
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request failed: %(request_id)s", {"request_id": request_id})
             details = f"server: an internal error, which was logged; tell its operator the request's id {request_id}"
             trailing = ((REQUEST_ID, request_id), (ERROR_CODE, "internal_error"))
             await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)

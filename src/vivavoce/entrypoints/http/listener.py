@@ -370,7 +370,10 @@ class Listener(uvicorn.Server):
             except Exception as error:
                 if loop.time() - told_at >= 1.0:
                     told_at = loop.time()
-                    log.warning("connections: none can be taken now (%s); allow more open files (ulimit -n)", error)
+                    told = {"error": error}
+                    log.warning(
+                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)", told
+                    )
                 self._make_room()
                 await asyncio.sleep(PAUSE_S)
 

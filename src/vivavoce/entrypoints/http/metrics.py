@@ -79,7 +79,7 @@ async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric] | Non
         statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
         return [] if statistics is None else list(speaker_families(statistics))
     except (TimeoutError, asyncio.TimeoutError):
-        log.warning("metrics: the engine did not tell its figures within %g s", patience_s)
+        log.warning("metrics: the engine did not tell its figures within %(seconds)g s", {"seconds": patience_s})
     except EngineStopped:
         pass  # it is being started or stopped: vivavoce_engine_up says so
     except Exception as error:

@@ -92,7 +92,7 @@ class StreamedSpeech(Response):
         except VivavoceError as error:
             if not self._has_started:
                 raise
-            log.info("request %s was cut: %s", self._active.request_id, error.code)
+            log.info("request cut: %(error_code)s", {"error_code": error.code})
             drop_connection()
             return
         if not self._has_started:

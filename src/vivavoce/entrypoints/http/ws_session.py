@@ -130,7 +130,7 @@ class Session:
         except ListenerStalled as error:
             await self._close(POLICY, str(error))
         except Exception:
-            log.exception("a WebSocket failed")
+            log.exception("websocket failed")
             await self._close(DEFECT, "internal error, which was logged")
         finally:
             receiving.cancel()

@@ -224,7 +224,7 @@ class StreamedUtterance:
                 active.cancel()
             return error
         if not isinstance(error, VivavoceError):
-            log.error("request %s failed", self.request_id, exc_info=error)
+            log.error("request failed: %(request_id)s", {"request_id": self.request_id}, exc_info=error)
             error = StageFailed("server: an internal error, which was logged; tell its operator the request's id")
         if active is not None:
             active.fail(error)

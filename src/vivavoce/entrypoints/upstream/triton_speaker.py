@@ -350,14 +350,14 @@ class TritonSpeaker:
         except VivavoceError as error:
             found = False
             if self._ready:
-                log.warning("upstream: %s", error)
+                log.warning("upstream away: %(error)s", {"error": error})
         except Exception:
             found = False
-            log.exception("upstream: what the Triton server says of its model could not be understood")
+            log.exception("upstream not understood: it is what the Triton server says of its model")
         finally:
             self._checking = None
         if found and not self._ready:
-            log.info("upstream: the Triton server at %s is there", self._address)
+            log.info("upstream there: the Triton server at %(address)s answers", {"address": self._address})
         self._ready, self._checked_at = found, self._clock()
 
 
@@ -375,12 +375,12 @@ async def _answer(
         if silent:
             raise refused(f"the model {model.name!r} gave no audio; see its log")
     except (ServerUnreachable, ModelNotFound) as error:
-        log.warning("upstream: %s", error)
+        log.warning("upstream away: %(error)s", {"error": error})
         raise _away() from None  # clients need not know where the server is
     except VivavoceError:
         raise
     except Exception:
-        log.exception("the answer of the model %r could not be read", model.name)
+        log.exception("upstream not understood: an answer of the model %(model)r", {"model": model.name})
         raise StageFailed("upstream: an internal error, which was logged; ask again") from None
 
 

@@ -90,9 +90,10 @@ class VoicesFolder:
             voices = self._read(state)
         except InvalidRequest as error:
             # A file that is just being written must not take all voices away.
-            log.warning("%s (the %d voices read before stay)", error, len(self._voices))
+            told = {"error": error, "count": len(self._voices)}
+            log.warning("voices damaged: %(error)s (the %(count)d voices read before stay)", told)
             return
-        log.info("%s has changed: %d voices", self.folder, len(voices))
+        log.info("voices changed: %(folder)s has %(count)d", {"folder": self.folder, "count": len(voices)})
         self._voices, self._state = voices, state
 
     def _look(self) -> _State:
@@ -111,7 +112,8 @@ class VoicesFolder:
         for voice in self._manifest() if MANIFEST in state else self._pairs(state):
             other = taken.setdefault(folded(voice.name), voice.name)
             if voice.name in voices or other != voice.name:
-                log.warning("%s: %s is left out, for %r is there already", self.folder, voice.path.name, other)
+                told = {"file": voice.path, "other": other}
+                log.warning("voice left out: %(file)s, for %(other)r is there already", told)
             else:
                 voices[voice.name] = voice
         return voices
@@ -125,7 +127,7 @@ class VoicesFolder:
             try:
                 name = check_voice_name(stem)
             except InvalidRequest as error:
-                log.warning("%s: %s is left out: %s", self.folder, file, error)
+                log.warning("voice left out: %(file)s: %(error)s", {"file": self.folder / file, "error": error})
                 continue
             lines = read_lines(self.folder / f"{stem}.txt", "reference_dir") if f"{stem}.txt" in state else []
             yield FolderVoice(name, self.folder / file, "\n".join(lines).strip(), state[file][0])

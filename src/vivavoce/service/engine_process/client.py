@@ -237,7 +237,8 @@ class EngineClient:
                 return
             troubles = 0 if was_ready and now() - began >= STEADY_S else troubles + 1
             pause_s = PAUSES_S[min(max(0, troubles - was_ready), len(PAUSES_S) - 1)]
-            log.error("the engine's process has ended (%s) and is started again in %g s", ending, pause_s)
+            told = {"ending": ending, "pause_s": pause_s}
+            log.error("engine ended: its process (%(ending)s) is started again in %(pause_s)g s", told)
 
     async def _run_one(self) -> tuple[bool, str]:
         """One process from its beginning to its end: whether it could speak, and how it ended."""
@@ -251,7 +252,7 @@ class EngineClient:
             while (message := await read_message(reader)) is not None:
                 self._take(message)
         except Exception:  # after any error, the process would not be read any more
-            log.exception("the engine's process has said what cannot be understood, and is ended")
+            log.exception("engine not understood: its process has said what cannot be, and is ended")
             self._kill()
         finally:
             pulse.cancel()
@@ -275,10 +276,11 @@ class EngineClient:
                 limit_s = STUCK_S
                 before, self.voice_store = self.voice_store, await self._pulse()
                 if self.voice_store != before:
-                    state = "voice store: is in order again" if self.voice_store == "ok" else self.voice_store
-                    log.warning("%s", state)
+                    state = "is in order again" if self.voice_store == "ok" else self.voice_store
+                    log.warning("voice store: %(state)s", {"state": state.removeprefix("voice store: ")})
         except (TimeoutError, asyncio.TimeoutError):
-            log.error("the engine's process has not %s for %g s and is ended", trouble, limit_s)
+            told = {"trouble": trouble, "seconds": limit_s}
+            log.error("engine stuck: its process has not %(trouble)s for %(seconds)g s and is ended", told)
             self._kill()
         except EngineStopped:
             return
@@ -295,7 +297,9 @@ class EngineClient:
                     return str(await asking)
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
-                    log.warning("the engine's process has not answered for %g s and gets no new requests", LATE_S)
+                    log.warning(
+                        "engine late: it has not answered for %(seconds)g s and gets no requests", {"seconds": LATE_S}
+                    )
             raise TimeoutError
         finally:
             asking.cancel()
@@ -352,7 +356,7 @@ class EngineClient:
             if not self._first.done():
                 self._first.set_result(None)
         elif self._first.done():
-            log.error("the engine cannot be started: %s", opening)
+            log.error("engine not started: %(error)s", {"error": opening})
         else:
             self._first.set_exception(opening)
 

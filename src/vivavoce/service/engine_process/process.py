@@ -155,7 +155,7 @@ class EngineServer:
     async def _pulse(self, number: int, _: None) -> None:
         asked = time.monotonic()
         if not self._service.healthy:
-            log.error("the engine has failed, and nobody had to speak to find it out")
+            log.error("engine failed: nobody had to speak to find it out")
             self.failed.set()
         state = await self._service.check_store()
         while not self._service.moved_since(asked):
@@ -168,7 +168,7 @@ class EngineServer:
             self.failed.set()
         if isinstance(failure, VivavoceError):
             return failure
-        log.error("a request failed", exc_info=failure)
+        log.error("request failed", exc_info=failure)
         return StageFailed(f"engine: the request failed with {type(failure).__name__}, which was logged; ask again")
 
     def _send(self, message: Message) -> None:
@@ -201,7 +201,7 @@ async def run(connection: socket.socket) -> int:
         service = await opening
     except Exception as failure:
         if not isinstance(failure, VivavoceError):
-            log.error("the engine cannot be started", exc_info=failure)
+            log.error("engine not started", exc_info=failure)
             reason = " ".join(str(failure).split())
             failure = EngineStopped(f"engine: it cannot be started ({type(failure).__name__}: {reason})")
         writer.write(framed(Message(OPENING, "answer", failure)))
@@ -240,7 +240,7 @@ def main() -> None:
     try:
         code = asyncio.run(run(socket.socket(fileno=int(sys.argv[1]))))
     except Exception:
-        log.exception("the engine's process has failed")
+        log.exception("engine failed: its process has failed")
     sys.stderr.flush()
     # Threads of an engine that has failed, or of a model that is still loaded, may never end.
     os._exit(code)

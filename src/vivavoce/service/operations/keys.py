@@ -103,10 +103,11 @@ class KeyRing:
         self._state = state
         try:
             self._entries = read_keys(path)
-            _log.info("%s has changed: %d keys", path, len(self._entries))
+            _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
         except InvalidRequest as error:
             # A typing mistake must not lock everyone out: the keys that were known go on.
-            _log.error("%s (the %d keys read before stay valid)", error, len(self._entries))
+            told = {"error": error, "count": len(self._entries)}
+            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", told)
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
@@ -127,7 +128,8 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     if problem is not None:
         raise InvalidRequest(f"{FIELD}: {path} {problem}")
     if mode & (stat.S_IWGRP | stat.S_IROTH):
-        _log.warning("%s: %s may be used by others than its owner (mode %o); chmod 600 it", FIELD, path, mode)
+        told = {"path": path, "mode": f"{mode:o}"}
+        _log.warning("keys open: %(path)s may be used by others than its owner (mode %(mode)s); chmod 600 it", told)
     return _entries_of(file)
 
 

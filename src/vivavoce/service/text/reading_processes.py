@@ -67,13 +67,16 @@ class ReadingProcesses:
                     if not self._finalizer.alive:
                         break
                     process.kill()
-                    log.warning("a process that read texts has ended (%s); another one takes its place", process.wait())
+                    told = {"exit_code": process.wait()}
+                    log.warning("text process ended: exit %(exit_code)s; another one takes its place", told)
                     _end([process])
                     self._all[place] = self._start(place)
                     if isinstance(error, TimeoutError):
                         break
         except OSError as error:
-            log.warning("no process that reads texts can be started (%s)", error)
+            log.warning(
+                "text process missing: no process that reads texts can be started (%(error)s)", {"error": error}
+            )
         finally:
             with self._changed:
                 self._idle.add(place)

@@ -136,7 +136,7 @@ class FolderStore(VoiceStore):
             yield
         except OSError as error:
             problem = self._problem(action, error)
-            log.warning("%s", problem)
+            log.warning("voice store: %(problem)s", {"problem": problem.removeprefix("voice store: ")})
             if action != "read":
                 self._failure = self._clock(), problem
             raise VoiceStoreError(problem.replace(repr(str(self._root)), "the folder")) from None

@@ -303,7 +303,7 @@ class RedisStore(VoiceStore):
                 self._next_try = self._clock() + self._rest_s
             self._away = away
         if (before is None) != (away is None):
-            log.warning("voice store: %s", away or f"{self.label} answers again")
+            log.warning("voice store: %(state)s", {"state": away or f"{self.label} answers again"})
         return away or ""
 
     def _find_risk(self, redis: Redis) -> str | None:

@@ -153,7 +153,8 @@ class VoiceRegistry:
             try:
                 self.find(voice)
             except VivavoceError as error:
-                log.warning("%s %r, which cannot speak: %s", setting, voice, error)
+                told = {"setting": setting, "voice": voice, "error": error}
+                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", told)
 
     def names(self) -> list[str]:
         """Built-in voices in the model's order, then the public ones; a name that is both counts once."""

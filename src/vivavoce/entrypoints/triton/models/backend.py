@@ -203,7 +203,7 @@ def refusal(backend: Any, error: Exception) -> Any:
     if isinstance(error, VivavoceError):
         message, code = str(error), _CODES.get(error.grpc_status, "INTERNAL")
     else:
-        log.error("a request failed", exc_info=error)
+        log.error("request failed", exc_info=error)
         message, code = f"internal error: {type(error).__name__}: {error}", "INTERNAL"
     # Older servers lack some codes.
     number = getattr(backend.TritonError, code, backend.TritonError.INTERNAL)
@@ -231,7 +231,7 @@ def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
         else:
             sender.send(refusal(backend, error), flags=final)
     except Exception:  # the server's own, and no one is left who could be told
-        log.exception("the end of a stream could not be sent")
+        log.exception("end not sent: the end of a stream could not be sent")
     if error is not None:
         traceback.clear_frames(error.__traceback__)
 

@@ -182,7 +182,7 @@ class CosyVoice2:
                     self._fetch(one, left)
             except Exception as problem:
                 if not isinstance(problem, (InnerError, VivavoceError)):
-                    log.error("the language model could not be read", exc_info=problem)
+                    log.error("tokens not read: those of the language model", exc_info=problem)
                 # The thread that makes audio raises it; with the frames of this one it would hold the request for good.
                 error = problem.with_traceback(None)
             one.end(error)

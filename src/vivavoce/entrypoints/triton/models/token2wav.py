@@ -416,7 +416,8 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
     """
     voices = built_in_voices(folder)
     if not voices or (name and name not in voices):
-        log.info("requests that bring no voice are refused: %r is not in %s", name, folder / SPEAKERS)
+        told = {"name": name, "file": folder / SPEAKERS}
+        log.info("no default voice: requests that bring none are refused, %(name)r is not in %(file)s", told)
         return None
     chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
     voice = voices[chosen].aligned(config.rates.frames_per_token)
