@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -22,6 +22,7 @@ from tests.entrypoints.http.serving import Served, make_state, serving
 from tests.entrypoints.http.serving import ask as asked_of
 from vivavoce.entrypoints.http import pages
 from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.listener import current_connection
 from vivavoce.errors import EngineStopped
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
@@ -34,13 +35,11 @@ MODULES = sorted(name for name in ASSETS if name.endswith(".js"))
 async def ask(
     path: str, method: str = "GET", speaker: FakeSpeaker | None = None, draining: bool = False, **headers: str
 ) -> httpx.Response:
-    state = make_state(speaker)
+    state = make_state(speaker, ServerSettings(server=ServerSection(allowed_hosts=("*",))))
     if draining:
         await state.dispatcher.drain(0.0)
-    app = FastAPI(redirect_slashes=False)  # as the whole app has it
-    app.include_router(pages.router())
-    app.include_router(pages.health_router(state))
-    return await asked_of(app, path, method, **headers)
+    current_connection.set(Mock(is_crowded=False))
+    return await asked_of(build_app(state), path, method, **headers)
 
 
 class Page(HTMLParser):

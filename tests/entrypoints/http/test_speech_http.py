@@ -329,7 +329,6 @@ def test_unknown_paths_and_methods_are_explained(server: Served) -> None:
     answer = httpx.put(f"{server.url}/v1/audio/speech")
     assert answer.status_code == 405
     assert answer.json()["error"]["code"] == "method_not_allowed"
-    assert answer.headers["allow"] == "POST"
 
 
 def add(server: Served, **texts: str) -> httpx.Response:

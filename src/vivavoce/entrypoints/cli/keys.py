@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vivavoce.service.operations.keys import KeyEntry
 
 app = group(
-    "API keys of a server: add, list, remove.",
+    "API keys of a server: add, list, remove, sign URLs.",
     "vivavoce keys add team-a --file keys.toml --requests-per-minute 60",
     "vivavoce serve --keys keys.toml",
 )
@@ -85,6 +85,38 @@ def remove(
         confirm_removal("keys", name, "key of")
     remove_key(file, name)
     Reporter(quiet).report(f"the key of {name!r} is removed from {file}")
+
+
+@command(
+    app,
+    "vivavoce keys sign-url team-a 'http://127.0.0.1:8880/v1/audio/speech?voice=calm&input=Hello there.' -f keys.toml",
+    name="sign-url",
+)
+def sign_url(
+    name: str = _NAME,
+    url: str = argument("The server's /v1/audio/speech with what to say, as for GET.", "URL", default=REQUIRED),
+    file: Path = _FILE,
+    expires_in: float = flag("For how long, in seconds, up to a week.", "SECONDS", default=3600.0),
+) -> None:
+    """Print the URL as one that plays without a key for a while, on the account of the key of that name.
+
+    Who has the URL can have that text spoken until then, as often as the key's limits allow. Its URLs end with the key.
+    """
+    import time
+    from urllib.parse import parse_qsl
+
+    from vivavoce.errors import InvalidRequest
+    from vivavoce.service.operations.keys import SPEECH_PATH, read_keys, signed_query
+
+    address, _, query = url.partition("?")
+    fields = parse_qsl(query, keep_blank_values=True)
+    if not address.endswith(SPEECH_PATH) or "input" not in dict(fields):
+        raise InvalidRequest(f"url: {address[:100]!r} has to end with {SPEECH_PATH}, followed by ?input=TEXT")
+    entries = {entry.name: entry for entry in read_keys(file)}
+    if name not in entries:
+        raise InvalidRequest(f"name: {file} has no key of {name!r}; it has {', '.join(entries) or 'none'}")
+    signed, _ = signed_query(entries[name], fields, expires_in, time.time())
+    print(f"{address}?{signed}")
 
 
 def _row(entry: KeyEntry) -> tuple[str, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from vivavoce.entrypoints.http import cosyvoice, errors, metrics, openai, pages, voices, ws_session
+from vivavoce.entrypoints.http import cosyvoice, errors, metrics, openai, pages, speech_url, voices, ws_session
 from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, REQUEST_ID_HEADER, AppState
 from vivavoce.entrypoints.http.middleware import RequestMiddleware
 from vivavoce.version import __version__
@@ -16,7 +19,7 @@ from vivavoce.version import __version__
 def build_app(state: AppState) -> FastAPI:
     """All routes, with their limits."""
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    for router in (openai.router, voices.router, ws_session.router, pages.health_router):
+    for router in (openai.router, speech_url.router, voices.router, ws_session.router, pages.health_router):
         app.include_router(router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))
@@ -60,6 +63,7 @@ class _BoundedApp(FastAPI):
         )
         self.state.vivavoce = state
         errors.install(self)
+        self.router.default = _not_routed
         if server.cors_origins:
             self.add_middleware(
                 CORSMiddleware,
@@ -79,3 +83,11 @@ class _BoundedApp(FastAPI):
         for name in ("HTTPValidationError", "ValidationError"):
             description.get("components", {}).get("schemas", {}).pop(name, None)
         return description
+
+
+async def _not_routed(scope: Scope, receive: Receive, send: Send) -> None:
+    """Starlette itself refuses unknown WebSockets with 403, as if a key were wrong."""
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    message = f"path: there is no WebSocket at {scope['path'][:100]!r} here; text is taken at /v1/audio/stream"
+    await WebSocket(scope, receive, send).send_denial_response(errors.error_response(404, message, "not_found"))

@@ -86,16 +86,19 @@ def voice_owner(principal: Principal, public: bool) -> str:
     raise Forbidden(f"public: the key {principal.name!r} may not change voices that everybody sees; leave public out")
 
 
-def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> None:
-    """Forbidden: a page of another origin sends a form, which browsers do without asking the server before.
+def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
+    """Forbidden: a page of another origin sends a form or shows what it finds here, for which browsers ask nobody.
 
     They say where a page is from in `Sec-Fetch-Site`, but to servers with TLS and on this machine only; to others
-    `Origin` tells, as for `is_own_page`, whose arguments these are.
+    `Origin` tells, as for `is_own_page`, whose arguments these are; without that, as of an image, `Referer` does.
     """
-    origin, site = headers.get("origin", ""), headers.get("sec-fetch-site")
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if origin is None and "referer" in headers:
+        origin = "/".join(headers["referer"].split("/", 3)[:3])
+        headers = Headers({**headers, "origin": origin})
     is_foreign = not is_own_page(headers, scheme, allowed) if site is None else site in ("cross-site", "same-site")
     if is_foreign and not {"*", origin} & set(allowed):
-        raise Forbidden(f"origin: pages of {origin[:100]!r} may not change voices; allow it in cors_origins")
+        raise Forbidden(f"origin: pages of {(origin or '')[:100]!r} may not {what}; allow it in cors_origins")
 
 
 def is_own_page(headers: Headers, scheme: str, allowed: Sequence[str]) -> bool:

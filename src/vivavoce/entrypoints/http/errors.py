@@ -13,6 +13,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, request_id
 from vivavoce.errors import InvalidRequest, TooLarge, Unauthorized, VivavoceError
@@ -32,6 +34,7 @@ _FIELDS = {
 """What messages call a field → what this API calls it."""
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
 """Left out of a field's name: where it came, and the forms that one field may have."""
+_METHODS = ("GET", "POST", "DELETE")
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
     401: "No API key, or one that nobody has.",
@@ -156,7 +159,16 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     elif status == 405:
         code = "method_not_allowed"
         message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
+        # A route knows its own methods alone, and several may share a path.
+        taken = {one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)}
+        return error_response(
+            status, message, code, {"allow": ", ".join(taken | ({"HEAD"} if "GET" in taken else set()))}
+        )
     return error_response(status, message, code, error.headers)
+
+
+def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
+    return route.matches({**scope, "method": method})[0] is Match.FULL
 
 
 async def _defect(request: Request, _: Exception) -> Response:

@@ -35,7 +35,7 @@ BODY_BYTES_PER_S = 16 * 1024
 """The least rate of a body, beside the time that each of its parts may take."""
 CALLERS_SHARE = 4
 """One caller's bodies may be such a part of all."""
-_HEALTH = "/health/"
+_HEALTH = "/health"
 """Answered even if there are too many connections: what restarts servers must not take a full one for a broken one."""
 _QUIET = (_HEALTH, "/metrics", "/web/")
 """What machines ask for all the time; logged for debugging only."""
@@ -64,7 +64,8 @@ class RequestMiddleware:
         """One request or WebSocket."""
         headers, connection = Headers(scope=scope), current_connection.get()
         identity = self._request_log.accept_request_id(headers.get(REQUEST_ID_HEADER))
-        scope.setdefault("state", {})["request_id"] = identity
+        is_head = scope.get("method") == "HEAD"
+        scope.setdefault("state", {}).update(request_id=identity, is_head=is_head)
         exchange = _Exchange(self, scope, headers, receive, send)
         connection.begin_request()
         began = self._clock()
@@ -73,7 +74,9 @@ class RequestMiddleware:
             try:
                 refusal = self._refusal(scope, headers, connection.is_crowded)
                 if refusal is None:
-                    await self._app(scope, exchange.receive, exchange.send)
+                    # Routes see a GET, whose body the server leaves out.
+                    seen = {**scope, "method": "GET"} if is_head else scope
+                    await self._app(seen, exchange.receive, exchange.send)
                 elif scope["type"] == "websocket":
                     await WebSocket(scope, receive, exchange.send).send_denial_response(refusal)
                 else:

@@ -11,21 +11,23 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, state_of
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
 from vivavoce.entrypoints.http.streaming import speak, speech_events
 from vivavoce.errors import ModelNotFound
 from vivavoce.service.audio.encode import parse_format
+from vivavoce.service.operations.keys import SPEECH_PATH
+from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.operations.request_log import RequestRecord
 from vivavoce.service.speaker import ModelAbout
 
 DOOR = "openai"
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
-_SPEECH = {
+SPEECH = {
     "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
     "content": {
-        **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm")},
+        **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm", "PCMU", "PCMA")},
         "text/event-stream": {"schema": {"type": "string"}},
     },
 }
@@ -74,21 +76,17 @@ def router(state: AppState) -> APIRouter:
     began = int(time.time())
     dispatcher = state.dispatcher
 
+    @routes.post("/audio/speech", include_in_schema=False)  # as Triton-OpenAI-Speech has it
     @routes.post(
-        "/v1/audio/speech",
+        SPEECH_PATH,
         response_class=Response,
         summary="Speak a text",
-        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _SPEECH},
+        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: SPEECH},
         openapi_extra={"requestBody": _request_body(), "parameters": [TIMEOUT]},
     )
     async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
         fields, uploaded = await read_speech(request)
-        wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded)
-        output = parse_format(fields.response_format, fields.sample_rate)
-        form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
-        return await speak(
-            request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type
-        )
+        return await spoken(request, principal, deadline, fields, uploaded)
 
     @routes.get("/v1/models", summary="The model that is served", responses=ENGINE_FAILURES)
     async def models(_: KnownPrincipal) -> ModelList:
@@ -106,6 +104,18 @@ def router(state: AppState) -> APIRouter:
         return _entry(dispatcher.request_log.get(identity, principal))
 
     return routes
+
+
+async def spoken(
+    request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
+) -> Response:
+    """The answer to these fields, and to a recording that came beside them."""
+    wanted = await fields.request(fields.input, principal, state_of(request).dispatcher.speaker.about, uploaded)
+    output = parse_format(fields.response_format, fields.sample_rate)
+    form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
+    return await speak(
+        request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type
+    )
 
 
 def _request_body() -> dict[str, Any]:

@@ -43,7 +43,6 @@ def health_router(state: AppState) -> APIRouter:
     routes = APIRouter(tags=["operation"])
 
     @routes.get("/health/live", summary="Whether the server's process works; if not, restart it")
-    @routes.head("/health/live", include_in_schema=False)
     async def live() -> Response:
         return JSONResponse({"status": "live"}, headers=_UNCACHED)
 
@@ -52,7 +51,7 @@ def health_router(state: AppState) -> APIRouter:
         summary="Whether it takes requests now; if not, ask another server",
         responses={503: {"description": "It takes none now.", "content": {"application/json": {}}}},
     )
-    @routes.head("/health/ready", include_in_schema=False)
+    @routes.get("/health", include_in_schema=False)
     async def ready() -> Response:
         reason = _unready_reason(state.dispatcher)
         told = {"status": "ready"} if reason is None else {"status": "unavailable", "reason": reason}
@@ -105,7 +104,7 @@ def router() -> APIRouter:
         return Response(asset.content, headers={**headers, "content-type": asset.content_type})
 
     for path in served:
-        routes.add_api_route(path, answer, methods=["GET", "HEAD"])
+        routes.add_api_route(path, answer, methods=["GET"])
     return routes
 
 

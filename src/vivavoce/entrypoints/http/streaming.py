@@ -32,6 +32,12 @@ _INSTANT = (OutputFormat(AudioFormat.PCM), OutputFormat(AudioFormat.WAV))
 """A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
 """Of all streams. FFmpeg works without Python's lock, so that they do encode at once."""
+_HEADERS = {
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+    "referrer-policy": "no-referrer",  # an address that is opened may hold a text and a signature
+    "x-content-type-options": "nosniff",
+}
 
 
 async def encode(output: OutputFormat, work: Callable[[], bytes]) -> bytes:
@@ -50,8 +56,8 @@ class StreamedSpeech(Response):
     def __init__(
         self, active: ActiveRequest, pieces: AsyncGenerator[bytes, None], *, media_type: str, patience_s: float
     ) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(media_type=media_type, headers={**headers, ADMISSION_HEADER: f"{active.admission_s:.3f}"})
+        headers = {**_HEADERS, ADMISSION_HEADER: f"{active.admission_s:.3f}"}
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._active, self._patience_s, self._pieces = active, patience_s, pieces
         self._has_started = False
@@ -113,13 +119,18 @@ async def speak(
     deadline: float | None,
     media_type: str = "",
     form: Callable[[ActiveRequest, OutputFormat], AsyncGenerator[bytes, None]] | None = None,
-) -> StreamedSpeech:
+) -> Response:
     """The answer to a request for speech that was taken in. RequestCancelled: its client left before.
 
     form: makes the body, of this media type; None: it is the bare audio. The request gets another id than its client
-    wants if the principal has used that one before.
+    wants if the principal has used that one before. To HEAD nothing is spoken.
     """
     state, scope = state_of(request), current_scope()
+    if request.state.is_head:
+        media_type = media_type or output.content_type(state.dispatcher.speaker.about.sample_rate)
+        looked_at = Response(media_type=media_type, headers=_HEADERS)
+        del looked_at.headers["content-length"]
+        return looked_at
     identity = request.state.request_id = state.dispatcher.request_log.accept_request_id(request_id(request), principal)
     if scope is not None:
         scope.request_id = identity

@@ -13,6 +13,9 @@
     expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
 
 A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is all that the file needs.
+
+A URL that speaks for a while without a key is signed with a secret that is derived from that SHA-256: whoever has the
+key or the file can sign, and the URL tells neither.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from vivavoce.errors import InvalidRequest, Unauthorized
 from vivavoce.files import locked, replacing, untrusted
@@ -44,6 +48,10 @@ _log = logging.getLogger(__name__)
 FIELD = "auth.keys_file"
 """The setting that errors name."""
 _HOW = "send yours as `Authorization: Bearer KEY`"
+SPEECH_PATH = "/v1/audio/speech"
+"""The one path whose URLs are signed."""
+MAX_SIGNED_S = 7 * 86_400
+"""The longest time for which a URL is signed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -82,14 +90,39 @@ class KeyRing:
             return ANONYMOUS
         if not token:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
-        self._refresh(self._path)
-        digest, found = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest(), None
-        for entry in self._entries:  # all of them, so that the time does not tell which one fits
-            if hmac.compare_digest(entry.sha256, digest):
-                found = entry
+        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+        found = self._find(self._path, digest, lambda entry: entry.sha256)
         if found is None:
             raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
-        if found.expires is not None and self._clock() >= found.expires.timestamp():
+        return found
+
+    def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
+        """The principal of the key that signed a URL with this query; Unauthorized: none did, or its time is over.
+
+        Without keys anyone may, whatever the URL says.
+        """
+        if self._path is None:
+            return ANONYMOUS
+        if not any(name == "signature" for name, _ in fields):
+            raise Unauthorized(f"API key: none was sent, and the URL is not signed; {_HOW}, or ask for a signed URL")
+        signed = [(name, value) for name, value in fields if name != "signature"]
+        given = "".join(value for name, value in fields if name == "signature")
+        digest, until = _digest_of(signed), dict(signed).get("expires", "")
+        found = self._find(self._path, given, lambda entry: _signature(entry, digest))
+        if found is None:
+            raise Unauthorized("signature: is not right for this URL, or its key is gone; ask for a new URL")
+        if self._clock() >= int(until):  # as the signature says, it is a number
+            raise Unauthorized("expires: the time of this URL is over; ask for a new one")
+        return found
+
+    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
+        """The entry whose wanted value was given; Unauthorized: it has expired."""
+        self._refresh(path)
+        found, sent = None, given.encode("utf-8", "surrogatepass")
+        for entry in self._entries:  # all of them, so that the time does not tell which one fits
+            if hmac.compare_digest(wanted(entry).encode(), sent):
+                found = entry
+        if found is not None and found.expires is not None and self._clock() >= found.expires.timestamp():
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             raise Unauthorized(
                 f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
@@ -116,6 +149,30 @@ def token_in(headers: Mapping[str, str]) -> str | None:
     if kind.lower() == "bearer":
         return token.strip() or None
     return headers.get("x-api-key") or headers.get("xi-api-key") or None
+
+
+def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
+    """The query with which these fields are spoken on a key's account, and until when, in seconds since 1970.
+
+    InvalidRequest: the time is under a second or longer than a week, or the fields are those of a signed URL.
+    """
+    if taken := {"expires", "signature"} & dict(fields).keys():
+        raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
+    if not 1 <= seconds <= MAX_SIGNED_S:
+        raise InvalidRequest(f"expires_in: {seconds:g} s is outside of 1 … {MAX_SIGNED_S}; choose a time inside")
+    until = math.ceil(now + seconds)
+    signed = [*fields, ("expires", str(until))]
+    return urlencode([*signed, ("signature", _signature(entry, _digest_of(signed)))], quote_via=quote), until
+
+
+def _digest_of(fields: Sequence[tuple[str, str]]) -> bytes:
+    """Of path and query, however the query is ordered and encoded on its way."""
+    return hashlib.sha256(f"{SPEECH_PATH}?{urlencode(sorted(fields))}".encode()).digest()
+
+
+def _signature(entry: KeyEntry, digest: bytes) -> str:
+    secret = hmac.digest(bytes.fromhex(entry.sha256), b"vivavoce: URLs that speak", "sha256")
+    return hmac.digest(secret, digest, "sha256").hex()
 
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
