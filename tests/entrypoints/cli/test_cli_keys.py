@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -10,7 +12,10 @@ import pytest
 from cli_harness import Run
 
 from vivavoce.errors import Unauthorized
-from vivavoce.service.operations.keys import KeyRing
+from vivavoce.service.logs import JsonFormatter
+from vivavoce.service.operations.keys import KeyRing, add_key, new_entry
+from vivavoce.service.operations.request_log import RequestLog
+from vivavoce.service.speech import FinishReason, Verdict
 
 
 def test_a_key_is_printed_once_and_lets_its_owner_in(run: Run) -> None:
@@ -81,3 +86,38 @@ def test_a_removed_key_is_refused(run: Run) -> None:
     assert run("keys remove a --file keys.toml --yes").code == 0
     with pytest.raises(Unauthorized):
         ring.authenticate(key)
+
+
+def test_an_expired_key_is_marked_and_none_is_made(run: Run) -> None:
+    refused = run("keys add late --file keys.toml --expires 2020-01-01")
+    assert (refused.code, Path("keys.toml").exists()) == (2, False)
+    assert "expires: 2020-01-01 is past" in refused.error
+    add_key(Path("keys.toml"), new_entry("vv_old", "old", expires="2020-01-01"))
+    run("keys add new --file keys.toml --expires 2999-01-01 -q")
+    _, old, new = run("keys list --file keys.toml").text.splitlines()
+    assert old.endswith("2020-01-01 00:00 expired")
+    assert new.endswith("2999-01-01 00:00")
+
+
+def test_usage_is_added_up_from_the_lines_that_the_server_logs(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vivavoce")
+    caplog.handler.setFormatter(JsonFormatter())
+    log = RequestLog()
+    for number, (name, audio_s, taken) in enumerate([("anna", 1.5, True), ("anna", 2.0, True), ("bert", 0.0, False)]):
+        record = log.begin(f"r{number}", name, "openai", 0.0)
+        record.characters, record.admission_s = 10 * taken, 0.1 if taken else None
+        log.end(record, Verdict(FinishReason.STOP if taken else FinishReason.ERROR, audio_s), 2.0)
+    lines = caplog.text.splitlines()
+    Path("a.log").write_text("\n".join(["server starts", lines[0], "{broken", "[1]"]))
+    Path("b.log").write_text("\n".join(f"vivavoce-1  | {line}" for line in lines[1:]))
+    told = json.loads(run("keys usage a.log b.log --json").text)
+    for used in told.values():
+        assert used.pop("last").endswith("Z")
+    assert told == {
+        "anna": {"requests": 2, "refused": 0, "characters": 20, "audio_s": 3.5},
+        "bert": {"requests": 0, "refused": 1, "characters": 0, "audio_s": 0.0},
+    }
+    _, anna, bert = (line.split()[:5] for line in run("keys usage", stdin="\n".join(lines).encode()).text.splitlines())
+    assert (anna, bert) == (["anna", "2", "0", "20", "3.5"], ["bert", "0", "1", "0", "0.0"])
+    assert "--log-format json" in run("keys usage", stdin=b"a line for people").err
+    assert run("keys usage nothing.log").code == 2

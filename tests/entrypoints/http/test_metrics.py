@@ -6,6 +6,8 @@ import asyncio
 import json
 import math
 import re
+import shutil
+import subprocess
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +27,10 @@ from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statis
 from vivavoce.entrypoints.http import errors, metrics
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.metrics import PATIENCE_S
-from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
+from vivavoce.errors import EngineStopped, InvalidRequest, ListenerStalled, Overloaded, VivavoceError
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
-from vivavoce.service.operations.rate_limiter import ANONYMOUS
+from vivavoce.service.operations.metrics import OTHERS
+from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
 from vivavoce.service.operations.request_log import CAPACITY, new_request_id
 from vivavoce.service.operations.settings import ServerSection, ServerSettings
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
@@ -90,8 +93,9 @@ async def scrape(state: AppState, accept: str = "", patience_s: float = 60.0, ke
     return await ask(app, "/metrics", accept=accept, authorization=f"Bearer {key}")
 
 
-async def speak(state: AppState, text: str, door: str = "http") -> None:
-    visit = await state.dispatcher.speak(ANONYMOUS, SpeechRequest(text), door=door, request_id=new_request_id())
+async def speak(state: AppState, text: str, door: str = "http", name: str = "") -> None:
+    caller = Principal(name, name)
+    visit = await state.dispatcher.speak(caller, SpeechRequest(text), door=door, request_id=new_request_id())
     async with visit:
         async for _ in visit:
             pass
@@ -120,17 +124,32 @@ def value(families: dict[str, Metric], name: str, **labels: str) -> float:
     return found
 
 
-@pytest.fixture(scope="module")
-def busy() -> httpx.Response:
+MONITORED = ServerSettings(server=ServerSection(health_port=0))
+
+
+def page_of(settings: ServerSettings | None = None, *callers: str) -> httpx.Response:
     """The page of a server that has spoken, and refused a request."""
 
     async def work() -> httpx.Response:
         state = make_state(BusySpeaker(told=busy_engine()))
-        await speak(state, "A secret. Two. Three.")
+        state = state if settings is None else replace(state, settings=settings)
+        for name in callers or ("",):
+            await speak(state, "A secret. Two. Three.", name=name)
         await refused(state, "")
         return await scrape(state)
 
     return asyncio.run(work())
+
+
+@pytest.fixture(scope="module")
+def busy() -> httpx.Response:
+    return page_of(None, "anna")
+
+
+@pytest.fixture(scope="module")
+def monitored() -> httpx.Response:
+    """The same at a port for monitoring alone."""
+    return page_of(MONITORED, "anna")
 
 
 def test_the_speakers_figures(busy: httpx.Response) -> None:
@@ -141,7 +160,7 @@ def test_the_speakers_figures(busy: httpx.Response) -> None:
         "vivavoce_speech_tokens_total": 8,
         "vivavoce_slots_used": 4,
         "vivavoce_slots_peak": 7,
-        "vivavoce_slots_total": 16,
+        "vivavoce_slots": 16,
         "vivavoce_prompt_cache_hits_total": 2,
         "vivavoce_prompt_cache_misses_total": 1,
         "vivavoce_voices_extracted_total": 5,
@@ -239,6 +258,35 @@ async def test_a_key_is_wanted_if_the_operator_says_so(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [200, 401, 200]
 
 
+def test_what_each_key_has_had_is_told_at_a_port_for_monitoring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivavoce.service.operations.metrics.MOST_CALLERS", 2)
+    families = parsed(page_of(MONITORED, "anna", "anna", "", "bert", "carl", "dora"))
+    told = {
+        caller: tuple(
+            value(families, f"vivavoce_caller_{what}_total", caller=caller)
+            for what in ("requests", "characters", "audio_seconds")
+        )
+        for caller in ("anna", "bert", OTHERS)
+    }
+    one = told["bert"]
+    assert one[:2] == (1, len("A secret. Two. Three."))
+    assert told["anna"] == told[OTHERS] == pytest.approx(tuple(2 * part for part in one))
+    assert "carl" not in page_of(None, "carl").text
+
+
+def test_names_and_types_are_as_prometheus_wants_them(monitored: httpx.Response) -> None:
+    """The rules of `promtool check metrics`, which is run where it is installed."""
+    for family in parsed(monitored).values():
+        assert family.documentation, family.name
+        assert not re.search("[A-Z]|_(gauge|counter|histogram|milliseconds|minutes|bits)(_|$)", family.name)
+        assert family.name.endswith("_total") is False or family.type == "counter"
+        if family.type != "histogram":
+            assert not family.name.endswith(("_count", "_sum", "_bucket"))
+    if promtool := shutil.which("promtool"):
+        checked = subprocess.run([promtool, "check", "metrics"], input=monitored.text, capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def test_no_label_comes_from_a_caller(busy: httpx.Response) -> None:
     allowed = {"door", "outcome", "code", "event", "stage", "le", "version", "model"}
     assert {
@@ -265,9 +313,9 @@ async def test_the_page_has_the_wanted_type_and_nobody_keeps_it(accept: str, con
 
 
 @pytest.fixture(scope="module")
-def exported(busy: httpx.Response) -> Exported:
+def exported(monitored: httpx.Response) -> Exported:
     found = {}
-    for family in parsed(busy).values():
+    for family in parsed(monitored).values():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         found[name] = family.type, labels, family.documentation
@@ -325,7 +373,21 @@ def test_every_alert_says_what_it_is_and_what_to_do() -> None:
     names = [rule["alert"] for rule in RULES]
     assert len(set(names)) == len(names)
     assert all({"summary", "description"} <= set(rule["annotations"]) for rule in RULES)
-    assert set(names) == set(re.findall(r"`(Vivavoce\w+)`", MANUAL))
+    assert names == re.findall(r"^### (Vivavoce\w+)$", MANUAL, re.MULTILINE), "each has its part of the manual"
+    parts = dict(re.findall(r"^### (Vivavoce\w+)\n\n(.*?)\n\n(?=#)", MANUAL, re.MULTILINE | re.DOTALL))
+    assert all(len(parts[name]) > 150 for name in names), "what it means, where to look, what to do"
+    links = [rule["annotations"]["runbook_url"] for rule in RULES]
+    assert links == [f"docs/operating.md#{name.lower()}" for name in names]
+
+
+def test_the_dashboard_tells_clients_mistakes_from_the_servers() -> None:
+    every = [query.split('"')[3] for query in QUERIES if "code!~" in query]
+    (theirs,) = set(every)
+    assert {query.split('"')[3] for query in QUERIES if "code=~" in query} == {theirs}
+    kinds = [VivavoceError.__subclasses__(), InvalidRequest.__subclasses__()]
+    for kind in (kind for some in kinds for kind in some):
+        ours = kind.http_status >= 500 or kind in (Overloaded, ListenerStalled)
+        assert (re.fullmatch(theirs, kind.code) is None) is ours, kind.code
 
 
 def test_prometheus_waits_longer_than_a_server_for_its_engine() -> None:

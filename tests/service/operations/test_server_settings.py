@@ -22,6 +22,7 @@ from vivavoce.service.operations.settings_sources import (
     reference,
     resolve_settings,
     try_settings,
+    unread_variables,
 )
 from vivavoce.service.operations.toml_file import parse_toml
 
@@ -330,3 +331,22 @@ def test_the_documentation_keeps_step() -> None:
 )
 def test_secrets_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("VIVAVOCE_PORT", "VIVAVOCE_PORT is read by nobody; did you mean VIVAVOCE_SERVER_PORT?"),
+        ("VIVAVOCE_HEADROOM", "did you mean VIVAVOCE_ENGINE_HEADROOM?"),
+        ("VIVAVOCE_SERVR_HOST", "did you mean VIVAVOCE_SERVER_HOST?"),
+        ("VIVAVOCE_Q", "VIVAVOCE_Q is read by nobody; `vivavoce config example` has those that are"),
+        ("VIVAVOCE_HOME", None),
+        ("VIVAVOCE_VOICES", None),
+        ("VIVAVOCE_SERVICE_PORT", None),  # Kubernetes' own
+        ("OTHER_PORT", None),
+    ],
+)
+def test_a_variable_that_nobody_reads_is_told(name: str, said: str | None) -> None:
+    lines = list(unread_variables({name: "1"}))
+    assert [line for line in lines if said is None or said not in line] == []
+    assert len(lines) == (said is not None)

@@ -33,7 +33,7 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
     """
     with needs_server():
         from vivavoce.service.operations.settings_checks import advice, missing
-        from vivavoce.service.operations.settings_sources import DEFAULT, try_settings
+        from vivavoce.service.operations.settings_sources import DEFAULT, try_settings, unread_variables
     resolved, problems = try_settings(file, os.environ, {})
     if resolved is not None:
         problems = list(missing(resolved.settings))
@@ -42,7 +42,7 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
     if resolved is None or problems:
         raise typer.Exit(_EXIT_PROBLEMS)
     reporter = Reporter(quiet)
-    for line in advice(resolved.settings):
+    for line in (*advice(resolved.settings), *unread_variables(os.environ)):
         reporter.note(line)
     given = sum(origin != DEFAULT for origin in resolved.origins.values())
     reporter.report(f"the settings are right: {given} given, {len(resolved.origins) - given} by default")

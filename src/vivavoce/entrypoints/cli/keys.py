@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fileinput
+import json
 import os
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
-from vivavoce.entrypoints.cli.flags import REQUIRED, QuietOption, argument, command, flag, group
+from vivavoce.entrypoints.cli.flags import REQUIRED, JsonOption, QuietOption, argument, command, flag, group
+from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.service.operations.keys import KeyEntry
 
 app = group(
-    "API keys of a server: add, list, remove, sign URLs.",
+    "API keys of a server: add, list, remove, usage, sign URLs.",
     "vivavoce keys add team-a --file keys.toml --requests-per-minute 60",
     "vivavoce serve --keys keys.toml",
 )
@@ -49,12 +54,15 @@ def add(
 
     The file keeps only its SHA-256. A server that runs takes the new key at once.
     """
-    from vivavoce.service.operations.keys import add_key, new_entry, new_key
+    from vivavoce.service.operations.keys import add_key, has_expired, new_entry, new_key
 
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
     others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
-    add_key(file, new_entry(key, name, **others))
+    entry = new_entry(key, name, **others)
+    if has_expired(entry, time.time()):
+        raise InvalidRequest(f"expires: {expires} is past, nobody could use the key; give a day to come")
+    add_key(file, entry)
     print(key)
     Reporter(quiet).report(f"the key of {name!r} is in {file}; nobody can print it again")
 
@@ -102,10 +110,8 @@ def sign_url(
 
     Who has the URL can have that text spoken until then, as often as the key's limits allow. Its URLs end with the key.
     """
-    import time
     from urllib.parse import parse_qsl
 
-    from vivavoce.errors import InvalidRequest
     from vivavoce.service.operations.keys import SPEECH_PATH, read_keys, signed_query
 
     address, _, query = url.partition("?")
@@ -119,12 +125,55 @@ def sign_url(
     print(f"{address}?{signed}")
 
 
+@command(
+    app,
+    "journalctl -u vivavoce -o cat --since -30days | vivavoce keys usage",
+    "docker compose logs --no-log-prefix vivavoce | vivavoce keys usage",
+    "vivavoce keys usage server.log server.log.1 --json",
+)
+def usage(
+    logs: list[Path] = argument("Logs of a server as JSON.  [default: stdin]", "[LOG]...", default=None),
+    as_json: JsonOption = False,
+) -> None:
+    """Add up what each key has had, from a server's log.
+
+    The log is the record: it reaches back as far as it is kept. It has to be JSON (logging.format).
+    """
+    from vivavoce.service.operations.request_log import usage_in
+
+    try:
+        with fileinput.input(logs or ("-",), errors="replace") as lines:
+            found = usage_in(lines)
+    except OSError as error:
+        raise InvalidRequest(f"log: {error.filename} cannot be read ({error.strerror}); name another file") from None
+    if as_json:
+        print(json.dumps({name: asdict(used) for name, used in found.items()}, indent=2))
+    elif found:
+        print_table(
+            [
+                (
+                    name or "–",
+                    *map(str, (used.requests, used.refused, used.characters)),
+                    f"{used.audio_s:.1f}",
+                    used.last,
+                )
+                for name, used in sorted(found.items())
+            ],
+            ("name", "requests", "refused", "characters", "audio [s]", "last"),
+        )
+    else:
+        Reporter().report("the log has no request for speech; the server writes them with --log-format json")
+
+
 def _row(entry: KeyEntry) -> tuple[str, ...]:
+    from vivavoce.service.operations.keys import has_expired
+
+    now = time.time()
     limits = (entry.requests_per_minute, entry.characters_per_minute, entry.concurrent)
     return (
         entry.name,
         entry.owner,
         "yes" if entry.may_publish else "no",
         *("–" if limit is None else f"{limit:g}" for limit in limits),
-        "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}",
+        "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}{' expired' * has_expired(entry, now)}",
     )

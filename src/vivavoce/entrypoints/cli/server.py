@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import signal
 import socket
@@ -25,6 +26,7 @@ from vivavoce.service.operations.keys import KeyRing
 from vivavoce.service.operations.request_log import RequestLog
 from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_loopback
 from vivavoce.service.operations.settings_checks import tls_problems
+from vivavoce.service.operations.settings_sources import unread_variables
 from vivavoce.service.operations.telemetry import Tracing
 from vivavoce.service.speaker import Speaker
 
@@ -51,6 +53,9 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
     # Its everyday messages are in lines of our own.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
     as_log = logging_to.format == "json" and not reporter.quiet
+
+    for line in unread_variables(os.environ):
+        log.warning("variable unknown: %(line)s", {"line": line})
 
     def report(line: str) -> None:
         if as_log:

@@ -28,7 +28,11 @@ PATIENCE_S = 2.0
 
 
 def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
-    """The route; it names no voice, principal or text, and needs a key only if the operator says so."""
+    """The route; it names no voice or text, and needs a key only if the operator says so.
+
+    It names callers only where it has a port of its own, which is for monitoring alone.
+    """
+    callers = state.settings.server.health_port is not None
     wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
     routes = APIRouter(tags=["operation"], dependencies=wanted)
     dispatcher, process = state.dispatcher, ProcessCollector(registry=None)
@@ -54,7 +58,8 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
         def page() -> bytes:
             up = speaker.ready and of_speaker is not None
             server = server_families(model=model, up=up, draining=dispatcher.draining)
-            return encode(_Page([*server, *dispatcher.metrics.families(), *(of_speaker or ()), *process.collect()]))
+            listeners = dispatcher.metrics.families(callers)
+            return encode(_Page([*server, *listeners, *(of_speaker or ()), *process.collect()]))
 
         # A thousand lines take tens of milliseconds, for which no stream should wait.
         body = await asyncio.to_thread(page)

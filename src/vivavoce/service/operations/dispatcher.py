@@ -236,6 +236,7 @@ class ActiveRequest:
 
     def count_text(self, text: str) -> None:
         """Count and log text that was taken in."""
+        self._record.characters += len(text)
         self._dispatcher.metrics.characters(len(text))
         log_text(self.request_id, text)
 

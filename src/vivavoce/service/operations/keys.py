@@ -122,7 +122,7 @@ class KeyRing:
         for entry in self._entries:  # all of them, so that the time does not tell which one fits
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
-        if found is not None and found.expires is not None and self._clock() >= found.expires.timestamp():
+        if found is not None and found.expires is not None and has_expired(found, self._clock()):
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             raise Unauthorized(
                 f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
@@ -141,6 +141,11 @@ class KeyRing:
             # A typing mistake must not lock everyone out: the keys that were known go on.
             told = {"error": error, "count": len(self._entries)}
             _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", told)
+
+
+def has_expired(entry: KeyEntry, now: float) -> bool:
+    """Whether a key is refused for its age; now: seconds since 1970."""
+    return entry.expires is not None and now >= entry.expires.timestamp()
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:

@@ -1,10 +1,14 @@
-"""A server's metrics for Prometheus. Labels are doors, codes, reasons and stages: few, and named by the program."""
+"""A server's metrics for Prometheus.
+
+Labels are doors, codes, reasons and stages: few, and named by the program. Callers, as many as there are keys, are
+shown at a port for monitoring alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -21,15 +25,22 @@ from vivavoce.version import __version__
 SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_decade=5))
 """1 ms … 1000 s: listeners notice nothing shorter."""
 _REFUSED = "refused"
+MOST_CALLERS, OTHERS = 1_000, "(others)"
+"""Keys that have series of their own, and what stands for further ones."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class RequestMetrics:
-    """What listeners met since the server began; registry: its metrics, for /metrics."""
+    """What listeners met since the server began; registry: its metrics, without callers."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._of_callers = CollectorRegistry()
+        self._callers: set[str] = set()
+
+        def of_callers(name: str, text: str) -> Counter:
+            return Counter(f"vivavoce_caller_{name}", text, ("caller",), registry=self._of_callers)
 
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(f"vivavoce_{name}", text, labels, buckets=SECONDS, registry=registry)
@@ -50,6 +61,11 @@ class RequestMetrics:
         self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
         self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
         self._characters = counter("characters", "Characters of text taken in.")
+        self._usage = (
+            of_callers("requests", "Requests for speech that were taken and ended, by the name of their key."),
+            of_callers("characters", "Characters of their texts."),
+            of_callers("audio_seconds", "Seconds of audio handed to them."),
+        )
 
     def admitted(self, record: RequestRecord) -> None:
         """A request was taken."""
@@ -70,6 +86,11 @@ class RequestMetrics:
         self._requests.labels(record.door, record.reason.value).inc()
         self._wall.labels(record.door).observe(record.total_s or 0.0)
         self._audio_s.inc(record.audio_s)
+        if name := record.principal_name:
+            name = name if name in self._callers or len(self._callers) < MOST_CALLERS else OTHERS
+            self._callers.add(name)
+            for counted, amount in zip(self._usage, (1, record.characters, record.audio_s), strict=True):
+                counted.labels(name).inc(amount)
 
     def refuse(self, door: str, code: str) -> None:
         """A request was not taken, with this `VivavoceError.code`."""
@@ -88,9 +109,12 @@ class RequestMetrics:
             self._late.observe(late_s)
             self._underruns.inc()
 
-    def families(self) -> Iterator[Metric]:
-        """All of them, bounds of buckets written as those of the engine: "1", where the library writes "1.0"."""
-        for family in self.registry.collect():
+    def families(self, callers: bool = False) -> Iterator[Metric]:
+        """All of them, bounds of buckets written as those of the engine: "1", where the library writes "1.0".
+
+        callers: what each key has had, too.
+        """
+        for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for place, sample in enumerate(family.samples):
                 if "le" in sample.labels:
                     labels = {**sample.labels, "le": sample.labels["le"].removesuffix(".0")}
@@ -137,7 +161,7 @@ def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:
     yield _histogram("engine_late_seconds", text, {"": engine.streams.lateness_s})
     yield _gauge("slots_used", "Sequences that are decoded now.", engine.slots.used)
     yield _gauge("slots_peak", "The most sequences that were decoded at once.", engine.slots.peak)
-    yield _gauge("slots_total", "The most sequences that can be decoded at once.", engine.slots.total)
+    yield _gauge("slots", "The most sequences that can be decoded at once.", engine.slots.total)
     yield _counter("prompt_cache_hits", "Voices whose state was in memory.", engine.prompt_cache_hits)
     yield _counter("prompt_cache_misses", "Voices whose state was made anew.", engine.prompt_cache_misses)
     yield _counter("engine_audio_seconds", "Seconds of audio made, heard or not.", engine.audio_s)

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ _CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CLIENT_ERRORS = {InvalidRequest.code, *(kind.code for kind in InvalidRequest.__subclasses__())}
 """Errors that a client causes."""
 
+_ENDED, _REFUSED = "speech ended", "speech refused"
 _log = logging.getLogger("vivavoce.speech")
 
 
@@ -29,7 +32,8 @@ class RequestRecord:
     """One request, so far or at its end.
 
     principal_name: of the key, "" where none is needed; door: "openai", "grpc" …; started: Unix time in seconds;
-    audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it runs; reason, error, error_code: of its
+    characters: of text that was taken in; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
+    runs; reason, error, error_code: of its
     verdict, None while it runs; admission_s: seconds from its start until it was taken, None if it is not taken yet or
     was refused; first_audio_s, total_s: until its first audio was handed over (None: there was none), and to its end;
     deadline: the moment of the dispatcher's clock at which it is given up, None: never; scope: of the task in which it
@@ -40,6 +44,7 @@ class RequestRecord:
     principal_name: str
     door: str
     started: float
+    characters: int = 0
     audio_s: float = 0.0
     segments_spoken: int = 0
     segments_given: int = 0
@@ -140,7 +145,7 @@ def _write_line(record: RequestRecord) -> None:
     log_event(
         _log,
         logging.WARNING if failed else logging.INFO,
-        "speech refused" if refused else "speech ended",
+        _REFUSED if refused else _ENDED,
         request_id=record.request_id,
         door=record.door,
         caller=record.principal_name or None,
@@ -148,12 +153,42 @@ def _write_line(record: RequestRecord) -> None:
         seconds=record.total_s,
         admission_s=record.admission_s,
         first_audio_s=record.first_audio_s,
+        characters=record.characters,
         audio_s=record.audio_s,
         segments_spoken=record.segments_spoken,
         segments_given=record.segments_given,
         error_code=record.error_code,
         error=None if quotes and not texts_are_logged() else record.error,
     )
+
+
+@dataclass
+class Usage:
+    """What one key has had. requests: that were taken; refused: that were not; last: when the last one ended, or ""."""
+
+    requests: int = 0
+    refused: int = 0
+    characters: int = 0
+    audio_s: float = 0.0
+    last: str = ""
+
+
+def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
+    """The usage of each key, by its name ("": none was needed), in lines of logs as JSON; others are passed over."""
+    found: defaultdict[str, Usage] = defaultdict(Usage)
+    for line in lines:
+        try:
+            told = json.loads(line[line.find("{") :])  # compose puts a name before it
+        except ValueError:
+            continue
+        if isinstance(told, dict) and told.get("event") in (_ENDED, _REFUSED):
+            used = found[str(told.get("caller", ""))]
+            used.requests += told["event"] == _ENDED
+            used.refused += told["event"] == _REFUSED
+            used.characters += int(told.get("characters", 0))
+            used.audio_s += float(told.get("audio_s", 0.0))
+            used.last = max(used.last, str(told.get("time", "")))
+    return dict(found)
 
 
 def new_request_id() -> str:

@@ -5,6 +5,7 @@ Each source is validated by itself, so that a value which another source overrul
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -28,6 +29,8 @@ DEFAULT = "default"
 """The origin of a value that no source gives."""
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
+_OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
+"""Variables that are no settings; those of `training` are not a server's."""
 _CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 _LOGIN = re.compile(r"://.*@", re.DOTALL)
 _SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGNORECASE)
@@ -232,13 +235,7 @@ class _Variables(ServerSettings, BaseSettings):
 
 def _environment(environment: Mapping[str, str]) -> _Source:
     """Variables; an empty one counts as none."""
-    known = {setting.variable: setting for setting in SETTINGS.values()}
-    # Kubernetes sets variables such as VIVAVOCE_SERVER_PORT=tcp://10.0.0.1:8880 for a service of that name.
-    given = {
-        name: value
-        for name, value in environment.items()
-        if value and name.isupper() and not value.startswith(("tcp://", "udp://")) and not _CLUSTER.search(name)
-    }
+    known, given = {setting.variable: setting for setting in SETTINGS.values()}, _given(environment)
     variables = {own: name for name, own in _ALIASES.items() if name in given}
     sections = {f"VIVAVOCE_{section}".upper() for section in SECTIONS}
     variables |= {name: name for name in given if name not in sections}
@@ -250,6 +247,30 @@ def _environment(environment: Mapping[str, str]) -> _Source:
         return f"{variable}: is no setting (environment); {closest(variable, known)}"
 
     return _Source(reader(), lambda name: variables[SETTINGS[name].variable], unknown)
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, str]:
+    # Kubernetes sets variables such as VIVAVOCE_SERVER_PORT=tcp://10.0.0.1:8880 for a service of that name.
+    return {
+        name: value
+        for name, value in environment.items()
+        if value and name.isupper() and not value.startswith(("tcp://", "udp://")) and not _CLUSTER.search(name)
+    }
+
+
+def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable that nobody reads, though its name is like ours; those of a section are errors."""
+    sections = tuple(f"VIVAVOCE_{section}_".upper() for section in SECTIONS)
+    for name in _given(environment):
+        if name.startswith("VIVAVOCE_") and not name.startswith(sections) and name not in _OTHERS:
+            own, known = (
+                name.removeprefix("VIVAVOCE_"),
+                {one.name.replace(".", "_").upper() for one in SETTINGS.values()},
+            )
+            meant = [f"{one.section}_{own}".upper() for one in SETTINGS.values() if one.field.upper() == own]
+            meant += difflib.get_close_matches(own, known, n=1)
+            end = f"did you mean VIVAVOCE_{meant[0]}?" if meant else "`vivavoce config example` has those that are"
+            yield f"{name} is read by nobody; {end}"
 
 
 def _flags(flags: Mapping[str, object]) -> _Source:

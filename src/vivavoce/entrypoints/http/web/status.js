@@ -51,7 +51,7 @@ function sampleOf(metrics) {
     requests: metrics.sum("vivavoce_requests_total"),
     underruns: metrics.sum("vivavoce_underruns_total"),
     slots: metrics.sum("vivavoce_slots_used"),
-    slotsTotal: metrics.sum("vivavoce_slots_total"),
+    slotsTotal: metrics.sum("vivavoce_slots"),
     memory: metrics.sum("vivavoce_device_memory_bytes"),
     memoryTotal: metrics.sum("vivavoce_device_memory_total_bytes"),
   };
