@@ -19,7 +19,7 @@ import yaml
 from vivavoce.entrypoints.cli.main import app
 from vivavoce.entrypoints.cli.serve import flag_values
 from vivavoce.service.operations.settings import ServerSettings
-from vivavoce.service.operations.settings_sources import resolve_settings
+from vivavoce.service.operations.settings_sources import resolve_settings, unread_variables
 
 ROOT = Path(__file__).parents[2]
 DOCKER, TRITON, COMPOSE_FOLDER = (ROOT / "deploy" / name for name in ("docker", "triton", "compose"))
@@ -98,8 +98,11 @@ def test_base_commands_and_user(name: str) -> None:
             if name in SERVERS and words[:2] == ["pip", "install"]:
                 assert "--no-deps" in words[-2:] or {"--constraint", "constraints.txt"} <= set(words), words
     assert "PIP_NO_CACHE_DIR" in variables(name) or "--no-cache-dir" in str(arguments_of(name, "RUN"))
-    (user,) = arguments_of(name, "USER")
-    assert any(f"useradd --create-home --uid 10001 {user}" in script for script in arguments_of(name, "RUN"))
+    assert arguments_of(name, "USER") == ["10001"], "by its number, which runAsNonRoot needs"
+    assert any("useradd --create-home --uid 10001 vivavoce" in script for script in arguments_of(name, "RUN"))
+    (label,) = arguments_of(name, "LABEL")
+    told = dict(re.findall(r'org[.]opencontainers[.]image[.](\w+)="([^"]+)"', label))
+    assert {"title", "description", "licenses", "version", "revision"} == set(told)
     words_of = [word for word, _ in DOCKERFILES[name]]
     assert words_of.index("USER") > max(place for place, word in enumerate(words_of) if word == "RUN")
 
@@ -151,9 +154,9 @@ def test_an_image_starts_the_service_that_clients_look_for(name: str) -> None:
     settings = settings_of(json.loads(command), own)
     assert (settings.server.host, settings.server.legacy, settings.server.legacy_port) == ("0.0.0.0", True, 50_000)
     assert (settings.voices.place, own["VIVAVOCE_HOME"]) == ("/voices", "/models")
-    (volumes,), (user,) = arguments_of(name, "VOLUME"), arguments_of(name, "USER")
+    (volumes,) = arguments_of(name, "VOLUME")
     assert json.loads(volumes) == ["/models", "/voices"]
-    assert any(f"chown {user}:{user} /models /voices" in script for script in arguments_of(name, "RUN"))
+    assert any("chown vivavoce:vivavoce /models /voices" in script for script in arguments_of(name, "RUN"))
     (exposed,) = arguments_of(name, "EXPOSE")
     assert {int(port) for port in exposed.split()} == {settings.server.port, settings.server.legacy_port}
     (health,) = arguments_of(name, "HEALTHCHECK")
@@ -269,8 +272,7 @@ def test_keys_are_made_in_a_container_of_their_own_and_read_by_the_server() -> N
     assert "keys:/keys:ro" in SERVER["volumes"]
     assert parsed([*keys["entrypoint"][1:], "add", "team-a"])
     for name in SERVERS:
-        (user,) = arguments_of(name, "USER")
-        assert any(f"chown {user}:{user} /models /voices /keys" in script for script in arguments_of(name, "RUN"))
+        assert any("chown vivavoce:vivavoce /models /voices /keys" in script for script in arguments_of(name, "RUN"))
 
 
 def test_the_store_without_a_password_is_reached_by_the_server_alone() -> None:
@@ -360,3 +362,33 @@ def test_triton_script_passes_everything_on_and_explains(tmp_path: Path) -> None
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck() -> None:
     subprocess.run(["shellcheck", TRITON / "run.sh"], check=True)
+
+
+UNIT = ROOT / "deploy" / "systemd" / "vivavoce.service"
+
+
+def test_a_unit_of_systemd_is_confined_and_waits_for_the_drain(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    lines = [line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#")]
+    unit = {name: value for name, value in lines if name != "Environment"}
+    given = dict(value.split("=", 1) for name, value in lines if name == "Environment")
+    assert list(unread_variables(given)) == []
+    settings = settings_of(["serve"], given)
+    assert settings.logging.format == "json"
+    assert int(unit["TimeoutStopSec"]) > settings.server.drain_s
+    for name in ("ExecStartPre", "ExecStart"):
+        program, *words = shlex.split(unit[name])
+        assert Path(program).name == "vivavoce"
+        assert parsed(words)
+        assert words[-1 if name == "ExecStart" else -2] == "/etc/vivavoce/vivavoce.toml"
+    assert all(
+        place.startswith(unit["WorkingDirectory"]) for place in (given["VIVAVOCE_HOME"], given["VIVAVOCE_VOICES"])
+    )
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is missing; the unit was read only")
+    copy = tmp_path / UNIT.name
+    copy.write_text(text.replace("/opt/vivavoce/bin/vivavoce", sys.executable), encoding="utf-8")
+    checked = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    offline = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", copy]
+    assert subprocess.run(offline, capture_output=True).returncode == 0, "an exposure above 2.0 of 10"
