@@ -3,7 +3,7 @@
     import vivavoce
 
     tts = vivavoce.load("CosyVoice2-0.5B")
-    tts.speak("Hello.", voice="me.wav", prompt_text="What I said there.").save("hello.wav")
+    tts.speak("Hello.", voice="me.wav", transcript="What I said there.").save("hello.wav")
 
 The names below are imported when they are first used: `vivavoce --help` need not wait for torch.
 """
@@ -29,12 +29,18 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy as ChunkPolicy
     from vivavoce.engine.request import AudioChunk as AudioChunk
     from vivavoce.engine.request import SamplingParams as SamplingParams
+    from vivavoce.engine.settings import EngineSettings as EngineSettings
+    from vivavoce.entrypoints.python import ChunkStream as ChunkStream
     from vivavoce.entrypoints.python import Vivavoce as Vivavoce
     from vivavoce.entrypoints.python import load as load
     from vivavoce.errors import VivavoceError as VivavoceError
     from vivavoce.service.audio.samples import Audio as Audio
+    from vivavoce.service.speech import Mark as Mark
     from vivavoce.service.speech import Mode as Mode
+    from vivavoce.service.subtitles import to_srt as to_srt
+    from vivavoce.service.subtitles import to_vtt as to_vtt
     from vivavoce.service.synthesizer import Speech as Speech
+    from vivavoce.service.synthesizer import Timings as Timings
     from vivavoce.service.voices.voice import Voice as Voice
 
 
@@ -42,13 +48,19 @@ _HOMES = {
     "Audio": "vivavoce.service.audio.samples",
     "AudioChunk": "vivavoce.engine.request",
     "ChunkPolicy": "vivavoce.engine.chunk_policy",
+    "ChunkStream": "vivavoce.entrypoints.python",
+    "EngineSettings": "vivavoce.engine.settings",
+    "Mark": "vivavoce.service.speech",
     "Mode": "vivavoce.service.speech",
     "SamplingParams": "vivavoce.engine.request",
     "Speech": "vivavoce.service.synthesizer",
+    "Timings": "vivavoce.service.synthesizer",
     "Vivavoce": "vivavoce.entrypoints.python",
     "VivavoceError": "vivavoce.errors",
     "Voice": "vivavoce.service.voices.voice",
     "load": "vivavoce.entrypoints.python",
+    "to_srt": "vivavoce.service.subtitles",
+    "to_vtt": "vivavoce.service.subtitles",
 }
 
 __all__ = list(_HOMES)

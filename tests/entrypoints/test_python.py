@@ -1,20 +1,38 @@
 """The Python API as a user meets it, bad input included."""
 
+import asyncio
+import base64
 import io
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 import vivavoce
-from vivavoce.errors import InvalidAudio, InvalidRequest, InvalidText, ModelNotFound, VoiceNotFound
+from vivavoce.errors import (
+    InvalidAudio,
+    InvalidRequest,
+    InvalidText,
+    MissingDependency,
+    ModelNotFound,
+    RequestCancelled,
+    VoiceNotFound,
+)
 from vivavoce.service.text.reading_processes import ReadingProcesses
 
 RATE = 24_000
 SHORT = vivavoce.SamplingParams(max_ratio=2.0)
+LONG = "Hello there, how are you? " * 400
+LATE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +91,8 @@ def test_speak_and_save(tts, tmp_path):
 
 def test_every_way_to_name_a_voice(tts, reference):
     text = "Hello."
-    by_path = tts.speak(text, str(reference), prompt_text="Hum.", sampling=SHORT)
-    by_bytes = tts.speak(text, reference.read_bytes(), prompt_text="Hum.", sampling=SHORT)
+    by_path = tts.speak(text, str(reference), transcript="Hum.", sampling=SHORT)
+    by_bytes = tts.speak(text, reference.read_bytes(), transcript="Hum.", sampling=SHORT)
     voice = tts.extract_voice(reference, "Hum.", name="mine")
     by_value = tts.speak(text, voice, sampling=SHORT)
     tts.store.save(voice)
@@ -94,7 +112,7 @@ def test_a_voice_is_the_one_that_speaks(tts, reference):
     assert tts.voice(str(reference), "Hum.") is voice, "extracted once"
     assert tts.voice(voice) is voice
     spoken = [tts.speak("Hello.", given, sampling=SHORT).samples for given in (voice, tts.voice(reference))]
-    by_path = tts.speak("Hello.", reference, prompt_text="Hum.", sampling=SHORT).samples
+    by_path = tts.speak("Hello.", reference, transcript="Hum.", sampling=SHORT).samples
     assert np.array_equal(by_path, spoken[0])
     assert not np.array_equal(by_path, spoken[1])
 
@@ -153,9 +171,283 @@ async def test_a_stream_can_be_given_up(tts):
     assert [chunk async for chunk in stream] == []
 
 
+class Beats:
+    """An event loop that goes on: `seen` is set again and again, by a task of the loop."""
+
+    def __init__(self):
+        self.seen = threading.Event()
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.beat())
+        return self
+
+    async def beat(self):
+        while True:
+            self.seen.set()
+            await asyncio.sleep(0.001)
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+
+    def wait(self):
+        """Block this thread until the loop has gone on twice: for ever, if it is the loop's own."""
+        for _ in range(2):
+            self.seen.clear()
+            assert self.seen.wait(LATE_S), "the event loop is blocked"
+
+
+async def test_an_event_loop_goes_on_while_texts_and_voices_are_read(tts, reference):
+    class Recording(io.BytesIO):
+        def read(self, *size):
+            beats.wait()
+            return super().read(*size)
+
+    def pieces():
+        for piece in ("Hello there, ", "how are ", "you?"):
+            beats.wait()
+            yield piece
+
+    async with Beats() as beats:
+        recording = Recording(reference.read_bytes())
+        stream = tts.astream(pieces(), recording, transcript="Hum.", sampling=SHORT)
+        assert stream.marks == ()
+        assert [chunk.final async for chunk in stream][-1]
+        assert "".join(mark.text for mark in stream.marks) == "Hello there, how are you?"
+        recording = Recording(soundfile_bytes(hum(1.0)))
+        speech = await tts.aspeak("Hello.", recording, sampling=SHORT)
+        assert np.array_equal(speech.samples, tts.speak("Hello.", (hum(1.0), RATE), sampling=SHORT).samples)
+
+
+async def test_an_async_iterable_is_spoken_as_its_pieces_in_a_list(tts):
+    taken = []
+
+    async def pieces():
+        for piece in ("Hello ", "", "there, how ", "are you", "?"):
+            await asyncio.sleep(0)
+            taken.append(asyncio.current_task())
+            yield piece
+
+    heard = np.concatenate([chunk.samples async for chunk in tts.astream(pieces(), sampling=SHORT)])
+    expected = [chunk.samples for chunk in tts.stream(["Hello there, how are you?"], sampling=SHORT)]
+    assert np.array_equal(heard, np.concatenate(expected))
+    assert len(set(taken)) == 1, "timeouts and task groups of a generator hold for one task"
+
+
+async def test_what_an_async_iterable_cannot_be(tts):
+    async def pieces(*given):
+        for piece in given:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    for bad, error, word in (
+        (pieces("Hello there. ", ConnectionError("gone")), ConnectionError, "gone"),
+        (pieces(ConnectionError("gone")), ConnectionError, "gone"),
+        (pieces("", ""), InvalidText, "empty"),
+        (pieces("Hello", None), InvalidText, "text"),
+        (pieces("Привет"), InvalidText, "Latin"),
+    ):
+        with pytest.raises(error, match=word):
+            [chunk async for chunk in tts.astream(bad, sampling=SHORT)]
+    with pytest.raises(InvalidText, match="async_generator needs an event loop; give it to astream"):
+        tts.stream(pieces("Hello."))
+    with pytest.raises(VoiceNotFound):
+        await anext(tts.astream("Hello.", "nobody"))
+
+
+def wait_until_free(tts):
+    until = time.monotonic() + LATE_S
+    while (now := tts.statistics).requests.unfinished or now.slots.used:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+async def test_a_task_that_is_cancelled_frees_its_slots_and_its_source(tts):
+    ended, waiting = asyncio.Event(), asyncio.Event()
+
+    async def pieces(*given):
+        try:
+            for piece in given:
+                yield piece
+            waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def listen(text):
+        async for _ in tts.astream(text, sampling=SHORT):
+            pass
+
+    for text in (pieces("Hello"), pieces("Hello there. How are you? ")):
+        task = asyncio.create_task(listen(text))
+        await asyncio.wait_for(waiting.wait(), LATE_S)
+        task.cancel()
+        await asyncio.wait_for(ended.wait(), LATE_S)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ended.clear()
+        waiting.clear()
+    before = tts.statistics.requests.cancelled
+    speaking = asyncio.create_task(tts.aspeak(LONG))
+    while not tts.statistics.slots.used:
+        await asyncio.sleep(0.01)
+    speaking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await speaking
+    wait_until_free(tts)
+    assert tts.statistics.requests.cancelled == before + 1
+
+
+@pytest.mark.parametrize("ended_by", ["another thread", "Ctrl-C", "another thread, of many"])
+def test_speak_can_be_given_up(tts, ended_by):
+    cancel = threading.Event()
+
+    def end():
+        while not tts.statistics.slots.used:
+            time.sleep(0.01)
+        if ended_by == "Ctrl-C":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        cancel.set()
+
+    threading.Thread(target=end, daemon=True).start()
+    if "many" in ended_by:
+        with pytest.raises(RequestCancelled):
+            list(tts.speak_many([LONG, LONG], cancel=cancel))
+    elif ended_by == "Ctrl-C":
+        with pytest.raises(KeyboardInterrupt):
+            tts.speak(LONG)
+    else:
+        with pytest.raises(RequestCancelled):
+            tts.speak(LONG, cancel=cancel)
+    wait_until_free(tts)
+    with pytest.raises(RequestCancelled):
+        tts.speak("Hello.", cancel=cancel)
+
+
+def test_many_texts_are_spoken_together_and_come_in_order(tts):
+    texts = ["Hello there.", "A much longer text than all of the others, in which more is said.", "Hi.", "Bye now."]
+    alone = [tts.speak(text, sampling=SHORT) for text in texts]
+    tokens = sum(len(speech.samples) for speech in alone)
+    steps = tts.statistics.stages[1].batches
+    many = list(tts.speak_many(iter(texts), sampling=SHORT))
+    assert [speech.marks for speech in many] == [speech.marks for speech in alone]
+    for one, other in zip(many, alone, strict=True):
+        np.testing.assert_allclose(one.samples, other.samples, atol=5e-2)
+    assert tts.statistics.stages[1].batches - steps < tokens / RATE * 25, "steps were shared"
+    with pytest.raises(InvalidText, match="one text; give a list"):
+        tts.speak_many("Hello.")
+    speeches = tts.speak_many(["Hello.", "你好", "Hi."], sampling=SHORT)
+    assert next(speeches).duration_s > 0
+    with pytest.raises(InvalidText, match="Latin"):
+        next(speeches)
+    speeches = tts.speak_many(["Hi.", LONG, LONG], sampling=SHORT)
+    next(speeches)
+    speeches.close()
+    wait_until_free(tts)
+
+
+def soundfile_bytes(samples, rate=RATE):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def test_samples_as_a_voice(tts, reference):
+    floats, rate = soundfile.read(reference, dtype="float32")
+    integers, _ = soundfile.read(reference, dtype="int16")
+    voice = tts.voice(reference)
+    for samples in (floats, integers, torch.from_numpy(floats)[None], np.stack([floats, floats], 1), floats[:, None]):
+        given = tts.voice((samples, rate))
+        assert np.array_equal(given.speech_tokens, voice.speech_tokens)
+        assert torch.allclose(given.embedding, voice.embedding, atol=1e-4)
+    assert tts.voice((floats, rate)) is tts.voice((floats.copy(), rate)), "extracted once"
+    assert torch.allclose(tts.embed((floats, rate)), voice.embedding, atol=1e-4)
+    assert tts.convert((floats, rate), voice).duration_s > 1
+    quiet_bytes = ((floats[:RATE] + 1) * 128).astype(np.uint8)
+    assert torch.equal(tts.embed((quiet_bytes, RATE)), tts.embed((quiet_bytes / np.float32(128) - 1, RATE)))
+    for bad in ((RATE, floats), (floats,), (floats, "24000"), (floats, 24_000.5), (floats, 0), ([], RATE)):
+        with pytest.raises(InvalidAudio, match=r"^reference audio: \(.*\) is no recording; give \(array of"):
+            tts.voice(bad)
+
+
+def test_speech_as_a_file_in_memory_and_in_a_notebook(tts):
+    speech = tts.speak("Hello there.", sampling=SHORT)
+    for format, name in (("wav", "WAV"), ("flac", "FLAC"), ("mp3", "MP3"), ("opus", "OGG")):
+        assert soundfile.info(io.BytesIO(speech.to_bytes(format))).format == name
+    assert speech.to_bytes() == speech.to_bytes("wav")
+    with pytest.raises(InvalidRequest, match=r"^format: 'MP4' is unknown; choose one of mp3,"):
+        speech.to_bytes("MP4")
+    (content,) = re.fullmatch(
+        '<audio controls src="data:audio/mpeg;base64,(.*)"></audio>', speech._repr_html_()
+    ).groups()
+    assert soundfile.info(io.BytesIO(base64.b64decode(content))).duration > speech.duration_s
+
+
+def test_speech_and_speech(tts):
+    texts = "It is 5 past 9, and the ferry has left without its captain. " * 2, "Nobody saw it."
+    one, other = (tts.speak(text, sampling=SHORT) for text in texts)
+    both = one + other
+    assert both.samples.tolist() == [*one.samples, *other.samples]
+    assert [mark.text for mark in both.marks] == [mark.text for mark in (*one.marks, *other.marks)]
+    joined = "".join(texts)
+    assert all(joined[mark.start_character : mark.end_character] == mark.text for mark in both.marks)
+    assert (both.marks[len(one.marks)].start_s, both.marks[-1].end_s) == pytest.approx(
+        (one.duration_s, both.duration_s)
+    )
+    assert both.timings.total_s == one.timings.total_s + other.timings.total_s
+    with pytest.raises(InvalidRequest, match="24000 and 16000 Hz cannot be joined"):
+        one + vivavoce.Speech(other.samples, 16_000, other.timings)
+
+
+def test_speech_is_played_by_a_package_or_a_program(tts, tmp_path, monkeypatch):
+    speech, played = tts.speak("Hi.", sampling=SHORT), []
+    (tmp_path / "paplay").write_text("#!/bin/sh\necho no daemon >&2\nexit 1\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    for mode in (0o600, 0o700):
+        (tmp_path / "paplay").chmod(mode)
+        with pytest.raises(
+            MissingDependency, match=r"^play: nothing here could play it \(.*\); `pip install"
+        ) as raised:
+            speech.play()
+        assert "\n" not in str(raised.value)
+    assert "paplay: no daemon" in str(raised.value)
+    (tmp_path / "aplay").write_text(f'#!/bin/sh\n/bin/cp "$2" {tmp_path}/heard.wav\n')
+    (tmp_path / "aplay").chmod(0o700)
+    speech.play()
+    assert (tmp_path / "heard.wav").read_bytes() == speech.to_bytes()
+    device = SimpleNamespace(play=lambda samples, rate, blocking: played.append((len(samples), rate, blocking)))
+    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    speech.play()
+    assert played == [(len(speech.samples), RATE, True)]
+
+
+def test_what_is_printed_is_short(tts, reference):
+    speech, voice = tts.speak("Hello there.", sampling=SHORT), tts.voice(reference, "Hum.")
+    assert repr(tts) == "Vivavoce('babble', cpu, float32)"
+    assert repr(speech) == f"Speech({speech.duration_s:.2f} s, 24000 Hz, 1 segments)"
+    assert re.fullmatch(r"Voice\('', \d+ speech tokens, \d+ text tokens\)", repr(voice))
+    assert re.fullmatch(r"AudioChunk\(\d\.\d+ s, index 0, segment 0\)", repr(next(tts.stream("Hi.", sampling=SHORT))))
+    assert len(repr(tts.statistics)) < 1_500
+
+
+def test_former_names_of_arguments(tts, reference):
+    voice = tts.voice(reference, prompt_text="Hum.")
+    assert voice is tts.voice(reference, transcript="Hum.")
+    assert tts.extract_voice(reference, prompt_text="Hum.").prompt_text == voice.prompt_text
+    given = {"voice": reference, "sampling": SHORT}
+    new = tts.speak("Hello.", **given, transcript="Hum.")
+    assert np.array_equal(tts.speak("Hello.", **given, prompt_text="Hum.").samples, new.samples)
+    assert len(list(tts.stream("Hello.", **given, prompt_text="Hum.")))
+    assert tts.convert(reference, reference, prompt_text="Hum.").duration_s > 1
+    slow = tts.speak("Hello.", **given, instructions="speak slowly")
+    assert not np.array_equal(slow.samples, new.samples)
+    assert np.array_equal(tts.speak("Hello.", **given, instruct="speak slowly").samples, slow.samples)
+
+
 @pytest.mark.parametrize("mode", ["zero_shot", "cross_lingual", "sft"])
 def test_modes_by_name(tts, reference, mode):
-    assert tts.speak("Hi.", reference, prompt_text="Hum.", mode=mode, sampling=SHORT).duration_s > 0
+    assert tts.speak("Hi.", reference, transcript="Hum.", mode=mode, sampling=SHORT).duration_s > 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
@@ -216,11 +217,14 @@ class AudioChunk:
     chunk (`final`) may be empty; then it has the last segment's place.
     """
 
-    samples: np.ndarray
+    samples: NDArray[np.float32]
     sample_rate: int
     index: int = 0
     final: bool = False
     segment: int = 0
+
+    def __repr__(self) -> str:
+        return f"AudioChunk({self.duration_s:.3f} s, index {self.index}, segment {self.segment})"
 
     @property
     def duration_s(self) -> float:

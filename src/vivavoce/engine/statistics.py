@@ -38,6 +38,9 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
+    def __repr__(self) -> str:
+        return f"<{self.count} values, {self.total:.4g} in all, {self.maximum:.4g} at most>"
+
     @property
     def count(self) -> int:
         """Values counted."""

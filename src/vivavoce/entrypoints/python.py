@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -16,8 +18,9 @@ from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
+from vivavoce.errors import InvalidText
 from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
-from vivavoce.service.session import RequestSession
+from vivavoce.service.session import RequestSession, Text
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.synthesizer import Speech, Synthesizer
 from vivavoce.service.voices.extract import AudioSource
@@ -25,8 +28,40 @@ from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import VoiceStore, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _untrained = logging.getLogger("vivavoce.untrained")
 """Of its own, so that a program that tells its user by itself can switch this one warning off."""
+ChunkStream = RequestSession
+"""What `stream` and `astream` return."""
+AnyVoice = Voice | AudioSource | None
+
+
+class Manner(TypedDict, total=False):
+    """How a text is spoken: keywords of `speak` and of all methods that speak as it does."""
+
+    transcript: str
+    """What the reference recording says; without it the voice is cloned, the manner is not."""
+    mode: Mode | str | None
+    """zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows."""
+    instructions: str | None
+    """How to say it, in words."""
+    speed: float
+    """0.5 … 2.0; 1.0 if it is not given."""
+    seed: int
+    """The same seed gives the same audio (a stream, which attends chunk by chunk, gives its own); 0 if not given."""
+    sampling: SamplingParams | None
+    """None: as the model's own configuration says."""
+    language: str | None
+    """Whose rules read numbers and dates, "en" or "zh"; None: told from the text."""
+    prompt_text: str
+    """The former name of `transcript`."""
+    instruct: str | None
+    """The former name of `instructions`."""
+
+
+_INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
 
 
 def load(
@@ -71,8 +106,8 @@ def load(
 class Vivavoce:
     """A loaded model that speaks. Made by `load`.
 
-    A voice is given as a recording (path, bytes, open file) with its transcript in `prompt_text`, as the name of a
-    stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
+    A voice is given as a recording (path, bytes, open file, `Audio`, or (array, rate)) with what it says in
+    `transcript`, as the name of a stored or built-in voice, or as a `Voice`; None is the model's first built-in voice.
     """
 
     def __init__(self, synthesizer: Synthesizer, store: VoiceStore) -> None:
@@ -111,6 +146,9 @@ class Vivavoce:
         """
         self._synthesizer.engine.warm_up(seconds, streams)
 
+    def __repr__(self) -> str:
+        return f"Vivavoce({self.card.name!r}, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+
     def close(self) -> None:
         """Finish what was asked for, and stop; nothing can be spoken after it."""
         self._synthesizer.close()
@@ -125,8 +163,8 @@ class Vivavoce:
         """Names of the voices that can be used: stored and built in."""
         return self._registry.names()
 
-    def voice(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """The voice that `speak` would take for these two arguments.
+    def voice(self, voice: AnyVoice = None, transcript: str = "", *, prompt_text: str = "") -> Voice:
+        """The voice that `speak` would take for these two arguments; prompt_text: the former name of `transcript`.
 
         Recordings are extracted once and the last ones remembered; do not write to a voice's tensors.
 
@@ -135,7 +173,7 @@ class Vivavoce:
             InvalidRequest: a voice of another model, a transcript of what is no recording, or no built-in voice.
             InvalidAudio, InvalidText: the recording or its transcript cannot be used.
         """
-        return self._registry.resolve(voice, prompt_text)
+        return self._registry.resolve(voice, transcript or prompt_text)
 
     def normalize(self, text: str) -> str:
         """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
@@ -153,82 +191,87 @@ class Vivavoce:
         return self._synthesizer.front_end.extractor.embedding(source)
 
     def speak(
-        self,
-        text: str,
-        voice: Voice | AudioSource | None = None,
-        *,
-        prompt_text: str = "",
-        mode: Mode | str | None = None,
-        instruct: str | None = None,
-        speed: float = 1.0,
-        seed: int = 0,
-        sampling: SamplingParams | None = None,
-        language: str | None = None,
+        self, text: str, voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
     ) -> Speech:
         """Speak a text of up to 20,000 characters; the speech's `marks` say when each segment of it is heard.
 
         Args:
             text: what to say; numbers, dates and units are read out.
             voice: see the class.
-            prompt_text: what a reference recording says; without it the voice is cloned, the manner is not.
-            mode: zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows.
-            instruct: how to say it, in words.
-            speed: 0.5 … 2.0.
-            seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own).
-            sampling: None: as the model's own configuration says.
-            language: whose rules read numbers and dates, "en" or "zh"; None: told from the text.
+            cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
+            manner: the keywords of `Manner`: transcript, mode, instructions, speed, seed, sampling, language.
 
         Raises:
+            RequestCancelled: `cancel` was set.
             VivavoceError: bad input; the message names the field, the limit and the value.
         """
-        options = _options(mode=mode, instruct=instruct, speed=speed, seed=seed, sampling=sampling, language=language)
-        return self._synthesizer.speak(text, self.voice(voice, prompt_text), options)
+        find_voice, options = self._read(voice, manner)
+        return self._synthesizer.speak(text, find_voice(), options, cancel)
+
+    def speak_many(
+        self, texts: Iterable[str], voice: AnyVoice = None, *, cancel: Event | None = None, **manner: Unpack[Manner]
+    ) -> Iterator[Speech]:
+        """Speak each text as `speak` would, in their order, but together in the engine's batches; arguments as there.
+
+        Texts are taken as there is room for them, so there may be any number. The first one that cannot be spoken ends
+        it with its error, after the speech of those before it; letting go of the iterator cancels what is left.
+        """
+        if isinstance(texts, str):
+            raise InvalidText("texts: is one text; give a list of texts, or use speak")
+        find_voice, options = self._read(voice, manner)
+        return self._synthesizer.speak_many(texts, find_voice(), options, cancel)
+
+    async def aspeak(self, text: str, voice: AnyVoice = None, **manner: Unpack[Manner]) -> Speech:
+        """`speak` for an event loop, which goes on meanwhile; cancelling the task gives the speech up."""
+        return await self._synthesizer.aspeak(text, *self._read(voice, manner))
 
     def stream(
         self,
         text: str | Iterable[str],
-        voice: Voice | AudioSource | None = None,
+        voice: AnyVoice = None,
         *,
-        prompt_text: str = "",
-        mode: Mode | str | None = None,
-        instruct: str | None = None,
-        speed: float = 1.0,
-        seed: int = 0,
-        sampling: SamplingParams | None = None,
-        language: str | None = None,
         policy: ChunkPolicy | None = None,
-    ) -> RequestSession:
+        **manner: Unpack[Manner],
+    ) -> ChunkStream:
         """Speak in chunks, each as soon as it is made; arguments as in `speak`. The stream's `marks` say when each
         segment of the text was heard; `close`, or letting go of the stream, cancels it.
 
         `text` may be an iterable of pieces, such as a language model's output: speech starts while they arrive.
         Bad input is refused here, before the first chunk; a piece that arrives later, when it arrives.
         """
-        options = _options(mode=mode, instruct=instruct, speed=speed, seed=seed, sampling=sampling, language=language)
-        return self._synthesizer.stream(text, self.voice(voice, prompt_text), options, policy)
+        find_voice, options = self._read(voice, manner)
+        return self._synthesizer.stream(text, find_voice(), options, policy)
 
-    astream = stream
-    """`stream` for an event loop: `async for chunk in tts.astream("Hello.")`.
+    def astream(
+        self, text: Text, voice: AnyVoice = None, *, policy: ChunkPolicy | None = None, **manner: Unpack[Manner]
+    ) -> ChunkStream:
+        """`stream` for an event loop: `async for chunk in tts.astream(pieces)`; `text` may be an async iterable, too.
 
-    A recording that is given as the voice is extracted here and blocks: pass it through `voice` in a thread first.
-    """
+        It begins with the first chunk that is asked for, and refuses bad input then. It never blocks the loop: threads
+        read texts, recordings and stored voices. Cancelling the task, or `aclose`, gives the speech up.
+        """
+        return self._synthesizer.astream(text, *self._read(voice, manner), policy)
 
     def convert(
         self,
         source: AudioSource,
-        voice: Voice | AudioSource | None = None,
+        voice: AnyVoice = None,
         *,
-        prompt_text: str = "",
+        transcript: str = "",
         speed: float = 1.0,
         seed: int = 0,
+        prompt_text: str = "",
     ) -> Speech:
-        """Say the words of a recording (30 s at most) in another voice."""
-        return self._synthesizer.convert(source, self.voice(voice, prompt_text), speed, seed)
+        """Say the words of a recording (30 s at most) in another voice; transcript: what the voice's recording says."""
+        return self._synthesizer.convert(source, self.voice(voice, transcript or prompt_text), speed, seed)
 
-    def extract_voice(self, source: AudioSource, prompt_text: str = "", *, name: str = "") -> Voice:
+    def extract_voice(
+        self, source: AudioSource, transcript: str = "", *, name: str = "", prompt_text: str = ""
+    ) -> Voice:
         """Extract a voice from 0.5 to 30 s of speech; keep it with `tts.store.save(voice)`."""
-        return self._synthesizer.front_end.extractor.extract(source, prompt_text).named(name)
+        return self._synthesizer.front_end.extractor.extract(source, transcript or prompt_text).named(name)
 
-
-def _options(*, sampling: SamplingParams | None, **given: Any) -> SpeakOptions:
-    return SpeakOptions(sampling=sampling or SamplingParams(), **given)
+    def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
+        given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}
+        find_voice = functools.partial(self.voice, voice, given.pop("prompt_text", ""))
+        return find_voice, SpeakOptions(**{**given, "sampling": given.get("sampling") or SamplingParams()})

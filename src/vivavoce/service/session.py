@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
+from queue import SimpleQueue
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -21,8 +27,12 @@ from vivavoce.service.speech import FinishReason, Mark, SegmentText, SpeakOption
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.voice import Voice
 
+T = TypeVar("T")
 _ENDING_S = 1.0
 """How long threads that bring texts may take to leave when the interpreter ends; a block takes a third of that."""
+Text = str | Iterable[str] | AsyncIterable[str]
+"""A text, or pieces of it that arrive."""
+Later = tuple[Text, Callable[[], Voice], SpeakOptions]
 AHEAD = 4
 """Segments that the engine has beyond the one that is heard: enough for no gap, and a bound on what waits unheard."""
 
@@ -45,15 +55,20 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     handle: Handle
     """The engine's request, after `start`."""
 
-    def __init__(self, engine: Engine, front_end: FrontEnd, policy: ChunkPolicy | None = None) -> None:
-        """policy: how the audio is cut into chunks; None: low_latency."""
+    def __init__(
+        self, engine: Engine, front_end: FrontEnd, policy: ChunkPolicy | None = None, later: Later | None = None
+    ) -> None:
+        """policy: how the audio is cut into chunks; None: low_latency. later: what `start` is to be given when the
+        first chunk is asked for: `async for` does so in a thread, and takes async iterables, too.
+        """
         self._engine, self._front_end = engine, front_end
         self.policy = policy or ChunkPolicy.low_latency()
         self._progress = _Progress()
+        self._later = later
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None
 
-    def start(self, text: str | Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
+    def start(self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions()) -> None:
         """Plan the text's beginning and hand it to the engine. What can be refused is refused here.
 
         text: a text, or an iterable of pieces of it (from a language model, say). This call reads a block of a long
@@ -71,6 +86,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
             arrival = Arrival.WHOLE if is_short and len(near) < AHEAD + 2 else Arrival.SEGMENTS
             near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)
+        elif isinstance(text, AsyncIterable):
+            raise InvalidText(f"text: {type(text).__name__} needs an event loop; give it to astream, for `async for`")
         elif not isinstance(text, Iterable) or isinstance(text, bytes):
             raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
         else:
@@ -88,10 +105,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             self.handle = self._engine.submit(request)
         if arrival is not Arrival.WHOLE:
             # The thread holds neither session nor handle: letting go of them ends it.
-            rest = (self.handle.text, segments, progress)
-            thread = threading.Thread(target=_feed, args=rest, name="vivavoce-text", daemon=True)
-            _feeding[thread] = progress
-            thread.start()
+            _start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
     def on_heard(self, segment: int, samples: int = 0) -> None:
         """The listener has taken audio of this segment: the engine gets those that are near it now."""
@@ -105,8 +119,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     def __next__(self) -> AudioChunk:
         if self._progress.closed.is_set():
             raise StopIteration
-        self._chunks = self._chunks or iter(self.handle)
         try:
+            self._start()
+            self._chunks = self._chunks or iter(self.handle)
             chunk = next(self._chunks)
         except BaseException:
             self.close()
@@ -117,14 +132,23 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     async def __anext__(self) -> AudioChunk:
         if self._progress.closed.is_set():
             raise StopAsyncIteration
-        self._chunks_async = self._chunks_async or aiter(self.handle)
         try:
+            if self._later is not None:
+                if isinstance(text := self._later[0], AsyncIterable):
+                    self._later = (_read_in_loop(text, self._progress), *self._later[1:])
+                await in_thread(self._start, self.close)
+            self._chunks_async = self._chunks_async or aiter(self.handle)
             chunk = await anext(self._chunks_async)
         except BaseException:
             self.close()
             raise
         self.on_heard(chunk.segment, len(chunk.samples))
         return chunk
+
+    def _start(self) -> None:
+        if self._later is not None:
+            (text, find_voice, options), self._later = self._later, None
+            self.start(text, find_voice(), options)
 
     async def events(self) -> AsyncIterator[SpeechEvent]:
         """Chunks with samples, and each segment's text before its audio; raises what the request failed with."""
@@ -144,7 +168,8 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         The last one's end moves with each chunk; whether a segment was cut for its length is known at the end.
         """
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
-        return marks_of(progress.text, progress.spans, progress.samples, rate, self.handle.cut)
+        cut = self.handle.cut if hasattr(self, "handle") else ()
+        return marks_of(progress.text, progress.spans, progress.samples, rate, cut)
 
     def verdict(self) -> Verdict:
         """How it ended, once its chunks have; what the listener took of it is the listener's to say."""
@@ -175,7 +200,7 @@ class _Progress:
     """How far a session is: what the thread that brings its text shares with the listener.
 
     text: as far as it was read; spans: the characters that each segment speaks which the engine was given; samples: of
-    the segments that were heard; heard: the segment that the listener is at.
+    the segments that were heard; heard: the segment that the listener is at; end_source: ends what brings pieces.
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -187,6 +212,7 @@ class _Progress:
     announced: deque[SegmentText] = field(default_factory=deque)
     heard: int = 0
     closed: threading.Event = field(default_factory=threading.Event)
+    end_source: Callable[[], object] = lambda: None
 
     def reading(self, pieces: Iterable[str]) -> Iterator[str]:
         """The same pieces, which are remembered."""
@@ -209,6 +235,7 @@ class _Progress:
         with self.changed:
             self.closed.set()
             self.changed.notify_all()
+        self.end_source()
 
     def wait_until_near(self) -> bool:
         """Block until the listener is near enough for the engine to have the next segment; False: it has left."""
@@ -217,15 +244,75 @@ class _Progress:
             return not self.closed.is_set()
 
 
-_feeding: WeakKeyDictionary[threading.Thread, _Progress] = WeakKeyDictionary()
+def _read_in_loop(text: AsyncIterable[str], progress: _Progress) -> Iterator[str]:
+    """What an async iterable gives, for a thread: one task of this event loop reads it, a piece ahead of the thread."""
+    loop, taken, arrived = asyncio.get_running_loop(), asyncio.Semaphore(1), SimpleQueue[str | Exception]()
+
+    async def read() -> None:
+        try:
+            async for piece in text:
+                arrived.put(piece)
+                await taken.acquire()
+            arrived.put(StopIteration())
+        except Exception as error:
+            arrived.put(error)
+        finally:
+            arrived.put(RequestCancelled("request: was cancelled"))
+
+    def close() -> None:
+        arrived.put(RequestCancelled("request: was cancelled"))
+        with suppress(RuntimeError):  # the event loop was closed
+            loop.call_soon_threadsafe(task.cancel)
+
+    def given() -> Iterator[str]:
+        while not isinstance(piece := arrived.get(), Exception):
+            loop.call_soon_threadsafe(taken.release)
+            yield piece
+        if not isinstance(piece, StopIteration):
+            raise piece
+
+    task, progress.end_source = loop.create_task(read()), close
+    return given()
+
+
+_feeding: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
+"""Threads that read texts, and what tells them to end."""
+
+
+def _start_thread(call: Callable[[], None], leave: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
+    _feeding[thread] = leave
+    thread.start()
+
+
+async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
+    """What `call` returns, in a daemon thread of its own: one that waits for a text holds up no other, nor the end.
+
+    leave: tells it to end early, when nobody waits for it any more.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    _start_thread(run, leave)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        leave()
+        raise
 
 
 @atexit.register
 def end_feeding() -> None:
     """Let no thread bring texts when the interpreter ends: one that is cut off in wetext's C++ aborts the process."""
     until = time.monotonic() + _ENDING_S
-    for progress in list(_feeding.values()):
-        progress.close()
+    for leave in list(_feeding.values()):
+        leave()
     for thread in list(_feeding):
         thread.join(max(0.0, until - time.monotonic()))
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import torch
@@ -13,15 +19,23 @@ from numpy.typing import NDArray
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import Handle, Spoken
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled, VivavoceError
 from vivavoce.models.build import build_models
-from vivavoce.service.audio.encode import write_audio
-from vivavoce.service.front_end import ModelFrontEnd, PlannedSegment, load_front_end
-from vivavoce.service.session import RequestSession
+from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
+from vivavoce.service.front_end import ModelFrontEnd, load_front_end
+from vivavoce.service.session import RequestSession, Text, in_thread
 from vivavoce.service.speech import Mark, SpeakOptions, check_seed, marks_of
+from vivavoce.service.text.reading import stays
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.voice import Voice, check_fits
+
+_LOOK_S = 0.01
+"""How often a `speak` that another thread can cancel looks whether the engine is done."""
+_PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
+"""Programs that play a file: FFmpeg's, those of Linux' sound servers, macOS' own, mpv."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,24 @@ class Speech:
     timings: Timings
     marks: tuple[Mark, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Speech({self.duration_s:.2f} s, {self.sample_rate} Hz, {len(self.marks)} segments)"
+
+    def __add__(self, other: Speech) -> Speech:
+        """This one and then the other; their marks point into the two texts joined. InvalidRequest: rates differ."""
+        if self.sample_rate != other.sample_rate:
+            raise InvalidRequest(
+                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz cannot be joined; use one model for both"
+            )
+        at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
+        moved = (
+            Mark(one.text, at + one.start_character, at + one.end_character, s + one.start_s, s + one.end_s, one.cut)
+            for one in other.marks
+        )
+        timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
+        samples = np.concatenate((self.samples, other.samples))
+        return Speech(samples, self.sample_rate, timings, (*self.marks, *moved))
+
     @property
     def duration_s(self) -> float:
         """Seconds of audio."""
@@ -57,9 +89,74 @@ class Speech:
         """Real-time factor: seconds of work per second of audio."""
         return self.timings.total_s / self.duration_s
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, sample_rate: int | None = None) -> None:
         """Write a file in the format that its suffix names (.wav, .mp3, .opus …); errors as `write_audio`."""
-        write_audio(path, self.samples, self.sample_rate)
+        write_audio(path, self.samples, self.sample_rate, sample_rate)
+
+    def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
+        """A file in memory: "wav", "mp3", "opus", "aac", "flac", "pcm" … InvalidRequest: another name, or rate."""
+        codec = parse_format(format, field="format").codec
+        return encode_whole(codec, self.samples, self.sample_rate, sample_rate)
+
+    def play(self) -> None:
+        """Play it and wait for its end, by the package sounddevice or by a program (ffplay, aplay, afplay …).
+
+        MissingDependency: none of them is there, or none can play.
+        """
+        failures = []
+        try:
+            import sounddevice
+
+            sounddevice.play(self.samples, self.sample_rate, blocking=True)
+            return
+        except Exception as error:  # its library, or the sound card, may be missing
+            failures.append(f"sounddevice: {error}")
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(path := Path(folder) / "speech.wav")
+            for name, *options in map(str.split, _PLAYERS):
+                if program := shutil.which(name):
+                    done = subprocess.run((program, *options, path), stdin=subprocess.DEVNULL, capture_output=True)
+                    if done.returncode == 0:
+                        return
+                    failures.append(f"{name}: {done.stderr.decode(errors='replace') or done.returncode}")
+        tried = " ".join("; ".join(failures).split())
+        raise MissingDependency(
+            f"play: nothing here could play it ({tried}); `pip install sounddevice`, install FFmpeg, or save it"
+        )
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        content = base64.b64encode(self.to_bytes(AudioFormat.MP3)).decode()
+        return f'<audio controls src="data:audio/mpeg;base64,{content}"></audio>'
+
+
+@dataclass(frozen=True, eq=False)
+class _Making:
+    """Whole speech that the engine is at; spans: the characters of the text that each of its segments speaks."""
+
+    handle: Handle
+    rate: int
+    text_s: float
+    text: str
+    spans: Sequence[tuple[int, int]]
+
+    def result(self, cancel: Event | None = None) -> Speech:
+        """Wait for it; what ends the waiting ends the work. RequestCancelled: `cancel` was set."""
+        try:
+            while cancel is not None and not self.handle.done:
+                if cancel.wait(_LOOK_S):
+                    self.handle.cancel()
+            return self.speech(self.handle.result())
+        finally:
+            self.handle.cancel()
+
+    def speech(self, spoken: Spoken) -> Speech:
+        """What the engine has made of it."""
+        spent, rate = spoken.timings, self.rate
+        total_s = self.text_s + (spent.finished_s or 0.0)
+        timings = Timings(self.text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, total_s)
+        marks = marks_of(self.text, self.spans, spoken.segment_samples, rate, spoken.cut)
+        return Speech(spoken.samples, rate, timings, marks)
 
 
 class Synthesizer:
@@ -87,19 +184,47 @@ class Synthesizer:
         self.engine.close()
         self.front_end.text.close()
 
-    def speak(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Speech:
+    def speak(
+        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), cancel: Event | None = None
+    ) -> Speech:
         """The whole text; its segments are spoken side by side and joined. Errors as `RequestSession.start`."""
-        started = time.perf_counter()
-        self.engine.check_load(streaming=False)
-        planned = self.front_end.plan(text, voice, options)
-        return self._finish([one.request for one in planned], started, text, planned)
+        return self._begin(text, voice, options, cancel).result(cancel)
+
+    async def aspeak(self, text: str, find_voice: Callable[[], Voice], options: SpeakOptions) -> Speech:
+        """`speak` for an event loop, which goes on; cancelling it frees its slots. find_voice: may block."""
+        cancel = Event()
+        making = await in_thread(lambda: self._begin(text, find_voice(), options, cancel), cancel.set)
+        return making.speech(await making.handle.result_async())
+
+    def speak_many(
+        self, texts: Iterable[str], voice: Voice, options: SpeakOptions, cancel: Event | None = None
+    ) -> Iterator[Speech]:
+        """`speak` for one text after the other, in their order; the engine has as many of them as it has slots."""
+        waiting: deque[_Making] = deque()
+        refusal = None
+        try:
+            for text in texts:
+                try:
+                    waiting.append(self._begin(text, voice, options, cancel))
+                except VivavoceError as error:  # those before it are heard first
+                    refusal = error
+                    break
+                while waiting and (waiting[0].handle.done or len(waiting) > self.engine.memory.slots):
+                    yield waiting.popleft().result(cancel)
+            while waiting:
+                yield waiting.popleft().result(cancel)
+            if refusal is not None:
+                raise refusal
+        finally:
+            for one in waiting:
+                one.handle.cancel()
 
     def convert(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> Speech:
         """The words of a recording in another voice; InvalidAudio, InvalidRequest: what cannot be used."""
         started = time.perf_counter()
         check_seed(seed)
         check_fits(voice, self.front_end.config)
-        return self._finish([self.front_end.plan_conversion(source, voice, speed, seed)], started)
+        return self._submit([self.front_end.plan_conversion(source, voice, speed, seed)], started).result()
 
     def stream(
         self,
@@ -113,12 +238,23 @@ class Synthesizer:
         session.start(text, voice, options)
         return session
 
-    def _finish(
-        self, requests: list[SegmentRequest], started: float, text: str = "", planned: Sequence[PlannedSegment] = ()
-    ) -> Speech:
+    def astream(
+        self, text: Text, find_voice: Callable[[], Voice], options: SpeakOptions, policy: ChunkPolicy | None = None
+    ) -> RequestSession:
+        """`stream` for an event loop; it begins with the first chunk that is asked for. find_voice: may block."""
+        return RequestSession(self.engine, self.front_end, policy, (text, find_voice, options))
+
+    def _begin(self, text: str, voice: Voice, options: SpeakOptions, cancel: Event | None) -> _Making:
+        started, left = time.perf_counter(), stays if cancel is None else cancel.is_set
+        self.engine.check_load(streaming=False)
+        planned = list(self.front_end.plan_as_read(text, voice, options, left))
+        if left():
+            raise RequestCancelled("request: was cancelled")
+        return self._submit([one.request for one in planned], started, text, [(one.start, one.end) for one in planned])
+
+    def _submit(
+        self, requests: Sequence[SegmentRequest], started: float, text: str = "", spans: Sequence[tuple[int, int]] = ()
+    ) -> _Making:
         text_s = time.perf_counter() - started
-        spoken = self.engine.submit(EngineRequest(tuple(requests))).result()
-        spent, rate = spoken.timings, self.front_end.config.rates.sample_rate
-        timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, time.perf_counter() - started)
-        spans = [(one.start, one.end) for one in planned]
-        return Speech(spoken.samples, rate, timings, marks_of(text, spans, spoken.segment_samples, rate, spoken.cut))
+        handle = self.engine.submit(EngineRequest(tuple(requests)))
+        return _Making(handle, self.front_end.config.rates.sample_rate, text_s, text, spans)

@@ -77,7 +77,7 @@ def convert(
         audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
     tts, load_s = load_model(model, reporter)
     with reporter.working("converting …"):
-        speech = tts.convert(audio, voice, prompt_text=prompt_text, speed=speed, seed=seed)
+        speech = tts.convert(audio, voice, transcript=prompt_text, speed=speed, seed=seed)
     output.write(speech)
     report_speech(speech, output, load_s, reporter)
     note_if_no_real_model(tts.card, reporter)

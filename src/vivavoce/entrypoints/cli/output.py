@@ -61,13 +61,11 @@ class Output:
 
     def write(self, speech: Speech) -> None:
         """Write a finished speech; InvalidRequest if the place cannot be written after all."""
-        from vivavoce.service.audio.encode import encode_whole, write_audio
-
         if self.target != STDOUT:
-            write_audio(self.target, speech.samples, speech.sample_rate)
+            speech.save(self.target)
             return
         with explaining("output", self.label):
-            sys.stdout.buffer.write(encode_whole(self.format, speech.samples, speech.sample_rate))
+            sys.stdout.buffer.write(speech.to_bytes())
             sys.stdout.buffer.flush()
 
     @contextmanager

@@ -108,7 +108,7 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[byte
     else:
         raise InvalidAudio(
             f"{field}: {type(source).__name__} is no recording; give a path, bytes, an open binary file or "
-            "vivavoce.Audio(samples, sample_rate)"
+            "(array, rate)"
         )
     if not data:
         raise InvalidAudio(f"{label} is empty (0 bytes); give a recording with sound in it")

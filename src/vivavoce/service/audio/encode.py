@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
-from typing import BinaryIO
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.files import replace_file
@@ -122,13 +121,13 @@ _SUFFIXES = {f".{format.value}": format for format in AudioFormat} | {
 }
 
 
-def parse_format(name: str, sample_rate: int | None = None) -> OutputFormat:
+def parse_format(name: str, sample_rate: int | None = None, field: str = "response_format") -> OutputFormat:
     """What a request's `response_format` and `sample_rate` ask for; InvalidRequest: an unknown name or rate."""
     try:
         return OutputFormat(AudioFormat(name), sample_rate)
     except ValueError:
         known = ", ".join(format.value for format in AudioFormat)
-        raise InvalidRequest(f"response_format: {name!r} is unknown; choose one of {known}") from None
+        raise InvalidRequest(f"{field}: {name!r} is unknown; choose one of {known}") from None
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
@@ -186,27 +185,17 @@ def encode_whole(format: AudioFormat, samples: Samples, sample_rate: int, to_rat
         return header + content[len(header) :]
 
 
-def write_audio(
-    target: str | Path | BinaryIO,
-    samples: Samples,
-    sample_rate: int,
-    format: AudioFormat | None = None,
-    to_rate: int | None = None,
-) -> None:
-    """Write mono `samples` [n], float32, at `sample_rate` (hertz) to a path or an open file; to_rate: the file's.
+def write_audio(target: str | Path, samples: Samples, sample_rate: int, to_rate: int | None = None) -> None:
+    """Write mono `samples` [n], float32, at `sample_rate` (hertz) as a whole file or none; to_rate: the file's.
 
-    A path gets the whole file or none. Its suffix chooses the format if none is given (see `format_of`); an open file
-    gets WAV. Devices and pipes are written directly; a link stays a link.
+    Its suffix chooses the format (see `format_of`). Devices and pipes are written directly; a link stays a link.
 
     Raises:
         InvalidRequest: no such rate or suffix, the folder of the path is missing, it is a folder, or cannot be written.
         MissingDependency: this build of PyAV lacks the codec.
         ValueError: samples are not [n], or NaN.
     """
-    if not isinstance(target, (str, Path)):
-        target.write(encode_whole(format or AudioFormat.WAV, samples, sample_rate, to_rate))
-        return
-    content = encode_whole(format or format_of(target), samples, sample_rate, to_rate)
+    content = encode_whole(format_of(target), samples, sample_rate, to_rate)
     path = Path(target)
     try:
         if path.is_dir():

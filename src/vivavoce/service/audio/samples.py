@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,27 @@ class Audio:
     def duration_s(self) -> float:
         """Length in seconds."""
         return len(self.samples) / self.sample_rate
+
+
+def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
+    """The audio of (array, rate): an array or tensor, [n], [channels, n] or [n, channels], of floats or any integers.
+
+    Channels are averaged. InvalidAudio: it is no such pair.
+    """
+    try:
+        array, rate = pair
+        array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        if array.ndim not in (1, 2) or not array.size or array.dtype.kind not in "fiu" or rate != int(rate) or rate < 1:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        given = ", ".join(type(one).__name__ for one in pair)
+        raise InvalidAudio(f"{field}: ({given}) is no recording; give (array of [n] or [channels, n], rate)") from None
+    if array.dtype.kind in "iu":
+        middle = 2.0 ** (8 * array.dtype.itemsize - 1)
+        array = array / middle - (array.dtype.kind == "u")
+    if array.ndim == 2:
+        array = array.mean(axis=int(np.argmin(array.shape)))
+    return Audio(array.astype(np.float32), int(rate))
 
 
 def to_int16(samples: NDArray[np.floating]) -> NDArray[np.int16]:

@@ -26,9 +26,8 @@ from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFa
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.service.engine_process.model_service import ModelService, open_model_service
 from vivavoce.service.logs import configure
-from vivavoce.service.session import RequestSession
+from vivavoce.service.session import RequestSession, in_thread
 from vivavoce.service.speech import SpeechRequest, Verdict
-from vivavoce.service.voices.voice import Voice
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +98,8 @@ class EngineServer:
                 accepted = True
                 self._send(Message(number, "answer"))
                 if request.text is None:
-                    await _start_arriving(session, iter(pieces.get, None), voice, request)
+                    # In a thread of its own: others need not wait until this one's text comes.
+                    await in_thread(partial(session.start, iter(pieces.get, None), voice, request), session.close)
                     await self._begun(session)
             async for event in session.events():
                 self._send(Message(number, "event", event))
@@ -174,15 +174,6 @@ class EngineServer:
     def _send(self, message: Message) -> None:
         if not self._writer.is_closing():
             self._writer.write(framed(message))
-
-
-async def _start_arriving(session: RequestSession, pieces: Iterator[str], voice: Voice, request: SpeechRequest) -> None:
-    # In a thread of its own: others need not wait until this one's text comes.
-    thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-text")
-    try:
-        await asyncio.get_running_loop().run_in_executor(thread, session.start, pieces, voice, request)
-    finally:
-        thread.shutdown(wait=False)
 
 
 async def run(connection: socket.socket) -> int:

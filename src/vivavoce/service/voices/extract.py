@@ -7,9 +7,10 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
@@ -19,12 +20,12 @@ from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
 from vivavoce.models.features import prompt_mel
 from vivavoce.service.audio.decode import decode_audio, read_source
 from vivavoce.service.audio.resample import resample_sinc
-from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
+from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference
 from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.voices.voice import Voice
 
-AudioSource = str | Path | bytes | BinaryIO | Audio
-"""A recording: a path, a file's bytes, an open file, or samples."""
+AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
+"""A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
 MAX_TRANSCRIPT_CHARS = 2_000
 """30 s of fast speech are 800; reading more takes longer than all else of a voice."""
 
@@ -86,6 +87,7 @@ class VoiceExtractor:
         return self.speaker_encoder(_resampled(self._read(source, field)))
 
     def _read(self, source: AudioSource, field: str) -> Audio:
+        source = audio_of(source, field=field) if isinstance(source, tuple) else source
         audio = source if isinstance(source, Audio) else self.decode(source, field=field, max_seconds=MAX_REFERENCE_S)
         check_reference(audio, field=field)
         return audio
@@ -102,17 +104,18 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
     digest is of a file's bytes, whatever it is called, or of samples and their rate.
 
     Raises:
-        InvalidRequest: neither a path, bytes, an open file nor `Audio`.
-        InvalidAudio: the file is missing, unreadable, empty or too large.
+        InvalidRequest: neither a path, bytes, an open file nor samples.
+        InvalidAudio: the file is missing, unreadable, empty or too large, or a pair is not (array, rate).
     """
+    source = audio_of(source) if isinstance(source, tuple) else source
     if isinstance(source, Audio):
         digest = hashlib.sha256(f"{source.sample_rate} Hz float32\n".encode())
         digest.update(np.ascontiguousarray(source.samples).data)
         return source, digest.hexdigest()
     if not isinstance(source, (str, Path, bytes)) and not hasattr(source, "read"):
         raise InvalidRequest(
-            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file or "
-            "vivavoce.Audio"
+            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file, "
+            "(array, rate) or vivavoce.Audio"
         )
     data, _ = read_source(source, "reference audio")
     content = io.BytesIO(data)

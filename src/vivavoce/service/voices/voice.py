@@ -82,6 +82,9 @@ class Voice:
     description: str = ""
     licence: str = ""
 
+    def __repr__(self) -> str:
+        return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
+
     @property
     def has_prompt(self) -> bool:
         """Whether there is reference speech, and not just an embedding."""
