@@ -10,7 +10,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from vivavoce.entrypoints.http import cosyvoice, errors, metrics, openai, pages, speech_url, voices, ws_session
+from vivavoce.entrypoints.http import (
+    cosyvoice,
+    elevenlabs,
+    errors,
+    metrics,
+    openai,
+    pages,
+    speech_url,
+    voices,
+    ws_session,
+)
 from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, REQUEST_ID_HEADER, AppState
 from vivavoce.entrypoints.http.middleware import RequestMiddleware
 from vivavoce.version import __version__
@@ -19,7 +29,8 @@ from vivavoce.version import __version__
 def build_app(state: AppState) -> FastAPI:
     """All routes, with their limits."""
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    for router in (openai.router, speech_url.router, voices.router, ws_session.router, pages.health_router):
+    routers = (openai.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
+    for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from vivavoce.entrypoints.http import elevenlabs
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, state_of
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
@@ -88,8 +89,10 @@ def router(state: AppState) -> APIRouter:
         fields, uploaded = await read_speech(request)
         return await spoken(request, principal, deadline, fields, uploaded)
 
-    @routes.get("/v1/models", summary="The model that is served", responses=ENGINE_FAILURES)
-    async def models(_: KnownPrincipal) -> ModelList:
+    @routes.get("/v1/models", summary="The model that is served", response_model=ModelList, responses=ENGINE_FAILURES)
+    async def models(request: Request, _: KnownPrincipal) -> ModelList | Response:
+        if elevenlabs.is_elevenlabs(request.headers):  # whose packages read a list
+            return JSONResponse(elevenlabs.models(dispatcher.speaker.about))
         return ModelList(data=[_model(dispatcher.speaker.about, began)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})

@@ -164,9 +164,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     InvalidRequest: neither JSON nor a form, an unknown field, a value out of its limits.
     """
     if media_type(request) not in (MULTIPART, URLENCODED):
-        # `request.body()` would keep it for as long as its answer takes: minutes, of speech.
-        body = b"".join([piece async for piece in request.stream()])
-        return await off_loop(len(body), lambda: _speech_from_json(body)), None
+        return await read_json(request, SpeechFields), None
     form = await read_form(request, MAX_FORM_FIELDS)
     for name, _ in form.files:
         if name != "prompt_audio":
@@ -230,11 +228,20 @@ def _json_of(text: bytes, field: str) -> Any:
         raise InvalidRequest(f'{field}: is no JSON; send an object like {{"input": "Hello."}}, or a form') from None
 
 
-def _speech_from_json(body: bytes) -> SpeechFields:
-    values = _json_of(body, "body")
-    if not isinstance(values, dict):
-        raise InvalidRequest(f"body: is a {type(values).__name__}, not an object; send an object with the field input")
-    return validated(SpeechFields, values)
+async def read_json(request: Request, model: type[_Model]) -> _Model:
+    """The model in a body of JSON; InvalidRequest: it is no object, or as `validated` says."""
+    # `request.body()` would keep it for as long as its answer takes: minutes, of speech.
+    body = b"".join([piece async for piece in request.stream()])
+
+    def read() -> _Model:
+        values = _json_of(body, "body")
+        if not isinstance(values, dict):
+            needed = next(name for name, field in model.model_fields.items() if field.is_required())
+            kind = type(values).__name__
+            raise InvalidRequest(f"body: is a {kind}, not an object; send an object with the field {needed}")
+        return validated(model, values)
+
+    return await off_loop(len(body), read)
 
 
 async def read_form(request: Request, max_fields: int) -> Form:

@@ -13,13 +13,13 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from vivavoce.entrypoints.http.app_state import AppState, deadline_of, is_own_page, request_id
+from vivavoce.entrypoints.http.elevenlabs import ElevenLabsDialect
 from vivavoce.entrypoints.http.errors import response_of
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.entrypoints.http.speech_input import off_loop
 from vivavoce.entrypoints.http.ws_messages import (
     ClientMessage,
     Dialect,
-    ElevenLabsDialect,
     Reply,
     Signal,
     Start,
@@ -29,14 +29,23 @@ from vivavoce.entrypoints.http.ws_messages import (
     pause_s,
 )
 from vivavoce.entrypoints.http.ws_utterance import StreamedUtterance
-from vivavoce.errors import Forbidden, InvalidRequest, ListenerStalled, TooLarge, Unauthorized, VivavoceError
-from vivavoce.service.audio.encode import parse_format
+from vivavoce.errors import (
+    Forbidden,
+    InvalidRequest,
+    ListenerStalled,
+    TooLarge,
+    Unauthorized,
+    VivavoceError,
+    VoiceNotFound,
+)
 from vivavoce.service.operations.keys import token_in
 from vivavoce.service.operations.rate_limiter import Principal
 
 log = logging.getLogger(__name__)
 
 DOOR = "websocket"
+MAX_CONTEXTS = 5
+"""Utterances of one connection at once, as ElevenLabs has it."""
 IDLE_S = 120.0
 """How long a client may send nothing while nothing is spoken."""
 KEY_S = 10.0
@@ -48,7 +57,7 @@ NORMAL, GOING_AWAY, POLICY, TOO_BIG, DEFECT, NO_KEY = 1000, 1001, 1008, 1009, 10
 
 
 def router(state: AppState) -> APIRouter:
-    """`/v1/audio/stream`, and ElevenLabs' `/v1/text-to-speech/{voice_id}/stream-input`."""
+    """`/v1/audio/stream`, and ElevenLabs' `/v1/text-to-speech/{voice_id}/stream-input` and `multi-stream-input`."""
     routes = APIRouter()
 
     @routes.websocket("/v1/audio/stream")
@@ -57,8 +66,11 @@ def router(state: AppState) -> APIRouter:
 
     @routes.websocket("/v1/text-to-speech/{voice_id}/stream-input")
     async def stream_input(socket: WebSocket, voice_id: str) -> None:
-        dialect = ElevenLabsDialect(voice_id, socket.query_params, state.dispatcher.speaker)
-        await Session(socket, state, dialect).serve()
+        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params)).serve()
+
+    @routes.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
+    async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
+        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params, several=True)).serve()
 
     return routes
 
@@ -78,7 +90,10 @@ class Session:
         """None: it has not sent the key that is wanted."""
         self._has_spoken = False
         """The client has sent an object, which told its dialect."""
-        self._utterance: StreamedUtterance | None = None
+        self._open: dict[str, StreamedUtterance] = {}
+        """What is spoken or waits for text, by its context: "" where there is one alone."""
+        self._is_leaving = False
+        """The client wants no more than what is open."""
         self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
         """What a text without an utterance does: it begins one of defaults, or belongs to one that has ended."""
         self._next_id: str | None = request_id(socket)
@@ -114,10 +129,11 @@ class Session:
         receiving = asyncio.create_task(self._socket.receive())
         try:
             while not self._is_closed:
-                waited = {receiving} if self._utterance is None else {receiving, self._utterance.delivery}
+                waited = {receiving, *(utterance.delivery for utterance in self._open.values())}
                 done, _ = await asyncio.wait(waited, timeout=self._pause_left(), return_when=asyncio.FIRST_COMPLETED)
-                if self._utterance is not None and self._utterance.delivery in done:
-                    await self._conclude(self._utterance)
+                for context, utterance in [*self._open.items()]:
+                    if utterance.delivery in done:
+                        await self._conclude(context, utterance)
                 if receiving in done and not self._is_closed:
                     message = receiving.result()
                     if message["type"] == "websocket.disconnect":
@@ -134,13 +150,13 @@ class Session:
             await self._close(DEFECT, "internal error, which was logged")
         finally:
             receiving.cancel()
-            if self._utterance is not None:
-                self._utterance.cancel()
+            for utterance in self._open.values():
+                utterance.cancel()
 
     async def _received(self, message: Message) -> None:
-        if self._utterance is None:
+        if not self._open or self._dialect.several:
             self._last_at = self._loop.time()
-        is_start = False
+        is_start, context = False, ""
         try:
             text: str | None = message.get("text")
             if text is None:
@@ -150,20 +166,22 @@ class Session:
                 raise TooLarge(f"message: {size} characters are larger than {limit}; send a shorter recording")
             fields = await off_loop(size, lambda: json_object(text))
             is_start = fields.get("type") == "start"
-            if not (self._has_spoken or self._dialect.one_utterance or "type" in fields or "text" not in fields):
+            own = not (self._dialect.one_utterance or self._dialect.several)
+            if own and not self._has_spoken and "type" not in fields and "text" in fields:
                 query = self._socket.query_params
-                self._dialect = ElevenLabsDialect(query.get("voice_id"), query, self._state.dispatcher.speaker)
+                self._dialect = ElevenLabsDialect(query.get("voice_id"), query)
             self._has_spoken = True
+            context = self._dialect.context_of(fields)
             for found in await off_loop(size, lambda: self._dialect.messages(fields)):
-                await self._handle(found)
+                await self._handle(found, context)
         except ListenerStalled:
             raise
         except VivavoceError as error:
             if self._stray == "begins":
                 self._stray = "is refused"
-            if self._utterance is None and is_start:
+            if not self._open and is_start:
                 self._stray = "is ignored"
-            await self._send(error_reply(error))
+            await self._send(error_reply(error), context)
             await self._close_after(error)
 
     async def _close_after(self, error: VivavoceError) -> None:
@@ -172,28 +190,32 @@ class Session:
             await self._close(NO_KEY, "API key: none, or unknown")
         elif isinstance(error, TooLarge):
             await self._close(TOO_BIG, "message too large")
-        elif self._utterance is None and self._dialect.one_utterance:
+        elif not self._open and (self._dialect.one_utterance or self._dialect.several):
             await self._close(POLICY, str(error))
-        elif self._utterance is None:
-            await self._close_if_draining()
+        elif not self._open:
+            await self._close_if_done()
 
-    async def _handle(self, message: ClientMessage) -> None:
+    async def _handle(self, message: ClientMessage, context: str) -> None:
         if self._principal is None:
             self._token = message.api_key if isinstance(message, Start) else None
             self._principal = self._state.keys.authenticate(self._token)
         if isinstance(message, Text) and message.text:
             self._last_at = self._loop.time()
         if isinstance(message, Start):
-            await self._start(message)
+            await self._start(message, context)
         elif message.type == "ping":
-            await self._send({"type": "pong"})
+            await self._send({"type": "pong"}, context)
         elif message.type == "cancel":
-            await self._cancel()
-        elif self._utterance is not None or self._stray != "is ignored":
-            await self._speak(message)
+            await self._cancel(context)
+        elif message.type in ("close", "close_all"):
+            await self._leave(message.type == "close_all", context)
+        elif context in self._open or self._stray != "is ignored":
+            await self._speak(message, context)
 
-    async def _start(self, start: Start) -> None:
-        if self._utterance is not None:
+    async def _start(self, start: Start, context: str) -> None:
+        if len(self._open) >= MAX_CONTEXTS:
+            raise InvalidRequest(f"context_id: {MAX_CONTEXTS} contexts are open already; close one before the next")
+        if context in self._open:
             raise InvalidRequest("start: an utterance goes on; send cancel, or end and wait for done, before the next")
         self._stray = "is ignored"  # until it is known to be good
         dispatcher = self._state.dispatcher
@@ -205,56 +227,71 @@ class Session:
         self._next_id = None
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
-        output = parse_format(start.response_format, start.sample_rate)
-        self._utterance = StreamedUtterance(identity, output, about.sample_rate, start_request, self._send)
+        send = partial(self._send, context=context)
+        utterance = StreamedUtterance(identity, start.output(), about.sample_rate, start_request, send)
+        self._open[context] = utterance
         if start.text:
-            self._utterance.push(start.text)
+            utterance.push(start.text)
 
-    async def _speak(self, message: Text | Signal) -> None:
-        if self._utterance is None and isinstance(message, Text) and self._stray == "begins":
-            await self._start(Start())
-        if self._utterance is None:
+    async def _speak(self, message: Text | Signal, context: str) -> None:
+        if context not in self._open and isinstance(message, Text) and self._stray == "begins":
+            await self._start(Start(), context)
+        utterance = self._open.get(context)
+        if utterance is None:
             raise InvalidRequest(f"{message.type}: no utterance is open; send start first")
         if isinstance(message, Text):
-            self._utterance.push(message.text)
+            utterance.push(message.text)
         elif message.type == "flush":
-            await self._utterance.flush()
+            await utterance.flush()
         else:
-            self._utterance.end()
+            utterance.end()
 
-    async def _cancel(self) -> None:
-        utterance, self._utterance = self._utterance, None
+    async def _leave(self, is_all: bool, context: str) -> None:
+        """End an utterance, or all; one with text that was not flushed, or that has ended before, is interrupted."""
+        for one in [*self._open] if is_all else [context]:
+            utterance = self._open.get(one)
+            if utterance is None or (is_all and utterance.has_ended):
+                continue
+            if utterance.has_ended or not utterance.is_flushed:
+                await self._cancel(one)
+            else:
+                utterance.end()
+        self._is_leaving = self._is_leaving or is_all
+        await self._close_if_done()
+
+    async def _cancel(self, context: str) -> None:
+        utterance = self._open.pop(context, None)
         if utterance is None:
             await self._send({"type": "cancelled", "request_id": None, "audio_seconds": 0.0, "reached": None})
             return
         utterance.cancel()
         await asyncio.wait({utterance.delivery})
         self._stray = "is ignored"
-        await self._send(utterance.cancelled())
-        await self._close_if_draining()
+        await self._send(utterance.cancelled(), context)
+        await self._close_if_done()
 
-    async def _conclude(self, utterance: StreamedUtterance) -> None:
+    async def _conclude(self, context: str, utterance: StreamedUtterance) -> None:
         """All was sent, or it failed."""
-        self._utterance = None
+        del self._open[context]
         failure = WebSocketDisconnect() if utterance.delivery.cancelled() else utterance.delivery.exception()
         if failure is not None and (isinstance(failure, ListenerStalled) or not isinstance(failure, VivavoceError)):
             raise failure
         if failure is not None:
-            await self._send(error_reply(failure))
+            await self._send(error_reply(failure), context)
         # The rest of a text that broke off is not to be spoken in another voice.
         self._stray = "is refused" if failure is None else "is ignored"
-        await self._send(utterance.done(failure))
-        if self._dialect.one_utterance:
+        await self._send(utterance.done(failure), context)
+        if self._dialect.one_utterance or (self._dialect.several and isinstance(failure, VoiceNotFound)):
             await self._close(NORMAL if failure is None else POLICY, "" if failure is None else str(failure))
-        await self._close_if_draining()
+        await self._close_if_done()
 
-    async def _send(self, reply: Reply) -> None:
+    async def _send(self, reply: Reply, context: str = "") -> None:
         """Send a reply, if the dialect has a frame for it; returns when the transport has taken it.
 
         Frames of several tasks go out whole, in the order they were given. ListenerStalled: the listener has not read
         for too long; WebSocketDisconnect: it has left.
         """
-        frame = self._dialect.render(reply)
+        frame = self._dialect.render(reply, context, context in self._open)
         if frame is None:
             return
         if self._is_closed:
@@ -269,12 +306,12 @@ class Session:
             ) from None
         except (OSError, RuntimeError):
             raise WebSocketDisconnect(1006) from None  # as Starlette says it, and as it says it afterwards
-        if self._utterance is None or reply["type"] == "audio":
+        if not self._open or reply["type"] == "audio":
             self._last_at = self._loop.time()
 
     def _pause_left(self) -> float | None:
         """Seconds until the client has paused for too long; None: nothing has to come from it now."""
-        if self._utterance is not None and not self._utterance.waits_for_text:
+        if not all(utterance.waits_for_text for utterance in self._open.values()):
             return None
         # Without a key it has this long, whatever else it sends.
         until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
@@ -290,13 +327,15 @@ class Session:
             await self._close(NO_KEY, "API key: none")
             return
         reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
-        if self._utterance is not None:
+        for context in self._open:
             reason = f"idle: no text came for {self._idle_s:g} s; send end when all of it has come"
-            await self._send(error_reply(InvalidRequest(reason)))
+            await self._send(error_reply(InvalidRequest(reason)), context)
         await self._close(NORMAL, reason)
 
-    async def _close_if_draining(self) -> None:
-        if self._state.dispatcher.draining:
+    async def _close_if_done(self) -> None:
+        if self._is_leaving and not self._open:
+            await self._close(NORMAL, "")
+        if self._state.dispatcher.draining and not self._open:
             await self._close(GOING_AWAY, "the server shuts down")
 
     async def _close(self, code: int, reason: str) -> None:

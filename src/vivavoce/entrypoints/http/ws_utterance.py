@@ -97,6 +97,11 @@ class StreamedUtterance:
         """Nothing is to be spoken before more comes from the client."""
         return not self.has_ended and self._unspoken <= self._passage.is_open
 
+    @property
+    def is_flushed(self) -> bool:
+        """All of its text is to be spoken, whatever comes."""
+        return not self._passage.is_open
+
     def push(self, text: str) -> None:
         """More text. InvalidRequest: all of it had come already, or it is too long; nothing is taken."""
         if self.has_ended:
