@@ -217,3 +217,6 @@ def test_the_description_names_every_field(shared: Served) -> None:
         body = paths[f"/{route}"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
         wanted = {"tts_text", "speed", *fields, *(("prompt_wav", "zero_shot_spk_id") if with_recording else ())}
         assert set(body["properties"]) == wanted
+        assert [sorted(one["required"]) for one in body.get("anyOf", ())] == (
+            [sorted({"prompt_wav", *fields} - {"instruct_text"}), ["zero_shot_spk_id"]] if with_recording else []
+        )

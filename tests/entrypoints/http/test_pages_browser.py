@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import soundfile
 from playwright.sync_api import Browser, ConsoleMessage, FilePayload, Locator, Page, Route, expect, sync_playwright
@@ -469,3 +470,49 @@ def test_a_small_screen_needs_no_sideways_scrolling(browser: Browser, path: str)
         page.evaluate(UNFOLD)
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
         assert page.evaluate(SMALL_TARGETS) == []
+
+
+AUDIO = """(address) => new Promise((resolve) => {
+    const audio = document.createElement("audio");
+    audio.addEventListener("ended", () => resolve(audio.currentTime));
+    audio.addEventListener("error", () => resolve(audio.error.message));
+    audio.src = address;
+    document.body.append(audio);
+    audio.play().catch((error) => resolve(String(error)));
+})"""
+"""Play an address to its end: the time that it came to, or why it did not."""
+
+
+@pytest.mark.parametrize("kind", ["mp3", "wav", "opus", "flac"])
+def test_an_address_plays_in_an_audio_element(world: World, kind: str) -> None:
+    played = world.open("/voices").evaluate(AUDIO, f"/v1/audio/speech?input={TEXT}&response_format={kind}")
+    assert played == pytest.approx(len(TEXT) / 100, abs=0.15)
+
+
+def test_a_signed_address_plays_on_a_page_of_another_site_and_a_plain_one_does_not(
+    browser: Browser, tmp_path: Path
+) -> None:
+    add_key(tmp_path / "keys.toml", new_entry("vv_1", "a"))
+    keys, plain = KeyRing(tmp_path / "keys.toml"), f"/v1/audio/speech?input={TEXT}"
+    with visiting(browser, FakeSpeaker()) as open_one, visiting(browser, FakeSpeaker(), keys) as guarded:
+        assert isinstance(guarded.open("/voices").evaluate(AUDIO, plain), str)
+        made = httpx.post(
+            f"{guarded.server.url}/v1/audio/speech/url", json={"input": TEXT}, headers={"x-api-key": "vv_1"}
+        )
+        page = open_one.page
+        page.goto(f"http://localhost:{open_one.server.port}/health/live")  # another site than 127.0.0.1
+        assert page.evaluate(AUDIO, made.json()["url"]) == pytest.approx(len(TEXT) / 100, abs=0.15)
+        assert isinstance(page.evaluate(AUDIO, open_one.server.url + plain), str)
+        page.evaluate("(address) => fetch(address, { mode: 'no-cors' })", open_one.server.url + plain)
+        assert open_one.speaker.orders == []
+
+
+def test_an_address_that_is_typed_plays(world: World) -> None:
+    world.page.goto(f"{world.server.url}/v1/audio/speech?input={TEXT}&response_format=wav")
+    world.page.wait_for_function("document.querySelector('video, audio').currentTime > 0.1")
+
+
+def test_the_reference_is_shown_under_its_policy(world: World) -> None:
+    page = world.open("/docs")
+    expect(page.get_by_role("heading", name="GET /v1/audio/speech", exact=True)).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.card')).borderTopWidth") == "1px"

@@ -32,7 +32,7 @@ from vivavoce.entrypoints.cli.main import app
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.speech_input import SamplingFields, SpeechFields
-from vivavoce.service.operations.keys import SPEECH_PATH
+from vivavoce.service.operations.keys import SPEECH_PATH, KeyRing
 from vivavoce.service.voices.names import VoiceSummary
 
 ROOT = Path(__file__).parents[3]
@@ -159,6 +159,38 @@ def test_answers_are_as_documented(case: schemathesis.Case[Any], server: Served)
 def test_answers_of_cosyvoices_routes_are_as_documented(case: schemathesis.Case[Any], legacy: Served) -> None:
     also_get = [check for check in CHECKS if check is not unsupported_method]  # its own client sends forms with GET
     case.call_and_validate(base_url=legacy.url, checks=also_get)
+
+
+@pytest.mark.parametrize("which", ["server", "legacy"])
+def test_the_reference_for_people_names_all_that_the_description_does(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    served: Served = request.getfixturevalue(which)
+    page = httpx.get(f"{served.url}/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    assert not re.search(r"<script|<style| style=| on\w+=|https?://(?!127\.0\.0\.1)", page.text)
+    told = re.findall(r"<code>([^<]*)</code>", page.text)
+    for path, operations in httpx.get(f"{served.url}/openapi.json").json()["paths"].items():
+        for method, operation in operations.items():
+            assert f"{method.upper()} {path}" in told
+            bodies = operation.get("requestBody", {}).get("content", {}).values()
+            fields = {name for body in bodies for name in body["schema"]["properties"]}
+            assert fields | {given["name"] for given in operation.get("parameters", ())} <= set(told)
+
+
+def test_the_description_says_how_a_key_is_sent(tmp_path: Path) -> None:
+    assert "security" not in build_app(make_state()).openapi()
+    (tmp_path / "keys.toml").touch(mode=0o600)
+    description = build_app(make_state(keys=KeyRing(tmp_path / "keys.toml"))).openapi()
+    assert description["security"] == [{"bearer": []}, {"x-api-key": []}]
+    assert set(description["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
+    paths = description["paths"]
+    assert [path for path in paths if paths[path].get("get", {}).get("security") == []] == [
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+    ]
 
 
 def test_no_answer_is_documented_that_never_comes(server: Served) -> None:

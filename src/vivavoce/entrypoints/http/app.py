@@ -7,6 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -23,7 +25,14 @@ from vivavoce.entrypoints.http import (
 )
 from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, REQUEST_ID_HEADER, AppState
 from vivavoce.entrypoints.http.middleware import RequestMiddleware
+from vivavoce.entrypoints.http.reference_page import reference_page
 from vivavoce.version import __version__
+
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""How a key is sent, as OpenAPI says it."""
 
 
 def build_app(state: AppState) -> FastAPI:
@@ -66,7 +75,7 @@ class _BoundedApp(FastAPI):
             description=description,
             version=__version__,
             openapi_url="/openapi.json" if server.docs else None,
-            docs_url=None,  # its page would load scripts from elsewhere
+            docs_url=None,  # its page would load scripts from elsewhere; ours is below
             redoc_url=None,
             root_path=server.root_path,
             # A slash too many is a mistake to be told, not a request to be sent twice with its body.
@@ -75,6 +84,8 @@ class _BoundedApp(FastAPI):
         self.state.vivavoce = state
         errors.install(self)
         self.router.default = _not_routed
+        if server.docs:
+            self.add_api_route("/docs", self._reference, include_in_schema=False)
         if server.cors_origins:
             self.add_middleware(
                 CORSMiddleware,
@@ -85,9 +96,22 @@ class _BoundedApp(FastAPI):
             )
         self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
 
+    async def _reference(self, request: Request) -> Response:
+        page = reference_page(self.openapi(), str(request.base_url).rstrip("/"))
+        return HTMLResponse(page, headers=pages.PAGE_HEADERS)
+
     def openapi(self) -> dict[str, Any]:
         """The app's description, without FastAPI's own answer to malformed requests: `errors` gives another status."""
+        state: AppState = self.state.vivavoce
         description = super().openapi()
+        if state.keys.required:
+            description["components"]["securitySchemes"] = _SCHEMES
+            description["security"] = [{name: []} for name in _SCHEMES]
+            for path, operations in description["paths"].items():
+                for operation in operations.values():
+                    is_open = path != "/metrics" or not state.settings.server.metrics_key_required
+                    if is_open and "operation" in operation.get("tags", ()):
+                        operation["security"] = []
         for operations in description["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)

@@ -124,7 +124,10 @@ def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | 
 def _request_body(route: _Route) -> dict[str, Any]:
     """The schema of a form that the route reads by itself, for it may come with GET and in the query."""
     fields = [*route.texts, *((RECORDING, STORED) if route.takes_recording else ()), "speed"]
-    required = [name for name in route.texts if not (route.takes_recording and name == "prompt_text")]
+    alone = [RECORDING, *(name for name in route.texts if name == "prompt_text")]
+    required = [name for name in route.texts if name not in alone]
     schema = {"type": "object", "required": required, "properties": {name: _FIELDS[name] for name in fields}}
+    if route.takes_recording:
+        schema["anyOf"] = [{"required": alone}, {"required": [STORED]}]
     media = ["multipart/form-data", *([] if route.takes_recording else ["application/x-www-form-urlencoded"])]
     return {"required": True, "content": {name: {"schema": schema} for name in media}}

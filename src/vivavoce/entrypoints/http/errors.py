@@ -160,10 +160,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         code = "method_not_allowed"
         message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
         # A route knows its own methods alone, and several may share a path.
-        taken = {one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)}
-        return error_response(
-            status, message, code, {"allow": ", ".join(taken | ({"HEAD"} if "GET" in taken else set()))}
-        )
+        taken = [one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)]
+        return error_response(status, message, code, {"allow": ", ".join(taken).replace("GET", "GET, HEAD")})
     return error_response(status, message, code, error.headers)
 
 

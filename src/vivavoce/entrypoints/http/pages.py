@@ -24,7 +24,7 @@ _CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_HEADERS = {
+PAGE_HEADERS = {
     # Always asked for again, and then mostly answered with 304: another version of the server is seen at once.
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -96,7 +96,7 @@ def router() -> APIRouter:
 
     async def answer(request: Request) -> Response:
         asset = served[request.scope["route"].path]
-        headers = {**_HEADERS, "etag": asset.tag}
+        headers = {**PAGE_HEADERS, "etag": asset.tag}
         known = request.headers.get("if-none-match", "").split(",")
         # A weak tag, as proxies that compress make it, is as good here.
         if any(tag.strip().removeprefix("W/") in (asset.tag, "*") for tag in known):
