@@ -23,6 +23,7 @@ def test_it_is_the_default() -> None:
     card = read_card(MINI)
     assert (card.name, card.trained, card.demo) == ("mini", True, True)
     assert card.text_stream is TextStream.SENTENCES
+    assert card.languages == ("en",)
 
 
 def test_it_is_whole_and_small() -> None:

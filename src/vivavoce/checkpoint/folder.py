@@ -49,6 +49,8 @@ class ModelCard:
     """Trained to show how the program works, not how good its models sound."""
     scripts: frozenset[str] | None = None
     """Unicode scripts the model was trained to read; None: no restriction."""
+    languages: tuple[str, ...] = ("zh", "en", "ja", "ko")
+    """That it speaks, as codes of ISO 639; those of the family's own models where the card names none."""
     text_stream: TextStream = TextStream.INTERLEAVED
     instructions: bool = True
     """Trained to follow instructions; a model that was not would speak them."""
@@ -92,6 +94,7 @@ def read_card(folder: Path) -> ModelCard:
         trained=bool(data.get("trained", True)),
         demo=bool(data.get("demo", False)),
         scripts=frozenset(str(s) for s in scripts) if isinstance(scripts, list) else None,
+        languages=tuple(map(str, data.get("languages", ModelCard.languages))),
         text_stream=TextStream(stream),
         instructions=bool(data.get("instructions", True)),
     )

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.service.speech import Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.voices.names import VoiceSummary
@@ -61,7 +62,7 @@ class ModelAbout:
     """The model that speaks.
 
     name: as clients ask for it; description: what it says of itself; sample_rate: of all audio; demo: it shows how the
-    program works and is no real voice; instructions: it follows them.
+    program works and is no real voice; instructions: it follows them; languages: that it speaks, as codes of ISO 639.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ModelAbout:
     sample_rate: int
     demo: bool
     instructions: bool = True
+    languages: tuple[str, ...] = ModelCard.languages
 
 
 class Speaker(Protocol):

@@ -23,4 +23,21 @@ class RealClient:
     light: bool = False
 
 
-CLIENTS = (RealClient("openai (Python)", "openai_python.py", pip=("openai==3.54.0",), light=True),)
+CLIENTS = (
+    RealClient("openai (Python)", "openai_python.py", pip=("openai==3.54.0",), light=True),
+    RealClient("openai (Node)", "openai_node.mjs", npm=("openai@6.49.0",)),
+    RealClient("wyoming", "wyoming_python.py", pip=("wyoming==1.10.2",), light=True),
+    RealClient("curl", "curl.py", program="curl", light=True),
+    RealClient("ffmpeg", "ffmpeg.py", program="ffmpeg", light=True),
+    RealClient("Chromium", "chromium.py", program="chromium", light=True),
+    RealClient("litellm", "litellm_speech.py", pip=("litellm==1.106.2",)),
+    RealClient("openai-agents", "openai_agents.py", pip=("openai-agents[voice]==0.24.0",)),
+    RealClient("semantic-kernel", "semantic_kernel_speech.py", pip=("semantic-kernel==1.45.0",)),
+    RealClient("Vercel AI", "vercel.mjs", npm=("ai@6.0.326", "@ai-sdk/openai@3.0.141")),
+    RealClient("pipecat (openai)", "pipecat_openai.py", pip=("pipecat-ai[openai]==1.14.0",)),
+    RealClient("livekit (openai)", "livekit_openai.py", pip=("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9")),
+    RealClient("wyoming-openai", "wyoming_openai.py", pip=("wyoming-openai==0.8.0",)),
+    RealClient("openapi-python-client", "openapi_python_client.py", pip=("openapi-python-client==0.29.1",)),
+    RealClient("openapi-typescript", "openapi_typescript.mjs", npm=("openapi-typescript@7.13.0", "typescript@5.9.3")),
+    RealClient("schemathesis", "schemathesis_run.py", program="schemathesis", light=False),
+)

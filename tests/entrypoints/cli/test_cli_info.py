@@ -52,6 +52,7 @@ def test_info_as_json(run: Run, babble: Path) -> None:
         "trained": False,
         "demo": False,
         "scripts": ["Latin"],
+        "languages": ["zh", "en", "ja", "ko"],
         "text_stream": "interleaved",
     }
     assert report["config"]["rates"] == {"sample_rate": 24000, "samples_per_frame": 480, "tokens_per_second": 25}

@@ -17,6 +17,7 @@ from vivavoce.entrypoints.cli.console import Reporter
 from vivavoce.entrypoints.http.app import build_app, build_health_app, build_legacy_app
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.listener import MARGIN, Listener, bind
+from vivavoce.entrypoints.wyoming import serving_wyoming
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
@@ -71,6 +72,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             raise InvalidRequest(problem)
         sockets = _sockets(server, stack)
         server = fit_open_files(server, len(sockets) + (server.grpc_port is not None))
+        home = sockets.pop("wyoming_port", None)
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
         if endpoint is not None:
             tracing = Tracing.exporting(endpoint, settings.telemetry.service_name)
@@ -97,6 +99,9 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             grpc, port = await start_grpc(dispatcher, keys, server)
             stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
             report(f"CosyVoice's gRPC service is at {server.host}:{port}")
+        if home is not None:
+            port = await stack.enter_async_context(serving_wyoming(dispatcher, keys, server, home))
+            report(f"Home Assistant's protocol Wyoming is at {server.host}:{port}")
         await stop.wait()
         report(f"stopping: requests that run: {dispatcher.active}, seconds that they have: {server.drain_s:g}")
         await _unless(hurry, dispatcher.drain(server.drain_s))
@@ -126,9 +131,10 @@ async def _unless(event: asyncio.Event, work: Awaitable[Result]) -> Result | Non
 
 
 def _sockets(server: ServerSection, stack: AsyncExitStack) -> dict[str, socket.socket]:
-    """Those of the HTTP ports by their settings, which listen; InvalidRequest: one of the server's ports is taken."""
+    """Those of the ports but gRPC's by their settings, which listen; InvalidRequest: a port of the server is taken."""
     legacy_port = server.legacy_port if server.legacy else None
-    ports = {"port": server.port, "legacy_port": legacy_port, "health_port": server.health_port}
+    ports = {"port": server.port, "legacy_port": legacy_port}
+    ports |= {"health_port": server.health_port, "wyoming_port": server.wyoming_port}
     wanted = {field: port for field, port in ports.items() if port is not None}
     sockets = {field: stack.enter_context(bind(server.host, port, field)) for field, port in wanted.items()}
     if server.grpc_port is not None:

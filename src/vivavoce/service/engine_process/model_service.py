@@ -80,6 +80,7 @@ class ModelService:
             rates.sample_rate,
             demo=card.demo or not card.trained,
             instructions=card.instructions,
+            languages=card.languages,
         )
 
     @property

@@ -115,6 +115,14 @@ class KeyRing:
             raise Unauthorized("expires: the time of this URL is over; ask for a new one")
         return found
 
+    def named(self, name: str) -> Principal:
+        """The principal of the key of this name, for callers who cannot send one. Unauthorized: as `authenticate`."""
+        if self._path is None:
+            return ANONYMOUS
+        if (found := self._find(self._path, name, lambda entry: entry.name)) is None:
+            raise Unauthorized(f"API key: there is none of the name {name!r}, which speaks for this port; add it")
+        return found
+
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
         """The entry whose wanted value was given; Unauthorized: it has expired."""
         self._refresh(path)

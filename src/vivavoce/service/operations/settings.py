@@ -140,6 +140,12 @@ class ServerSection(_Section):
     """Port of those routes."""
     grpc_port: _Port | None = _unset(50_051, "--grpc-port: Of the gRPC service.  [default: there is none]")
     """Port of the gRPC service; unset: there is none."""
+    wyoming_port: _Port | None = _unset(
+        10_300, "--wyoming-port: Of the Wyoming protocol, for Home Assistant.  [default: there is none]"
+    )
+    """Port of the Wyoming protocol (Home Assistant), without keys and TLS; unset: there is none."""
+    wyoming_key: str | None = _unset("home", min_length=1)
+    """Name of the API key under which all speak who come by that port; needed where keys are."""
     health_port: _Port | None = _unset(9_090, "--health-port: Of health and metrics alone.  [default: there is none]")
     """Port of /health and /metrics alone, in plain HTTP; /metrics is nowhere else then. Unset: there is none."""
     max_conc: int = _setting(4, "--max-conc: Requests at once through gRPC.", ge=1, le=4_096)

@@ -16,7 +16,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     """One line for each pair of settings that cannot both be; the line begins with a setting's name."""
     server, model = settings.server, settings.model
     taken: dict[int, str] = {}
-    for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port"):
+    for name in ("port", *(["legacy_port"] if server.legacy else []), "grpc_port", "wyoming_port"):
         if (port := getattr(server, name)) in taken:
             yield f"server.{name}: {port} is server.{taken[port]} already; give each its own"
         elif port:
@@ -34,6 +34,12 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
         yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
     if server.metrics_key_required and not settings.auth.keys_file:
         yield "server.metrics_key_required: there are no keys; give auth.keys_file, or leave it out"
+    if server.wyoming_port is not None and bool(settings.auth.keys_file) is not bool(server.wyoming_key):
+        yield (
+            "server.wyoming_port: its clients send no keys, and this server wants them; name one in server.wyoming_key"
+            if settings.auth.keys_file
+            else "server.wyoming_key: there are no keys; give auth.keys_file, or leave it out"
+        )
     if (recording := settings.voices.max_recording_bytes) > (body := server.max_body_bytes):
         more = f"{recording} is more than server.max_body_bytes, {body}"
         yield f"voices.max_recording_bytes: {more}; raise that, or lower this"
