@@ -41,7 +41,7 @@ BESIDE = {
 }
 """Rooms beside the stack and what they may see; of the stack only entrypoints may see them."""
 
-BETWEEN_ENTRYPOINTS = {("cli", "upstream"), ("cli", "grpc"), ("cli", "http"), ("cli", "python"), ("cli", "triton")} | {("cli", "wyoming")}
+BETWEEN_ENTRYPOINTS = {("cli", name) for name in ("upstream", "grpc", "http", "python", "triton", "wyoming")}
 """Who may use another door: the command line speaks through the Python interface, and sets up the servers."""
 
 STANDARD_LIBRARY_ONLY = {

@@ -124,7 +124,7 @@ class _Connection:
         except OSError:
             pass  # it has left
         except Exception:
-            log.exception("a connection of Wyoming failed")
+            log.exception("wyoming failed")
             await self._end_with(StageFailed("server: an internal error, which was logged; tell its operator"))
         finally:
             reading.cancel()

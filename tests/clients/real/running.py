@@ -51,8 +51,9 @@ class Servers:
     @cached_property
     def plain(self) -> Mapping[str, str]:
         """Every door, without TLS and keys: the variables that scripts know it by."""
-        server = self._start("plain", "--legacy", "--legacy-port", 0, "--grpc-port", 0)
-        return {"URL": server.url, "COSYVOICE_URL": server.legacy_url, "COSYVOICE_GRPC": server.grpc_address}
+        server = self._start("plain", "--legacy", "--legacy-port", 0, "--grpc-port", 0, "--wyoming-port", 0)
+        own = {"COSYVOICE_URL": server.legacy_url, "COSYVOICE_GRPC": server.grpc_address}
+        return {"URL": server.url, "WYOMING": server.address(r"Wyoming is at (\S+)"), **own}
 
     @cached_property
     def secure(self) -> Mapping[str, str]:
