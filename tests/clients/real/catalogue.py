@@ -29,4 +29,8 @@ CLIENTS = (
     RealClient("wyoming", "wyoming_python.py", pip=("wyoming==1.10.2",), light=True),
     RealClient("curl", "curl.py", program="curl", light=True),
     RealClient("litellm", "litellm_speech.py", pip=("litellm==1.106.2",)),
+    RealClient("ElevenLabs (Python)", "eleven_python.py", pip=("elevenlabs==2.78.0",), secure=True),
+    RealClient("ElevenLabs (Node)", "eleven_node.mjs", npm=("@elevenlabs/elevenlabs-js@2.73.0",)),
+    RealClient("pipecat (ElevenLabs)", "pipecat_eleven.py", pip=("pipecat-ai==1.14.0", "aiohttp"), secure=True),
+    RealClient("livekit (ElevenLabs)", "livekit_eleven.py", pip=("livekit-plugins-elevenlabs==1.8.9",), secure=True),
 )
