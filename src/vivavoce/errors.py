@@ -35,7 +35,14 @@ class InvalidRequest(VivavoceError, http_status=400, grpc_status="INVALID_ARGUME
 
 
 class InvalidText(InvalidRequest):
-    """The text cannot be spoken: nothing in it to say, too long, or letters that the model lacks."""
+    """The text cannot be spoken: nothing in it to say, too long, or letters that the model lacks.
+
+    nothing_to_say: there is no fault in it, and no word.
+    """
+
+    def __init__(self, message: str = "", *, nothing_to_say: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_to_say = nothing_to_say
 
 
 class InvalidAudio(InvalidRequest):

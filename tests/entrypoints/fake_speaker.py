@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -140,7 +140,7 @@ class FakeSpeaker:
         if self.refuses_with is not None:
             raise self.refuses_with
         if order.text is not None and not order.text.strip():
-            raise InvalidText("text: nothing in '' can be spoken; write at least one word")
+            raise InvalidText("text: nothing in '' can be spoken; write at least one word", nothing_to_say=True)
         if isinstance(order.voice, str) and order.voice not in {v.name for v in await self.voices(order.owner)}:
             raise VoiceNotFound(f"voice: {order.voice!r} is not registered (known: anna)")
         self.orders.append(order)
@@ -171,3 +171,11 @@ class FakeSpeaker:
 
     async def statistics(self) -> SpeakerStatistics | None:
         return SpeakerStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
+
+
+class Unguided(FakeSpeaker):
+    """Its model follows no instructions."""
+
+    @property
+    def about(self) -> ModelAbout:
+        return replace(super().about, instructions=False)

@@ -12,7 +12,7 @@ from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.service.front_end import END_OF_PROMPT, choose_mode, condition, load_front_end
-from vivavoce.service.speech import Mark, Mode, SpeakOptions, marks_of
+from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mark, Mode, SpeakOptions, marks_of
 from vivavoce.service.voices.voice import Voice
 
 EMBEDDING = torch.arange(192.0)
@@ -41,6 +41,15 @@ def front_end(babble):
 )
 def test_the_fullest_mode_is_chosen(voice, instruct, mode):
     assert choose_mode(voice, instruct) is mode
+
+
+def test_a_model_that_cannot_follow_instructions_never_gets_them(front_end, caplog):
+    unguided = replace(front_end, card=replace(front_end.card, instructions=False))
+    for mode in (None, Mode.INSTRUCT):
+        told = unguided.conditioning(FULL, SpeakOptions(mode=mode, instruct="Speak like an old wizard."))
+        assert told.lm_prompt_text == unguided.conditioning(FULL).lm_prompt_text == FULL.prompt_text
+    assert front_end.conditioning(FULL, SpeakOptions(instruct="Slowly.")).lm_prompt_text != FULL.prompt_text
+    assert [record.getMessage() for record in caplog.records] == [INSTRUCTIONS_LEFT_OUT]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ speech tokens from the source recording.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,13 +32,15 @@ from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.engine.request import Arrival, Conditioning, SegmentRequest
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
-from vivavoce.service.speech import Mode, SpeakOptions
+from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.service.text.arriving import located_sentences, whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.service.voices.voice import Voice, check_fits
+
+log = logging.getLogger(__name__)
 
 END_OF_PROMPT = "<|endofprompt|>"
 """Ends an instruction; CosyVoice2 was trained with it."""
@@ -97,6 +100,7 @@ class FrontEnd:
     text: TextFrontEnd
     _known: WeakKeyDictionary[Voice, dict[Mode, Conditioning]] = field(init=False, default_factory=WeakKeyDictionary)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+    _warned: threading.Event = field(init=False, default_factory=threading.Event)
 
     def plan(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[PlannedSegment]:
         """The segments of a whole text: contiguous, in order, with seeds that follow one another.
@@ -145,7 +149,15 @@ class FrontEnd:
                     yield segment
 
     def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Conditioning:
-        """What a voice brings to the engine, by the table above; errors as `plan`."""
+        """What a voice brings to the engine, by the table above; errors as `plan`.
+
+        Instructions that the model cannot follow are left out, which the log says once.
+        """
+        if options.instruct and not self.card.instructions:
+            options = without_instructions(options)
+            if not self._warned.is_set():
+                self._warned.set()
+                log.warning("%s", INSTRUCTIONS_LEFT_OUT)
         with self._lock:
             if voice not in self._known:
                 check_fits(voice, self.config)

@@ -95,7 +95,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             segments = self._front_end.plan_arriving(progress.reading(text), voice, options, progress.closed.is_set)
             near = list(islice(segments, 1))
             if not near:
-                raise InvalidText("text: all pieces are empty; send some text")
+                raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
         for one in near:
             progress.give(one)
         request = EngineRequest(tuple(one.request for one in near), self.policy, arrival)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.text.reading import parse_language
+
+Options = TypeVar("Options", bound="SpeakOptions")
 
 MAX_SEED = 2**53
 """Seeds survive a passage through JSON numbers, which are doubles in many clients."""
@@ -64,6 +67,14 @@ class SpeakOptions:
             parse_language(self.language)
 
 
+INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"
+
+
+def without_instructions(options: Options) -> Options:
+    """The same, for a model that cannot follow instructions: it would speak them."""
+    return replace(options, instruct=None, mode=None if options.mode is Mode.INSTRUCT else options.mode)
+
+
 @dataclass(frozen=True)
 class Recording:
     """A reference recording as it was sent; content: an audio file's bytes; transcript: what it says, "" if unknown."""
@@ -78,13 +89,14 @@ class SpeechRequest(SpeakOptions):
 
     text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
     owner: whose voices are found beside the public ones; "": public voices only. policy: a chunk policy's name, None
-    for low_latency.
+    for low_latency. notes: what is not as its caller wished, one line each in ASCII.
     """
 
     text: str | None
     voice: str | Recording | None = None
     owner: str = ""
     policy: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 
 from tests.entrypoints.certificates import certified, needs_openssl
-from tests.entrypoints.fake_speaker import FakeSpeaker
+from tests.entrypoints.fake_speaker import FakeSpeaker, Unguided
 from tests.entrypoints.grpc.calling import METHOD, TEXT, audio, calling, described, pairs, request, sft, spoken
 from vivavoce.entrypoints.grpc.server import FILE, start_grpc
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.rate_limiter import ANONYMOUS
 from vivavoce.service.operations.settings import ServerSection
-from vivavoce.service.speech import FinishReason, Recording, SpeechRequest
+from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
 
 SECOND = struct.pack("<4h", 0, 1000, -1000, 32767) * 4000
 """One second of samples at 16 kHz."""
@@ -84,6 +84,15 @@ async def test_a_whole_answer_says_so_and_whose_it_is() -> None:
     assert (entry.door, entry.reason, entry.audio_s) == ("grpc", FinishReason.STOP, pytest.approx(len(TEXT) / 100))
 
 
+async def test_what_is_not_as_wished_is_told_before_the_audio() -> None:
+    async with calling(Unguided()) as caller:
+        call = caller.call(request("instruct_request", tts_text=TEXT, spk_id="anna", instruct_text="Softly."))
+        assert pairs(await call.initial_metadata())["x-warning"] == INSTRUCTIONS_LEFT_OUT
+        assert b"".join([audio(answer) async for answer in call]) == spoken(TEXT)
+        assert caller.speaker.orders[0].mode is None
+        assert set(b"".join(await caller.hear(sft("  ")))) == {0}
+
+
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
@@ -91,7 +100,6 @@ async def test_a_whole_answer_says_so_and_whose_it_is() -> None:
         (b"\xff\xff", "INVALID_ARGUMENT", "request: its 2 bytes are no cosyvoice.Request"),
         (request("sft_request", spk_id="anna"), "INVALID_ARGUMENT", "tts_text: is missing; a sftRequest needs it"),
         (request("sft_request", tts_text="Hi."), "INVALID_ARGUMENT", "spk_id: is missing"),
-        (sft("  "), "INVALID_ARGUMENT", "text: nothing in '' can be spoken"),
         (request("sft_request", tts_text="Hi.", spk_id="中文女"), "NOT_FOUND", "voice: '中文女' is not registered"),
         (request("instruct_request", tts_text="Hi.", spk_id="anna"), "INVALID_ARGUMENT", "instruct_text: is missing"),
         (request("zero_shot_request", tts_text="Hi.", prompt_audio=SECOND), "INVALID_ARGUMENT", "prompt_text: is"),

@@ -27,8 +27,9 @@ def make_state(
     speaker: Speaker | None = None, settings: ServerSettings | None = None, keys: KeyRing | None = None
 ) -> AppState:
     """A state for a speaker; to be called in the event loop that serves it."""
-    dispatcher = RequestDispatcher(speaker or FakeSpeaker())
-    return AppState(dispatcher, keys or KeyRing(), settings or ServerSettings())
+    settings = settings or ServerSettings()
+    dispatcher = RequestDispatcher(speaker or FakeSpeaker(), rules=settings.requests)
+    return AppState(dispatcher, keys or KeyRing(), settings)
 
 
 async def ask(app: ASGIApp, path: str, method: str = "GET", **headers: str) -> httpx.Response:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
-from tests.entrypoints.fake_speaker import FakeSpeaker, tone
+from tests.entrypoints.fake_speaker import FakeSpeaker, Unguided, tone
 from tests.entrypoints.http.websocket_serving import (
     END,
     FLUSH,
@@ -94,6 +94,16 @@ async def test_what_a_start_says_is_what_is_ordered() -> None:
         assert audio_of(await answered(client, start(model="fake", **wanted, **more, **recording), END)) == pcm(6, 7)
         order = SpeechRequest(None, Recording(b"\0\0\0", "Well."), policy="equal", instruct="Cheerfully.", **wanted)
         assert served.speaker.orders == [replace(order, sampling=SamplingParams(top_k=5))]
+
+
+async def test_what_is_not_as_wished_is_told_at_the_start() -> None:
+    async with connected(speaker=Unguided()) as (client, served):
+        wish = start(speed=4, mode="instruct", instructions="Like an old wizard.", text="Hello.")
+        replies = await answered(client, wish, END)
+        (started,) = of_type(replies, "started")
+        assert [warning.partition(":")[0] for warning in started["warnings"]] == ["speed", "instructions"]
+        assert served.speaker.orders[0].speed == 2.0
+        assert (served.speaker.orders[0].instruct, served.speaker.orders[0].mode) == (None, None)
 
 
 async def test_a_flush_is_spoken_at_once_and_what_follows_counts_on() -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
-from vivavoce.errors import DeadlineExceeded, EngineStopped, Overloaded
-from vivavoce.service.operations.dispatcher import ActiveRequest, RequestDispatcher
+from vivavoce.errors import DeadlineExceeded, EngineStopped, InvalidText, Overloaded
+from vivavoce.service.operations.dispatcher import SILENCE_S, ActiveRequest, RequestDispatcher
 from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
+from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest
 
 HELLO = SpeechRequest("Hello.", "anna")
@@ -195,6 +196,34 @@ async def test_speech_in_time_ends_as_ever() -> None:
         pass
     assert left.verdict is not None
     assert left.verdict.reason is FinishReason.CANCELLED  # its client left long before
+
+
+async def test_an_arriving_text_with_nothing_to_say_is_silent_and_whole() -> None:
+    class Wordless(FakeStream):
+        async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+            async for _ in self._texts():
+                pass
+            raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
+            yield  # which makes it an iterator
+
+    class Silent(FakeSpeaker):
+        async def speak(self, order: SpeechRequest) -> FakeStream:
+            return Wordless(order, None)
+
+    arriving = SpeechRequest(None, "anna")
+    for empty_text in ("silence", "refuse"):
+        dispatcher = RequestDispatcher(Silent(), rules=RequestsSection(empty_text=empty_text))
+        active = await dispatcher.speak(ANONYMOUS, arriving, door="http", request_id="a")
+        await active.push("\N{GRINNING FACE}")
+        await active.end()
+        if empty_text == "refuse":
+            with pytest.raises(InvalidText, match="all pieces are empty"):
+                await reason_of(active)
+            continue
+        events = [event async for event in active]
+        assert events[0] == SegmentText(0, 0, 1)
+        assert active.whole().audio_s == SILENCE_S
+        assert dispatcher.request_log.get("a", ANONYMOUS).segments_spoken == 1
 
 
 async def test_who_leaves_at_its_deadline_has_been_too_late() -> None:

@@ -82,7 +82,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
         speaker, engine = await _speaker(settings, stack, stop)
         if speaker is None:
             return
-        dispatcher = RequestDispatcher(speaker, request_log=request_log)
+        dispatcher = RequestDispatcher(speaker, request_log=request_log, rules=settings.requests)
         state = AppState(dispatcher, keys, settings)
         listeners = await _listen(state, sockets, server, stack)
         if engine is not None:

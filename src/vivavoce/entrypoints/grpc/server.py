@@ -43,7 +43,7 @@ LEAST_STREAMS = 8
 """Calls of one connection at once, and messages of one caller that are read, whatever `max_conc` says."""
 CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
 """After an hour a connection takes no new calls; its last ones have longer than any speech."""
-REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
+REQUEST_ID, FINISH_REASON, WARNING = "x-request-id", "finish-reason", "x-warning"
 ADMISSION = "x-admission-seconds"
 """How long the request took to be taken: its text, its voice, and the wait for room."""
 ERROR_CODE = "error-code"
@@ -297,7 +297,8 @@ class _Service:
             active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id, deadline=deadline)
             async with active:
                 waited = (ADMISSION, f"{active.admission_s:.3f}")
-                await context.send_initial_metadata(((REQUEST_ID, request_id), waited))
+                notes = ((WARNING, "; ".join(active.request.notes)),) if active.request.notes else ()
+                await context.send_initial_metadata(((REQUEST_ID, request_id), waited, *notes))
                 async for event in active:
                     if isinstance(event, AudioChunk):  # each when the one before is on its way
                         pcm = to_int16(event.samples).astype("<i2").tobytes()

@@ -23,7 +23,7 @@ from vivavoce.entrypoints.http import (
     voices,
     ws_session,
 )
-from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, REQUEST_ID_HEADER, AppState
+from vivavoce.entrypoints.http.app_state import SPEECH_HEADERS, AppState
 from vivavoce.entrypoints.http.middleware import RequestMiddleware
 from vivavoce.entrypoints.http.reference_page import reference_page
 from vivavoce.version import __version__
@@ -92,7 +92,7 @@ class _BoundedApp(FastAPI):
                 allow_origins=list(server.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
-                expose_headers=[REQUEST_ID_HEADER, ADMISSION_HEADER, "retry-after"],
+                expose_headers=[*SPEECH_HEADERS, "retry-after"],
             )
         self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
 

@@ -21,9 +21,14 @@ from vivavoce.service.operations.settings import ServerSettings
 REQUEST_ID_HEADER, TIMEOUT_HEADER = "x-request-id", "x-request-timeout"
 ADMISSION_HEADER = "x-admission-seconds"
 """How long a request for speech took to be taken: its text, its voice, and the wait for room."""
+SPEED_HEADER, WARNING_HEADER = "x-speed", "x-warning"
+"""Of speech: its speed, and what is not as its caller wished."""
+SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, WARNING_HEADER)
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {"name": TIMEOUT_HEADER, "in": "header", "schema": _SECONDS, "description": "Then the speech is given up."}
 """How the header is documented."""
+STRANGER = Principal("*", concurrent=16)
+"""All callers without a key together, where lists are open and the rest is not; no key has this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -55,6 +60,16 @@ async def current_principal(connection: HTTPConnection) -> Principal:
 
 KnownPrincipal = Annotated[Principal, Depends(current_principal)]
 """A route's parameter: who asks, or the answer 401."""
+
+
+async def list_reader(connection: HTTPConnection) -> Principal:
+    """The same for lists, which callers without a key may read where the settings say so: the public part of them."""
+    state = state_of(connection)
+    is_stranger = state.settings.auth.open_lists and token_in(connection.headers) is None
+    return STRANGER if is_stranger and state.keys.required else await current_principal(connection)
+
+
+ListReader = Annotated[Principal, Depends(list_reader)]
 
 
 async def deadline_of(connection: HTTPConnection) -> float | None:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import CommonFields, read_json, validated
 from vivavoce.entrypoints.http.streaming import SegmentClock, encode, speak
@@ -112,18 +112,18 @@ def router(state: AppState) -> APIRouter:
             return [_voice(voice) for voice in await dispatcher.speaker.voices(principal.owner)]
 
     @routes.get("/v1/voices", summary="All voices, for ElevenLabs' clients", responses=failures(401, 429, 503))
-    async def voices(principal: KnownPrincipal) -> dict[str, Any]:
+    async def voices(principal: ListReader) -> dict[str, Any]:
         return {"voices": await voices_of(principal)}
 
     @routes.get("/v2/voices", summary="All voices in one page", responses=failures(401, 429, 503))
-    async def found_voices(principal: KnownPrincipal, search: str = "") -> dict[str, Any]:
+    async def found_voices(principal: ListReader, search: str = "") -> dict[str, Any]:
         found = [
             one for one in await voices_of(principal) if search.lower() in f"{one['name']} {one['description']}".lower()
         ]
         return {"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None}
 
     @routes.get("/v1/voices/{voice_id}", summary="One voice", responses=failures(401, 404, 429, 503))
-    async def voice(voice_id: str, principal: KnownPrincipal) -> dict[str, Any]:
+    async def voice(voice_id: str, principal: ListReader) -> dict[str, Any]:
         for one in await voices_of(principal):
             if one["voice_id"] == voice_id:
                 return one
@@ -170,7 +170,9 @@ def _endpoint(
         body = await read_json(request, SpeechBody)
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, body.voice_settings, body.seed, body.language_code))
-        wanted = await fields.request(body.text, principal, state.dispatcher.speaker.about)
+        wanted = await fields.request(
+            body.text, principal, state.dispatcher.speaker.about, rules=state.dispatcher.rules
+        )
         made = None if form is None else partial(form, body.text)
         return await speak(
             request, principal, wanted, output, door=DOOR, deadline=deadline, form=made, media_type=media_type

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from vivavoce.entrypoints.http.app_state import REQUEST_ID_HEADER, request_id
-from vivavoce.errors import InvalidRequest, TooLarge, Unauthorized, VivavoceError
+from vivavoce.errors import InvalidRequest, ModelNotFound, TooLarge, Unauthorized, VivavoceError, VoiceNotFound
 
 _TYPES = {
     401: "authentication_error",
@@ -35,6 +35,8 @@ _FIELDS = {
 _NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
 """Left out of a field's name: where it came, and the forms that one field may have."""
 _METHODS = ("GET", "POST", "DELETE")
+_MISTAKES = 10
+"""Mistakes that a message names."""
 _DESCRIPTIONS = {
     400: "A field is missing, unknown or out of its limits.",
     401: "No API key, or one that nobody has.",
@@ -87,7 +89,7 @@ def install(app: FastAPI) -> None:
 def error_body(error: VivavoceError) -> dict[str, Any]:
     """The value of "error" in an answer or an event."""
     param = None
-    if isinstance(error, InvalidRequest):  # its message begins with the field
+    if isinstance(error, (InvalidRequest, VoiceNotFound, ModelNotFound)):  # its message begins with the field
         name = str(error).partition(":")[0]
         name = _FIELDS.get(name, name)
         param = name if name.replace("_", "").replace(".", "").isalnum() else None
@@ -112,16 +114,19 @@ def error_response(status: int, message: str, code: str, headers: Mapping[str, s
 
 
 def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
-    """What a schema found wrong, as one line: the first field, and how many others there are."""
-    first = details[0]
-    path = [_printable(part) for part in first["loc"] if part not in _NOT_FIELDS]
-    given = first.get("input")
-    shown = "" if isinstance(given, (dict, list)) or given is None else f" (given: {str(given)[:40]!r})"
-    others = f"; {len(details) - 1} more" if len(details) > 1 else ""
-    message = str(first["msg"])
-    return InvalidRequest(
-        f"{'.'.join(path) or where}: {message[:1].lower()}{message[1:]}{shown}{others}; see /openapi.json"
-    )
+    """What a schema found wrong, as one line: the first mistake in each field, and how many more than ten there are."""
+    mistakes: list[str] = []
+    told: set[str] = set()
+    # Of the forms that one field may have, the one that goes deepest is meant.
+    for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
+        path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
+        given, message = detail.get("input"), str(detail["msg"])
+        shown = "" if isinstance(given, (dict, list)) or given is None else f" (given: {str(given)[:40]!r})"
+        if path not in told:
+            mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
+        told |= {path, path.partition(".")[0]}
+    more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
+    return InvalidRequest(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
 
 
 @contextmanager

@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vivavoce.entrypoints.http import elevenlabs
-from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, state_of
+from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.entrypoints.http.speech_input import SpeechFields, read_speech
+from vivavoce.entrypoints.http.speech_input import SpeechFields, check_model, read_speech
 from vivavoce.entrypoints.http.streaming import speak, speech_events
-from vivavoce.errors import ModelNotFound
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.keys import SPEECH_PATH
 from vivavoce.service.operations.rate_limiter import Principal
@@ -47,11 +46,19 @@ class ModelEntry(BaseModel):
     instructions: bool = Field(description="It follows instructions; else they are not spoken.")
 
 
+class ModelLabel(BaseModel):
+    """What a list of models to choose from needs."""
+
+    id: str
+    name: str
+
+
 class ModelList(BaseModel):
     """All models that are served."""
 
     object: Literal["list"] = "list"
     data: list[ModelEntry]
+    models: list[ModelLabel] = Field(description="The same ones, where Open WebUI looks for them.")
 
 
 class RequestEntry(BaseModel):
@@ -90,17 +97,18 @@ def router(state: AppState) -> APIRouter:
         return await spoken(request, principal, deadline, fields, uploaded)
 
     @routes.get("/v1/models", summary="The model that is served", response_model=ModelList, responses=ENGINE_FAILURES)
-    async def models(request: Request, _: KnownPrincipal) -> ModelList | Response:
+    @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
+    async def models(request: Request, _: ListReader) -> ModelList | Response:
         if elevenlabs.is_elevenlabs(request.headers):  # whose packages read a list
             return JSONResponse(elevenlabs.models(dispatcher.speaker.about))
-        return ModelList(data=[_model(dispatcher.speaker.about, began)])
+        served = _model(dispatcher.speaker.about, began)
+        return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
-    async def model(name: str, _: KnownPrincipal) -> ModelEntry:
+    async def model(name: str, _: ListReader) -> ModelEntry:
         about = dispatcher.speaker.about
-        if name != about.name:
-            raise ModelNotFound(f"model: {name[:80]!r} is not served here; use {about.name}")
-        return _model(about, began)
+        check_model(name, about)
+        return _model(about, began).model_copy(update={"id": name})
 
     @routes.get("/v1/audio/requests/{identity}", summary="What became of a request", responses=failures(401, 404))
     async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
@@ -113,7 +121,8 @@ async def spoken(
     request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
 ) -> Response:
     """The answer to these fields, and to a recording that came beside them."""
-    wanted = await fields.request(fields.input, principal, state_of(request).dispatcher.speaker.about, uploaded)
+    dispatcher = state_of(request).dispatcher
+    wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
     output = parse_format(fields.response_format, fields.sample_rate)
     form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
     return await speak(

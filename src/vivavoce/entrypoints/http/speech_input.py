@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
+from vivavoce.entrypoints.http.app_state import state_of
 from vivavoce.entrypoints.http.errors import invalid
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
 from vivavoce.service.audio.encode import SAMPLE_RATES
 from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
@@ -73,7 +75,9 @@ class CommonFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str = Field("", max_length=200, description="The served model's name, or tts-1, tts-1-hd, gpt-4o-mini-tts.")
     voice: VoiceName | VoiceId | None = Field(None, description="A voice's name, or {id}. Default: the model's first.")
-    instructions: str | None = Field(None, max_length=1000, description="How to say it, in words.")
+    instructions: str | None = Field(
+        None, max_length=4096, description="How to say it, in words; left out for a model that cannot follow them."
+    )
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "ulaw", "alaw"] = Field(
         "mp3", description="pcm: 16-bit little-endian mono samples without a header; opus: in Ogg; aac: ADTS."
     )
@@ -82,7 +86,7 @@ class CommonFields(BaseModel):
         description="Samples per second of the audio. Default: the model's, 8000 for ulaw and alaw.",
         json_schema_extra={"enum": [None, *SAMPLE_RATES]},
     )
-    speed: float = Field(1.0, ge=0.5, le=2.0, description="The pitch stays.")
+    speed: float = Field(1.0, ge=0.25, le=4.0, description="The pitch stays. Beyond 0.5 … 2 it is one of these.")
     seed: int = Field(0, ge=0, le=2**53, description="The same seed gives the same audio.")
     mode: Literal["zero_shot", "cross_lingual", "instruct", "sft"] | None = Field(
         None, description="How the voice is used. Default: the fullest that it allows."
@@ -99,17 +103,37 @@ class CommonFields(BaseModel):
     prompt_text: str = Field("", max_length=MAX_TEXT_CHARS, description="What the reference recording says.")
     sampling: SamplingFields = Field(default_factory=SamplingFields)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """What is null, and a voice without a name, is as good as left out."""
+        if not isinstance(fields, dict):
+            return fields
+        left_out = {name for name in cls.model_fields if fields.get(name) is None}
+        left_out |= {"voice"} if fields.get("voice") == "" else set()
+        return {name: value for name, value in fields.items() if name not in left_out}
+
     async def request(
-        self, text: str | None, principal: Principal, about: ModelAbout, uploaded: bytes | None = None
+        self,
+        text: str | None,
+        principal: Principal,
+        about: ModelAbout,
+        uploaded: bytes | None = None,
+        rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
         """What the engine is asked for; text: None if it arrives piece by piece; uploaded: a recording from a form.
 
         ModelNotFound lists the names that are known; InvalidRequest: both a voice and a recording, or a transcript
-        without a recording; InvalidAudio: the recording is not base64.
+        without a recording, or a speed that the rules refuse; InvalidAudio: the recording is not base64.
         """
-        if self.model and self.model != about.name and not _OPENAI_MODEL.fullmatch(self.model):
-            known = ", ".join((about.name, *OPENAI_MODELS))
-            raise ModelNotFound(f"model: {self.model[:80]!r} is not served here; use one of {known}")
+        if self.model:
+            check_model(self.model, about)
+        speed, notes = min(max(self.speed, MIN_SPEED), MAX_SPEED), tuple[str, ...]()
+        if speed != self.speed:
+            problem = f"speed: {self.speed:g} is not in {MIN_SPEED:g} to {MAX_SPEED:g}"
+            if rules.speed == "refuse":
+                raise InvalidRequest(f"{problem}; choose a number inside")
+            notes = (f"{problem}; it is spoken at {speed:g}",)
         recording = None
         if uploaded is not None:
             recording = Recording(uploaded, self.prompt_text)
@@ -128,12 +152,20 @@ class CommonFields(BaseModel):
             owner=principal.owner,
             mode=self.mode,
             instruct=self.instructions or None,
-            speed=self.speed,
+            speed=speed,
             seed=self.seed,
             sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
             policy=self.chunk_policy,
             language=self.language,
+            notes=notes,
         )
+
+
+def check_model(name: str, about: ModelAbout) -> None:
+    """ModelNotFound, with the names that are known: this one is neither the served model's nor one of OpenAI's."""
+    if name != about.name and not _OPENAI_MODEL.fullmatch(name):
+        known = ", ".join((about.name, *OPENAI_MODELS))
+        raise ModelNotFound(f"model: {name[:80]!r} is not served here; use one of {known}")
 
 
 class SpeechFields(CommonFields):
@@ -166,6 +198,10 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     if media_type(request) not in (MULTIPART, URLENCODED):
         return await read_json(request, SpeechFields), None
     form = await read_form(request, MAX_FORM_FIELDS)
+    if form.texts and form.texts[0][0].lstrip().startswith("{"):
+        raise InvalidRequest(
+            f"content-type: the body is JSON and came as {media_type(request)}; send content-type: application/json"
+        )
     for name, _ in form.files:
         if name != "prompt_audio":
             raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as prompt_audio")
@@ -173,7 +209,7 @@ async def read_speech(request: Request) -> tuple[SpeechFields, bytes | None]:
     for name, text in form.texts:
         is_json = name in _STRUCTURED and text.lstrip().startswith("{")
         values[name] = _json_of(text.encode(), name) if is_json else text
-    return validated(SpeechFields, values), form.files[-1][1] if form.files else None
+    return validated(SpeechFields, _wanted(request, SpeechFields, values)), form.files[-1][1] if form.files else None
 
 
 def media_type(request: Request) -> str:
@@ -239,9 +275,16 @@ async def read_json(request: Request, model: type[_Model]) -> _Model:
             needed = next(name for name, field in model.model_fields.items() if field.is_required())
             kind = type(values).__name__
             raise InvalidRequest(f"body: is a {kind}, not an object; send an object with the field {needed}")
-        return validated(model, values)
+        return validated(model, _wanted(request, model, values))
 
     return await off_loop(len(body), read)
+
+
+def _wanted(request: Request, model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """The fields, without unknown ones where the settings have these ignored."""
+    if state_of(request).settings.requests.unknown_fields == "refuse":
+        return values
+    return {name: value for name, value in values.items() if name in model.model_fields}
 
 
 async def read_form(request: Request, max_fields: int) -> Form:

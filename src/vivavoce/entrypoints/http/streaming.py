@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from vivavoce.entrypoints.http.app_state import ADMISSION_HEADER, request_id, state_of
+from vivavoce.entrypoints.http.app_state import (
+    ADMISSION_HEADER,
+    SPEED_HEADER,
+    WARNING_HEADER,
+    request_id,
+    state_of,
+)
 from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
@@ -56,7 +62,10 @@ class StreamedSpeech(Response):
     def __init__(
         self, active: ActiveRequest, pieces: AsyncGenerator[bytes, None], *, media_type: str, patience_s: float
     ) -> None:
-        headers = {**_HEADERS, ADMISSION_HEADER: f"{active.admission_s:.3f}"}
+        wanted = active.request
+        headers = {**_HEADERS, ADMISSION_HEADER: f"{active.admission_s:.3f}", SPEED_HEADER: f"{wanted.speed:g}"}
+        if wanted.notes:
+            headers[WARNING_HEADER] = "; ".join(wanted.notes)
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._active, self._patience_s, self._pieces = active, patience_s, pieces

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, refuse_foreign_page, voice_owner
+from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page, voice_owner
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MULTIPART, Form, media_type, read_form
 from vivavoce.errors import InvalidRequest
@@ -82,7 +82,7 @@ def router(state: AppState) -> APIRouter:
     dispatcher, speaker = state.dispatcher, state.dispatcher.speaker
 
     @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=failures(401, 429, 503))
-    async def voices(principal: KnownPrincipal) -> VoiceList:
+    async def voices(principal: ListReader) -> VoiceList:
         with dispatcher.permitted(principal):
             found = await speaker.voices(principal.owner)
         labels = [VoiceLabel(id=voice.name, name=voice.name) for voice in found]

@@ -221,7 +221,7 @@ class Session:
         dispatcher = self._state.dispatcher
         principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
         about = dispatcher.speaker.about
-        wanted = await start.request(None, principal, about)
+        wanted = await start.request(None, principal, about, rules=dispatcher.rules)
         self._dialect.is_base64 = start.audio == "base64"
         identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
         self._next_id = None

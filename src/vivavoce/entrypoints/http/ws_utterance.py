@@ -199,7 +199,8 @@ class StreamedUtterance:
             self._check_stopped()
             if number == 1:
                 rate = self._output.rate_of(self._sample_rate)
-                started = {"sample_rate": rate, "response_format": self._output.codec.value}
+                started: Reply = {"sample_rate": rate, "response_format": self._output.codec.value}
+                started |= {"warnings": notes} if (notes := list(active.request.notes)) else {}
                 await self._reply({"type": "started", "request_id": self.request_id, **started})
             await self._send_speech(active, passage, encoder)
         except Exception as error:

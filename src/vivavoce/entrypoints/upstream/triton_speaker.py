@@ -436,4 +436,4 @@ def _away() -> EngineStopped:
 
 
 def _unspeakable() -> InvalidText:
-    return InvalidText("text: nothing in it can be spoken; write at least one word")
+    return InvalidText("text: nothing in it can be spoken; write at least one word", nothing_to_say=True)

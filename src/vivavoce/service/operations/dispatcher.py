@@ -8,9 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+
+from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import (
     DeadlineExceeded,
     EngineStopped,
+    InvalidRequest,
+    InvalidText,
     ListenerStalled,
     RequestCancelled,
     StageFailed,
@@ -20,11 +25,22 @@ from vivavoce.service.logs import log_text
 from vivavoce.service.operations.metrics import RequestMetrics
 from vivavoce.service.operations.rate_limiter import Permit, Principal, RateLimiter
 from vivavoce.service.operations.request_log import RequestLog, RequestRecord
+from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speaker import Speaker, SpeechStream
-from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.speech import (
+    INSTRUCTIONS_LEFT_OUT,
+    FinishReason,
+    SegmentText,
+    SpeechEvent,
+    SpeechRequest,
+    Verdict,
+    without_instructions,
+)
 
 NEAR_S = 0.25
 """Who leaves so close to its deadline has counted it by itself."""
+SILENCE_S = 0.2
+"""What a text with nothing to say sounds like."""
 
 
 class RequestDispatcher:
@@ -35,9 +51,10 @@ class RequestDispatcher:
         speaker: Speaker,
         *,
         request_log: RequestLog | None = None,
+        rules: RequestsSection = RequestsSection(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.speaker, self.clock = speaker, clock
+        self.speaker, self.rules, self.clock = speaker, rules, clock
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
@@ -92,8 +109,10 @@ class RequestDispatcher:
             if left_s is not None and left_s <= 0:
                 raise _too_late("it was taken")
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
+            request = self._possible(request)
+            record.notes = request.notes
             try:
-                stream = await asyncio.wait_for(self.speaker.speak(request), left_s)
+                stream = await asyncio.wait_for(self._stream(request), left_s)
             except (TimeoutError, asyncio.TimeoutError):
                 raise _too_late("it was taken") from None
         except BaseException as error:
@@ -105,7 +124,7 @@ class RequestDispatcher:
             raise
         record.admission_s = self.clock() - began
         self.metrics.admitted(record)
-        active = self._active[record] = ActiveRequest(self, record, stream, permit, began)
+        active = self._active[record] = ActiveRequest(self, record, request, stream, permit, began)
         active.count_text(request.text or "")
         return active
 
@@ -124,6 +143,26 @@ class RequestDispatcher:
         self.request_log.end(record, verdict, self.clock() - began)
         self._note_end()
 
+    def _possible(self, request: SpeechRequest) -> SpeechRequest:
+        """The request without instructions that the model cannot follow; InvalidRequest: they are refused."""
+        if not request.instruct or self.speaker.about.instructions:
+            return request
+        if self.rules.instructions == "refuse":
+            raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
+        return replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
+
+    async def _stream(self, request: SpeechRequest) -> SpeechStream:
+        try:
+            return await self.speaker.speak(request)
+        except InvalidText as error:
+            return self.silence_for(error, len(request.text or ""))
+
+    def silence_for(self, error: InvalidText, characters: int) -> Silence:
+        """What is heard of a text with nothing to say; raises the error if it is another one, or is to be told."""
+        if not error.nothing_to_say or self.rules.empty_text == "refuse":
+            raise error
+        return Silence(self.speaker.about.sample_rate, characters)
+
     def _check_draining(self) -> None:
         if self.draining:
             raise EngineStopped("server: it is shutting down; ask another one, or again in some seconds")
@@ -133,16 +172,47 @@ class RequestDispatcher:
             self._empty.set()
 
 
+class Silence:
+    """See `SpeechStream`: a text of some characters, and nothing to say among them."""
+
+    def __init__(self, sample_rate: int, characters: int) -> None:
+        self.sample_rate, self._characters = sample_rate, characters
+        self.verdict: Verdict | None = None
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """See `SpeechStream`."""
+        yield SegmentText(0, 0, self._characters)
+        yield AudioChunk(np.zeros(round(SILENCE_S * self.sample_rate), np.float32), self.sample_rate, segment=0)
+        self.verdict = self.verdict or Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
+
+    async def push(self, text: str) -> None:
+        """Its text has come."""
+
+    async def end(self) -> None:
+        """Its text has come."""
+
+    def cancel(self) -> None:
+        """See `SpeechStream`."""
+        self.verdict = self.verdict or Verdict(FinishReason.CANCELLED)
+
+
 class ActiveRequest:
     """One request for speech, with its listener at a door; iterate it once.
 
     Audio counts as delivered when the listener asks for what comes next: doors send each piece before they go on.
-    verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
+    request: as it is spoken; verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
     """
 
     def __init__(
-        self, dispatcher: RequestDispatcher, record: RequestRecord, stream: SpeechStream, permit: Permit, began: float
+        self,
+        dispatcher: RequestDispatcher,
+        record: RequestRecord,
+        request: SpeechRequest,
+        stream: SpeechStream,
+        permit: Permit,
+        began: float,
     ) -> None:
+        self.request = request
         self._dispatcher, self._record, self._stream, self._permit = dispatcher, record, stream, permit
         self._began = self._last_at = began
         self.request_id, self.admission_s = record.request_id, record.admission_s or 0.0
@@ -159,7 +229,7 @@ class ActiveRequest:
         """Its events, in order; raises what it failed with, after the verdict is written."""
         record = self._record
         try:
-            async for event in self._stream:
+            async for event in self._events():
                 if self.verdict is not None:
                     break  # the client or the server ended it
                 if isinstance(event, SegmentText):
@@ -183,6 +253,15 @@ class ActiveRequest:
         else:
             given = max(record.segments_given, ended.segments_given)
             self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
+
+    async def _events(self) -> AsyncIterator[SpeechEvent]:
+        try:
+            async for event in self._stream:
+                yield event
+        except InvalidText as error:  # an arriving text has ended
+            self._stream = self._dispatcher.silence_for(error, self._record.characters)
+            async for event in self._stream:
+                yield event
 
     def whole(self) -> Verdict:
         """Its verdict, after an iteration that raised nothing; raises where not all was spoken."""

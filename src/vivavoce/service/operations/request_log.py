@@ -36,8 +36,8 @@ class RequestRecord:
     runs; reason, error, error_code: of its
     verdict, None while it runs; admission_s: seconds from its start until it was taken, None if it is not taken yet or
     was refused; first_audio_s, total_s: until its first audio was handed over (None: there was none), and to its end;
-    deadline: the moment of the dispatcher's clock at which it is given up, None: never; scope: of the task in which it
-    came.
+    deadline: the moment of the dispatcher's clock at which it is given up, None: never; notes: what is not as its
+    caller wished; scope: of the task in which it came.
     """
 
     request_id: str
@@ -55,6 +55,7 @@ class RequestRecord:
     first_audio_s: float | None = None
     total_s: float | None = None
     deadline: float | None = None
+    notes: tuple[str, ...] = ()
     scope: RequestScope | None = None
 
     @property
@@ -157,6 +158,7 @@ def _write_line(record: RequestRecord) -> None:
         audio_s=record.audio_s,
         segments_spoken=record.segments_spoken,
         segments_given=record.segments_given,
+        warning="; ".join(record.notes) or None,
         error_code=record.error_code,
         error=None if quotes and not texts_are_logged() else record.error,
     )

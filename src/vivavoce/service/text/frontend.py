@@ -119,7 +119,9 @@ class TextFrontEnd:
                     yield from begun
                     yield from found
                     return
-        raise InvalidText(f"text: nothing in {excerpt(text)} can be spoken; write at least one word")
+        raise InvalidText(
+            f"text: nothing in {excerpt(text)} can be spoken; write at least one word", nothing_to_say=True
+        )
 
     def normalize(self, text: str) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
