@@ -39,26 +39,24 @@ AnyVoice = Voice | AudioSource | None
 
 
 class Manner(TypedDict, total=False):
-    """How a text is spoken: keywords of `speak` and of all methods that speak as it does."""
+    """How a text is spoken: keywords of `speak` and of all methods that speak as it does.
+
+    transcript: what the voice's recording says; without it the voice is cloned, the manner is not; mode: zero_shot,
+    cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
+    speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
+    sampling: None: as the model's own configuration says; language: whose rules read numbers and dates, "en" or "zh",
+    None: told from the text; prompt_text, instruct: former names of transcript and instructions.
+    """
 
     transcript: str
-    """What the reference recording says; without it the voice is cloned, the manner is not."""
     mode: Mode | str | None
-    """zero_shot, cross_lingual, instruct or sft; None: the fullest that the voice allows."""
     instructions: str | None
-    """How to say it, in words."""
     speed: float
-    """0.5 … 2.0; 1.0 if it is not given."""
     seed: int
-    """The same seed gives the same audio (a stream, which attends chunk by chunk, gives its own); 0 if not given."""
     sampling: SamplingParams | None
-    """None: as the model's own configuration says."""
     language: str | None
-    """Whose rules read numbers and dates, "en" or "zh"; None: told from the text."""
     prompt_text: str
-    """The former name of `transcript`."""
     instruct: str | None
-    """The former name of `instructions`."""
 
 
 _INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
@@ -199,7 +197,7 @@ class Vivavoce:
             text: what to say; numbers, dates and units are read out.
             voice: see the class.
             cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
-            manner: the keywords of `Manner`: transcript, mode, instructions, speed, seed, sampling, language.
+            manner: transcript, mode, instructions, speed, seed, sampling, language: see `Manner`.
 
         Raises:
             RequestCancelled: `cancel` was set.

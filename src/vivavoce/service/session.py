@@ -86,10 +86,9 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
             arrival = Arrival.WHOLE if is_short and len(near) < AHEAD + 2 else Arrival.SEGMENTS
             near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)
-        elif isinstance(text, AsyncIterable):
-            raise InvalidText(f"text: {type(text).__name__} needs an event loop; give it to astream, for `async for`")
         elif not isinstance(text, Iterable) or isinstance(text, bytes):
-            raise InvalidText(f"text: {type(text).__name__} is no text; give a string or an iterable of strings")
+            problem = f"text: {type(text).__name__} is no text"
+            raise InvalidText(f"{problem}; give a string, an iterable of strings, or an async one to astream")
         else:
             arrival = progress.arrival = self._front_end.arrival
             segments = self._front_end.plan_arriving(progress.reading(text), voice, options, progress.closed.is_set)

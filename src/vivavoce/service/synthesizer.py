@@ -22,7 +22,7 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, Spoken
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled, VivavoceError
+from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
@@ -68,7 +68,7 @@ class Speech:
         """This one and then the other; their marks point into the two texts joined. InvalidRequest: rates differ."""
         if self.sample_rate != other.sample_rate:
             raise InvalidRequest(
-                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz cannot be joined; use one model for both"
+                f"sample_rate: {self.sample_rate} and {other.sample_rate} Hz do not join; use one model"
             )
         at, s = self.marks[-1].end_character if self.marks else 0, self.duration_s
         moved = (
@@ -201,20 +201,19 @@ class Synthesizer:
     ) -> Iterator[Speech]:
         """`speak` for one text after the other, in their order; the engine has as many of them as it has slots."""
         waiting: deque[_Making] = deque()
-        refusal = None
+
+        def ready(most: int) -> Iterator[Speech]:
+            while waiting and (waiting[0].handle.done or len(waiting) > most):
+                yield waiting.popleft().result(cancel)
+
         try:
             for text in texts:
-                try:
-                    waiting.append(self._begin(text, voice, options, cancel))
-                except VivavoceError as error:  # those before it are heard first
-                    refusal = error
-                    break
-                while waiting and (waiting[0].handle.done or len(waiting) > self.engine.memory.slots):
-                    yield waiting.popleft().result(cancel)
-            while waiting:
-                yield waiting.popleft().result(cancel)
-            if refusal is not None:
-                raise refusal
+                waiting.append(self._begin(text, voice, options, cancel))
+                yield from ready(self.engine.memory.slots)
+            yield from ready(0)
+        except InvalidRequest:
+            yield from ready(0)  # the texts before the one that is refused
+            raise
         finally:
             for one in waiting:
                 one.handle.cancel()

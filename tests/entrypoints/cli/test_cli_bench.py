@@ -62,7 +62,7 @@ class FakeVivavoce:
             await asyncio.sleep(0)
             yield AudioChunk(self._samples(), RATE, index, index == 1)
 
-    def speak(self, text: str, voice: Any, *, seed: int, sampling: SamplingParams) -> Any:
+    async def aspeak(self, text: str, voice: Any, *, seed: int, sampling: SamplingParams) -> Any:
         self._note(text, voice, seed, sampling, "offline")
         return SimpleNamespace(samples=np.concatenate([self._samples(), self._samples()]))
 

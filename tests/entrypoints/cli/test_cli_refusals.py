@@ -141,7 +141,7 @@ SPOKEN = [
     ("Hi. --voice nobody", "voice: 'nobody' is not registered (known: babble-a, babble-b)"),
     ("Hi. --voice absent.wav", "'absent.wav' does not exist"),
     ("Hi. --voice text.wav", "'text.wav' is not an audio file"),
-    ("Hi. --prompt-text words", "prompt_text: belongs to a recording"),
+    ("Hi. --prompt-text words", "transcript: belongs to a recording"),
     ("Hi. --mode zero_shot", "mode: zero_shot needs reference speech"),
     ("Hi. --mode instruct", "mode: instruct needs an instruction"),
     ("Hi. --model nope", "'nope' is neither a folder nor a known model"),

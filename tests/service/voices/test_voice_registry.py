@@ -115,7 +115,7 @@ def test_other_kinds_are_refused(registry, voice):
 def test_a_transcript_belongs_to_a_recording(registry, store, full_voice):
     store.save(full_voice("anna"))
     for voice in ("anna", "first", None, full_voice("x"), full_voice("")):
-        with pytest.raises(InvalidRequest, match=r"^prompt_text: belongs to a recording; .* leave prompt_text out$"):
+        with pytest.raises(InvalidRequest, match=r"^transcript: belongs to a recording; .* leave transcript out$"):
             registry.resolve(voice, "Hello")
 
 

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,7 +211,7 @@ def run_bench(
 def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
     """Put the load on a loaded model, which stays open."""
     from vivavoce.bench import Ending, Report, run_load
-    from vivavoce.bench.load import MAX_CONCURRENCY, those
+    from vivavoce.bench.load import those
     from vivavoce.entrypoints.cli.bench_model import machine, reset_peaks, resources
 
     load = request.load
@@ -229,8 +228,6 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
         bar("speaking", ended, len(warmup) + len(utterances), "")
 
     async def drive() -> list[Outcome]:
-        # A thread for every user of whole utterances; it starts those that are used.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_CONCURRENCY, "bench-offline"))
         await run_load(target, warmup, load.load(), show)
         reset_peaks(tts.device)
         return await run_load(target, utterances, load.load(), lambda ended: show(len(warmup) + ended))
@@ -263,14 +260,14 @@ class EngineTarget:
         return self.tts.sample_rate
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
-        """See `bench.Target`; whole utterances are made in threads of the event loop."""
+        """See `bench.Target`."""
         from vivavoce.bench import Piece, Refused
 
         voice = None if utterance.voice is None else self.voices[utterance.voice]
         keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
         try:
             if self.policy is None:
-                samples = (await asyncio.to_thread(self.tts.speak, utterance.text, voice, **keywords)).samples
+                samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
                 yield Piece(len(samples), samples if self.keep else None)
                 return
             async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):

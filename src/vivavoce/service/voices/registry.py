@@ -104,7 +104,7 @@ class VoiceRegistry:
         if prompt_text:
             called = "the default one" if voice is None else voice.label
             raise InvalidRequest(
-                f"prompt_text: belongs to a recording; the voice, {called}, is extracted already, leave prompt_text out"
+                f"transcript: belongs to a recording; the voice, {called}, is extracted already, leave transcript out"
             )
         return self._check(voice or self._default())
 
