@@ -6,14 +6,19 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import soundfile
+from elevenlabs import VoiceSettings
+from elevenlabs.client import ElevenLabs
+from elevenlabs.core.api_error import ApiError
 
+from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import SAMPLES_PER_LETTER, FakeSpeaker
+from tests.entrypoints.http.faulty_clients import state_of
 from tests.entrypoints.http.serving import Served, make_state, serving
 from vivavoce.entrypoints.http.app import build_app
 from vivavoce.errors import Overloaded
@@ -131,11 +136,46 @@ def test_voices_models_and_the_user(server: Served) -> None:
     assert (model["model_id"], model["can_do_text_to_speech"]) == ("fake", True)
     assert isinstance(httpx.get(f"{server.url}/v1/models", headers={"X-Fern-SDK-Name": "elevenlabs"}).json(), list)
     # OpenAI's packages, which send another header, read an object at the same path.
-    models = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any").models.list()
-    assert [model.id for model in models] == ["fake"]
+    models = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer any"}).json()
+    assert [model["id"] for model in models["data"]] == ["fake"]
 
 
-def test_keys_are_wanted_here_too(tmp_path: Any) -> None:
+def test_their_package(server: Served, speaker: FakeSpeaker) -> None:
+    with httpx.Client() as web:  # which theirs would not close
+        client = ElevenLabs(base_url=server.url, api_key="any", httpx_client=web)
+        settings = VoiceSettings(speed=1.2)
+        for speak in (client.text_to_speech.convert, client.text_to_speech.stream):
+            pieces = speak("anna", text=TEXT, output_format="pcm_16000", voice_settings=settings, model_id="eleven_v2")
+            assert sum(map(len, pieces)) == LENGTH * 2 // 3 * 2
+            assert speaker.orders[-1].speed == 1.2
+        whole = client.text_to_speech.convert_with_timestamps("anna", text=TEXT)
+        assert whole.alignment is not None
+        assert "".join(whole.alignment.characters) == TEXT
+        pieces = [*client.text_to_speech.stream_with_timestamps("anna", text=TEXT, output_format="ulaw_8000")]
+        assert sum(len(base64.b64decode(piece.audio_base_64)) for piece in pieces) == LENGTH // 3
+        assert "".join("".join(piece.alignment.characters) for piece in pieces if piece.alignment) == TEXT
+        assert [voice.voice_id for voice in client.voices.get_all().voices] == ["anna"]
+        assert [voice.name for voice in client.voices.search(search="anna").voices] == ["anna"]
+        assert client.voices.get("anna").category == "premade"
+        assert [model.model_id for model in client.models.list()] == ["fake"]
+        assert client.user.get().subscription.status == client.user.subscription.get().status == "active"
+        with pytest.raises(ApiError) as refused:
+            b"".join(client.text_to_speech.convert("nobody", text=TEXT))
+        assert (refused.value.status_code, "nobody" in str(refused.value.body)) == (404, True)
+
+
+@needs_openssl
+@pytest.mark.filterwarnings("ignore:ConnectionClosed.code:DeprecationWarning")  # theirs
+def test_their_package_over_tls_which_it_insists_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = certified(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files["tls_certificate"]))
+    with serving(build_app, state_of(FakeSpeaker, **files)) as server, httpx.Client() as web:
+        client = ElevenLabs(base_url=f"https://127.0.0.1:{server.port}", api_key="any", httpx_client=web)
+        pieces = client.text_to_speech.convert_realtime("anna", text=iter([TEXT]), output_format="alaw_8000")
+        assert sum(map(len, pieces)) == 80 * len(f" {TEXT} ")
+
+
+def test_keys_are_wanted_here_too(tmp_path: Path) -> None:
     key, file = new_key(), tmp_path / "keys.toml"
     add_key(file, new_entry(key, "theirs"))
     with serving(build_app, lambda: make_state(keys=KeyRing(file))) as server:
