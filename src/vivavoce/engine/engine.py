@@ -8,7 +8,6 @@ whose segments bring speech tokens, or whose speech tokens arrive).
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 import weakref
 from collections import deque
@@ -49,8 +48,6 @@ from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
-
-log = logging.getLogger(__name__)
 
 NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
 """Speech tokens of the streams that measure the machine."""
@@ -200,8 +197,7 @@ class Engine:
         counts = self._statistics.now.requests
         try:
             self._admission.check(streaming, request)
-        except Overloaded as error:
-            log.info("refused: %(figures)s", {"figures": error.figures})
+        except Overloaded:
             with self._statistics.lock:
                 counts.refused += 1
             raise

@@ -315,7 +315,7 @@ async def test_on_a_slow_machine_requests_wait_for_a_while_and_who_leaves_frees_
         await waiting(FEW_WAITING - 1)
         for one in in_vain:
             with pytest.raises(Overloaded, match="it was busy with other requests for 1 s; try again in 10 s"):
-                await one
+                await asyncio.wait_for(one, 60)
         await waiting(0)
         arriving = await host.speak(order(None, None))  # its text comes, and waits as others do
         await arriving.push("Hello there, friend. ")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
 from vivavoce.errors import DeadlineExceeded, EngineStopped, InvalidText, Overloaded
+from vivavoce.service.logs import JsonFormatter
 from vivavoce.service.operations.dispatcher import SILENCE_S, ActiveRequest, RequestDispatcher
 from vivavoce.service.operations.rate_limiter import ANONYMOUS, Principal
 from vivavoce.service.operations.settings import RequestsSection
@@ -234,3 +237,17 @@ async def test_who_leaves_at_its_deadline_has_been_too_late() -> None:
         now[0] = 999.9
     assert active.verdict is not None
     assert (active.verdict.reason, active.verdict.error_code) == (FinishReason.ERROR, "deadline_exceeded")
+
+
+async def test_why_there_is_no_room_is_for_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vivavoce")
+    caplog.handler.setFormatter(JsonFormatter())
+    dispatcher = RequestDispatcher(FakeSpeaker(refuses_with=Overloaded("server: it is busy", 3.0, "streams: 2 of 1")))
+    with pytest.raises(Overloaded, match="server: it is busy"):
+        await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a")
+    line = json.loads(caplog.text)
+    assert (line["event"], line["figures"], line["error"]) == (
+        "speech refused",
+        "streams: 2 of 1",
+        "server: it is busy",
+    )

@@ -6,7 +6,7 @@ import fileinput
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +54,13 @@ def add(
 
     The file keeps only its SHA-256. A server that runs takes the new key at once.
     """
-    from vivavoce.service.operations.keys import add_key, has_expired, new_entry, new_key
+    from vivavoce.service.operations.keys import add_key, new_entry, new_key
 
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
     others = {**limits, "concurrent": concurrent, "owner": owner, "may_publish": may_publish, "expires": expires}
     entry = new_entry(key, name, **others)
-    if has_expired(entry, time.time()):
+    if entry.has_expired(time.time()):
         raise InvalidRequest(f"expires: {expires} is past, nobody could use the key; give a day to come")
     add_key(file, entry)
     print(key)
@@ -149,31 +149,19 @@ def usage(
     if as_json:
         print(json.dumps({name: asdict(used) for name, used in found.items()}, indent=2))
     elif found:
-        print_table(
-            [
-                (
-                    name or "–",
-                    *map(str, (used.requests, used.refused, used.characters)),
-                    f"{used.audio_s:.1f}",
-                    used.last,
-                )
-                for name, used in sorted(found.items())
-            ],
-            ("name", "requests", "refused", "characters", "audio [s]", "last"),
-        )
+        rows = [(name or "–", *map(str, astuple(used))) for name, used in sorted(found.items())]
+        print_table(rows, ("name", "requests", "refused", "characters", "audio [s]", "last"))
     else:
         Reporter().report("the log has no request for speech; the server writes them with --log-format json")
 
 
 def _row(entry: KeyEntry) -> tuple[str, ...]:
-    from vivavoce.service.operations.keys import has_expired
-
-    now = time.time()
+    expired = " expired" if entry.has_expired(time.time()) else ""
     limits = (entry.requests_per_minute, entry.characters_per_minute, entry.concurrent)
     return (
         entry.name,
         entry.owner,
         "yes" if entry.may_publish else "no",
         *("–" if limit is None else f"{limit:g}" for limit in limits),
-        "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}{' expired' * has_expired(entry, now)}",
+        "never" if entry.expires is None else f"{entry.expires:%Y-%m-%d %H:%M}{expired}",
     )

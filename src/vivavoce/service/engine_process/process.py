@@ -31,8 +31,6 @@ from vivavoce.service.speech import SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 10.0
-"""After which one that has waited in vain should try again: about what a sentence or two last."""
 OWNER_SHARE = 4
 """One owner's share of the requests that are on their way to the engine: one in so many."""
 LOOK_S = 0.05
@@ -122,11 +120,8 @@ class EngineServer:
             try:
                 await asyncio.wait_for(session.handle.begun_async(), settings.max_wait_s)
             except (TimeoutError, asyncio.TimeoutError):
-                raise Overloaded(
-                    f"server: it was busy with other requests for {settings.max_wait_s:g} s; try again in "
-                    f"{AGAIN_S:.0f} s",
-                    AGAIN_S,
-                ) from None
+                busy = f"server: it was busy with other requests for {settings.max_wait_s:g} s; try again in 10 s"
+                raise Overloaded(busy, 10.0) from None
 
     @contextmanager
     def _on_its_way(self, request: SpeechRequest) -> Iterator[None]:

@@ -118,7 +118,7 @@ class RequestDispatcher:
         except BaseException as error:
             if permit is not None:
                 permit.leave()
-            public = _public(error)
+            public, record.figures = _public(error), getattr(error, "figures", None)
             reason = FinishReason.CANCELLED if isinstance(public, RequestCancelled) else FinishReason.ERROR
             self.end(record, Verdict(reason, error=str(public), error_code=public.code), began)
             raise
@@ -243,6 +243,7 @@ class ActiveRequest:
                     # As far as can be told before the next segment begins, those before this one are spoken.
                     record.segments_spoken = event.segment
         except Exception as error:
+            record.figures = getattr(error, "figures", None)
             self._finish(FinishReason.ERROR, _public(error))
             raise
         if self._failure is not None:

@@ -63,6 +63,10 @@ class KeyEntry(Principal):
     sha256: str = field(default="", repr=False)
     expires: datetime | None = None
 
+    def has_expired(self, now: float) -> bool:
+        """Whether it is refused for its age; now: seconds since 1970."""
+        return self.expires is not None and now >= self.expires.timestamp()
+
 
 class KeyRing:
     """The keys that hold now; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
@@ -130,7 +134,7 @@ class KeyRing:
         for entry in self._entries:  # all of them, so that the time does not tell which one fits
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
-        if found is not None and found.expires is not None and has_expired(found, self._clock()):
+        if found is not None and found.expires is not None and found.has_expired(self._clock()):
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             raise Unauthorized(
                 f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
@@ -149,11 +153,6 @@ class KeyRing:
             # A typing mistake must not lock everyone out: the keys that were known go on.
             told = {"error": error, "count": len(self._entries)}
             _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", told)
-
-
-def has_expired(entry: KeyEntry, now: float) -> bool:
-    """Whether a key is refused for its age; now: seconds since 1970."""
-    return entry.expires is not None and now >= entry.expires.timestamp()
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:

@@ -39,14 +39,11 @@ class RequestMetrics:
         self._of_callers = CollectorRegistry()
         self._callers: set[str] = set()
 
-        def of_callers(name: str, text: str) -> Counter:
-            return Counter(f"vivavoce_caller_{name}", text, ("caller",), registry=self._of_callers)
-
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(f"vivavoce_{name}", text, labels, buckets=SECONDS, registry=registry)
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"vivavoce_{name}", text, labels, registry=registry)
+        def counter(name: str, text: str, *labels: str, of: CollectorRegistry = registry) -> Counter:
+            return Counter(f"vivavoce_{name}", text, labels, registry=of)
 
         self._active = Gauge(
             "vivavoce_streams_active", "Requests for speech that were taken and have not ended.", registry=registry
@@ -61,11 +58,12 @@ class RequestMetrics:
         self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
         self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
         self._characters = counter("characters", "Characters of text taken in.")
-        self._usage = (
-            of_callers("requests", "Requests for speech that were taken and ended, by the name of their key."),
-            of_callers("characters", "Characters of their texts."),
-            of_callers("audio_seconds", "Seconds of audio handed to them."),
-        )
+        usage = {
+            "requests": "Requests for speech that were taken and ended, by the name of their key.",
+            "characters": "Characters of their texts.",
+            "audio_seconds": "Seconds of audio handed to them.",
+        }
+        self._usage = [counter(f"caller_{name}", text, "caller", of=self._of_callers) for name, text in usage.items()]
 
     def admitted(self, record: RequestRecord) -> None:
         """A request was taken."""

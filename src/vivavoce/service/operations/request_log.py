@@ -33,11 +33,11 @@ class RequestRecord:
 
     principal_name: of the key, "" where none is needed; door: "openai", "grpc" …; started: Unix time in seconds;
     characters: of text that was taken in; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
-    runs; reason, error, error_code: of its
-    verdict, None while it runs; admission_s: seconds from its start until it was taken, None if it is not taken yet or
-    was refused; first_audio_s, total_s: until its first audio was handed over (None: there was none), and to its end;
-    deadline: the moment of the dispatcher's clock at which it is given up, None: never; notes: what is not as its
-    caller wished; scope: of the task in which it came.
+    runs; reason, error, error_code: of its verdict, None while it runs; figures: of the engine, why it had no room;
+    admission_s: seconds from its start until it was taken, None if it is not taken yet or was refused; first_audio_s,
+    total_s: until its first audio was handed over (None: there was none), and to its end; deadline: the moment of the
+    dispatcher's clock at which it is given up, None: never; notes: what is not as its caller wished; scope: of the task
+    in which it came.
     """
 
     request_id: str
@@ -51,6 +51,7 @@ class RequestRecord:
     reason: FinishReason | None = None
     error: str | None = None
     error_code: str | None = None
+    figures: str | None = None
     admission_s: float | None = None
     first_audio_s: float | None = None
     total_s: float | None = None
@@ -160,6 +161,7 @@ def _write_line(record: RequestRecord) -> None:
         segments_given=record.segments_given,
         warning="; ".join(record.notes) or None,
         error_code=record.error_code,
+        figures=record.figures or None,
         error=None if quotes and not texts_are_logged() else record.error,
     )
 
@@ -188,7 +190,7 @@ def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
             used.requests += told["event"] == _ENDED
             used.refused += told["event"] == _REFUSED
             used.characters += int(told.get("characters", 0))
-            used.audio_s += float(told.get("audio_s", 0.0))
+            used.audio_s = round(used.audio_s + float(told.get("audio_s", 0.0)), 3)
             used.last = max(used.last, str(told.get("time", "")))
     return dict(found)
 
