@@ -157,7 +157,7 @@ class FrontEnd:
             options = without_instructions(options)
             if not self._warned.is_set():
                 self._warned.set()
-                log.warning("%s", INSTRUCTIONS_LEFT_OUT)
+                log.warning("instructions: %(note)s", {"note": INSTRUCTIONS_LEFT_OUT.removeprefix("instructions: ")})
         with self._lock:
             if voice not in self._known:
                 check_fits(voice, self.config)
