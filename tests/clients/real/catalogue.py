@@ -33,4 +33,7 @@ CLIENTS = (
     RealClient("ElevenLabs (Node)", "eleven_node.mjs", npm=("@elevenlabs/elevenlabs-js@2.73.0",)),
     RealClient("pipecat (ElevenLabs)", "pipecat_eleven.py", pip=("pipecat-ai==1.14.0", "aiohttp"), secure=True),
     RealClient("livekit (ElevenLabs)", "livekit_eleven.py", pip=("livekit-plugins-elevenlabs==1.8.9",), secure=True),
+    RealClient("requests, as CosyVoice's client", "cosyvoice_http.py", pip=("requests==2.34.2",), light=True),
+    RealClient("grpcio, as CosyVoice's client", "cosyvoice_grpc.py", pip=("grpcio==1.85.1", "grpcio-tools==1.85.1")),
+    RealClient("openapi-python-client", "made_by_openapi.py", pip=("openapi-python-client==0.29.1",)),
 )
