@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
 from contextlib import AbstractContextManager
@@ -12,7 +13,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import httpx
+import numpy as np
 import pytest
+import soundfile
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
@@ -64,7 +67,9 @@ class Page(HTMLParser):
             self.ids.append(str(given["id"]))
         if tag == "label" and given.get("for"):
             self.labelled.add(str(given["for"]))
-        if tag in ("select", "textarea") or (tag == "input" and given.get("type") not in ("checkbox", "file")):
+        if tag in ("select", "textarea") or (
+            tag == "input" and given.get("type") not in ("checkbox", "file") and "aria-label" not in given
+        ):
             self.fields.add(str(given["id"]))
 
 
@@ -122,7 +127,7 @@ def test_pages_refer_to_what_is_there(name: str) -> None:
     assert page.forbidden == []
     assert len(page.ids) == len(set(page.ids))
     assert page.fields <= page.labelled, "every field has a label"
-    known = {f"web/{name}" for name in ASSETS} | {"./", "voices", "status", "metrics", "#main"}
+    known = {f"web/{name}" for name in ASSETS} | {"./", "voices", "status", "metrics", "docs", "#main"}
     assert set(page.addresses) <= known
 
 
@@ -136,11 +141,77 @@ def test_modules_are_short_and_import_their_neighbours(name: str) -> None:
 
 
 def test_all_of_it_is_small_and_nothing_comes_from_elsewhere() -> None:
-    assert sum(len(asset.content) for asset in ASSETS.values()) < 100 * 1024
+    assert sum(len(asset.content) for asset in ASSETS.values()) < 170_000
     assert len({asset.tag for asset in ASSETS.values()}) == len(ASSETS)
     for name, asset in ASSETS.items():
         addresses = re.findall(rb"(?:https?:)?//[a-z0-9-]+\.[a-z]+[^\s\"']*", asset.content)
         assert set(addresses) <= {b"http://www.w3.org/2000/svg"}, name
+
+
+def test_everything_has_a_chinese_form() -> None:
+    """English stands in the pages and in calls of `t`, Chinese beside it in one dictionary."""
+    modules = {name: ASSETS[name].content.decode() for name in MODULES}
+    dictionary = re.findall(r'^  "((?:[^"\\]|\\.)*)": "', modules.pop("zh.js"), re.MULTILINE)
+    assert len(dictionary) == len(set(dictionary))
+    code = "\n".join(modules.values())
+    called = {
+        text for call in re.findall(r"\bt\(([^;]*?)\)", code) for text in re.findall(r'"((?:[^"\\]|\\.)*)"', call)
+    }
+    written = {text for name in pages.PAGES.values() for text in Words(name).texts}
+    written = {text for text in written if "JavaScript" not in text}
+    assert {text for text in written if re.search("[a-zA-Z]{2}", text)} - set(dictionary) <= NAMES
+    assert {text for text in called if re.search("[a-zA-Z]{2}", text)} - set(dictionary) <= {
+        "built_in",
+        "playing",
+    }  # states
+    whole = code.replace('" +\n  "', "")
+    assert [text for text in dictionary if text not in written and f'"{text}"' not in whole] == []
+
+
+NAMES = {
+    "vivavoce",
+    "WAV",
+    "MP3",
+    "Ctrl",
+    "Enter",
+    "Esc",
+    "English",
+    "vivavoce download CosyVoice2-0.5B vivavoce serve --model CosyVoice2-0.5B",
+}
+
+
+class Words(HTMLParser):
+    """What a page has to read: texts, and attributes that are read out."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.feed(re.split("<body[^>]*>", ASSETS[name].content.decode())[1])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.texts += [value for name, value in attrs if name in ("placeholder", "aria-label", "title") and value]
+
+    def handle_data(self, data: str) -> None:
+        if text := " ".join(data.split()):
+            self.texts.append(text)
+
+
+def test_samples_of_a_page_come_back_as_mp3(tmp_path: Path) -> None:
+    samples = (8_000 * np.sin(np.arange(48_001) / 20)).astype("<i2").tobytes()
+    file, key = tmp_path / "keys.toml", new_key()
+    add_key(file, new_entry(key, "caller"))
+    with serving_with(KeyRing(file)) as server:
+        known, address = {"authorization": f"Bearer {key}"}, f"{server.url}/web/mp3"
+        assert httpx.post(f"{address}?rate=24000", content=samples).status_code == 401
+        parts = (samples[start : start + 9_999] for start in range(0, len(samples), 9_999))  # samples are cut in two
+        answer = httpx.post(f"{address}?rate=24000", content=parts, headers=known)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/mpeg")
+        for wrong in ("", "?rate=1", "?rate=x"):
+            assert httpx.post(address + wrong, content=b"", headers=known).status_code == 400
+    heard, rate = soundfile.read(io.BytesIO(answer.content))
+    assert rate == 24_000
+    assert 48_001 <= len(heard) < 52_000
+    assert np.abs(heard).max() == pytest.approx(8_000 / 32_768, abs=0.02)
 
 
 @dataclass

@@ -44,7 +44,7 @@ def build_app(state: AppState) -> FastAPI:
     if state.settings.server.metrics and state.settings.server.health_port is None:
         app.include_router(metrics.router(state))
     if state.settings.server.web_page:
-        app.include_router(pages.router())
+        app.include_router(pages.router(state))
     return app
 
 

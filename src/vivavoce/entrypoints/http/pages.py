@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
+from typing import Annotated
 
-from fastapi import APIRouter
+import numpy as np
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal
+from vivavoce.entrypoints.http.streaming import encode
 from vivavoce.errors import EngineStopped
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
@@ -87,8 +93,8 @@ class Asset:
     tag: str
 
 
-def router() -> APIRouter:
-    """`/`, `/voices`, `/status` and `/web/…`; they want no key, what the pages then ask for may."""
+def router(state: AppState) -> APIRouter:
+    """`/`, `/voices`, `/status` and `/web/…`; the files want no key, what the pages then ask for may."""
     routes = APIRouter(include_in_schema=False)
     assets = load_assets()
     served = {f"/web/{name}": asset for name, asset in assets.items() if name not in PAGES.values()}
@@ -105,6 +111,22 @@ def router() -> APIRouter:
 
     for path in served:
         routes.add_api_route(path, answer, methods=["GET"])
+
+    @routes.post("/web/mp3")
+    async def mp3(
+        request: Request, principal: KnownPrincipal, rate: Annotated[int, Query(ge=8_000, le=48_000)]
+    ) -> Response:
+        """The body's samples (mono, int16, little endian) as MP3: a page saves what it played, unspoken anew."""
+        output, made, rest = OutputFormat(AudioFormat.MP3), [], b""
+        with state.dispatcher.permitted(principal), closing(output.open(rate)) as encoder:
+            async for part in request.stream():
+                whole = rest + part
+                even = len(whole) & ~1
+                samples, rest = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768), whole[even:]
+                made.append(await encode(output, partial(encoder.encode, samples)))
+            made.append(await encode(output, encoder.finish))
+        return Response(b"".join(made), headers={**_UNCACHED, "content-type": output.content_type(rate)})
+
     return routes
 
 

@@ -1,8 +1,9 @@
-/** Requests to the server: the API key, errors in the server's own words, the way out of them. */
+/** Requests to the server: the API key, errors in people's words, the way out of them. */
 
+import { t } from "./i18n.js";
 import { askForKey, knownKey } from "./key.js";
 
-/** What a server, or the way to it, refused; its message can be shown as it is. */
+/** What a server, or the way to it, refused; `explain` says it to people. */
 export class ApiError extends Error {
   /**
    * @param {string} message
@@ -14,6 +15,11 @@ export class ApiError extends Error {
     this.code = code;
     this.retryAfter = retryAfter;
     this.requestId = requestId;
+  }
+
+  /** The same request may be taken after `retryAfter` seconds; one that an engine stopped at is not sent again. */
+  get isBusy() {
+    return this.status === 429 && Number.isFinite(this.retryAfter);
   }
 }
 
@@ -32,7 +38,7 @@ export async function ask(path, { silent = false, ...options } = {}) {
     const refused = await errorOf(answer);
     if (answer.status !== 401 || silent) throw refused;
     // The key may have changed since this request was sent: then the new one is tried before anyone is asked.
-    if (knownKey() === key && (await askForKey(key ? refused.message : "")) === null) throw refused;
+    if (knownKey() === key && (await askForKey(key ? t("This key is not known here. See that it was copied whole.") : "")) === null) throw refused;
     if (options.signal?.aborted) throw refused;
   }
 }
@@ -49,7 +55,7 @@ async function send(path, key, options) {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (isAbort(error)) throw error;
-    throw new ApiError("The server cannot be reached.", { code: "unreachable" });
+    throw new ApiError(t("The server cannot be reached."), { code: "unreachable" });
   }
 }
 
@@ -66,7 +72,7 @@ async function errorOf(answer) {
   const body = await answer.json().catch(() => null);
   const error = body?.error;
   // A proxy in between answers in its own words, or in none.
-  if (typeof error?.message !== "string") return new ApiError(`The server answered ${answer.status}.`, more);
+  if (typeof error?.message !== "string") return new ApiError(t("The server answered {status}.", { status: answer.status }), more);
   return new ApiError(error.message, { ...more, code: String(error.code ?? "") });
 }
 
@@ -78,19 +84,34 @@ export function isAbort(error) {
   return error instanceof DOMException && error.name === "AbortError";
 }
 
+/** What the codes of the server's errors mean to people; the others' messages are shown themselves. */
+/** @type {Record<string, string>} */
+const WORDS = {
+  unauthorized: "This server answers only those who have a key.",
+  forbidden: "This key may not do that.",
+  voice_not_found: "There is no voice of this name any more: choose another one.",
+  voice_exists: "There is a voice of this name: choose another name, or tick “Replace a voice of this name”.",
+  overloaded: "The server is busy with other speech. Try again in a moment.",
+  engine_stopped: "The speech engine has stopped, and starts again. Try again in a moment.",
+  out_of_memory: "The server has too little memory for this: try a shorter text.",
+  deadline_exceeded: "It took too long. Try again in a moment.",
+};
+
 /**
- * An error in one paragraph: what happened, and what to do where the message does not say it.
+ * An error in one paragraph: what happened, and what to do.
  * @param {unknown} error
  * @returns {string}
  */
 export function explain(error) {
-  if (!(error instanceof ApiError)) return `The page failed: ${error instanceof Error ? error.message : error}`;
-  const said = error.message;
+  if (!(error instanceof ApiError))
+    return t("The page failed: {said}", { said: error instanceof Error ? error.message : String(error) });
   if (error.code === "unreachable")
-    return `${said} See whether it runs and whether this device is online; then try again.`;
-  if (error.code === "cut") return `${said} What arrived is kept; speak again for all of it.`;
-  // Most messages end with the way out themselves.
-  if (Number.isFinite(error.retryAfter) && !/again/.test(said))
-    return `${said}: try again in ${Math.ceil(error.retryAfter)} s.`;
-  return error.status >= 500 && error.requestId ? `${said} (request ${error.requestId})` : said;
+    return `${error.message} ${t("See whether it runs and whether this device is online; then try again.")}`;
+  if (error.code === "cut") return `${error.message} ${t("What arrived is kept; speak again for all of it.")}`;
+  const known = WORDS[error.code];
+  if (known) return t(known);
+  // A message begins with the field's name in the API, which is no word of the page.
+  const said = error.message.replace(/^[\w ]{1,20}: (.)/, (_, first) => first.toUpperCase());
+  const told = t("{said}", { said });
+  return error.status >= 500 && error.requestId ? t("{told} (request {id})", { told, id: error.requestId }) : told;
 }

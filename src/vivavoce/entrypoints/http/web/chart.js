@@ -1,59 +1,108 @@
-/** Small line charts of the last minutes. */
+/** Line charts of the last minutes, with a scale, and the values at the pointer. */
 
 import { element } from "./dom.js";
+import { t } from "./i18n.js";
 
-const WIDTH = 240;
-const HEIGHT = 56;
+const WIDTH = 300;
+const HEIGHT = 72;
+
+/** A line: what it is called, and its values from old to new; NaN leaves a gap. */
+/** @typedef {{name: string, values: number[]}} Line */
 
 /** A tile: a title, a figure, a line of detail and a chart of one or two lines. */
 export class Tile {
   /**
    * @param {string} title
    * @param {string} id
+   * @param {(value: number) => string} written A value of the chart in words.
    */
-  constructor(title, id) {
+  constructor(title, id, written) {
+    this.written = written;
     this.figure = element("p", { className: "figure" }, "–");
     this.detail = element("p", { className: "hint" });
-    this.chart = svg("svg", {
-      viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart", "aria-hidden": "true",
-    });
-    this.root = element("section", { className: "card tile", "data-tile": id, "aria-label": title },
-      element("h2", {}, title), this.figure, this.detail, this.chart);
+    this.top = element("span", { className: "top-value" });
+    this.began = element("span");
+    this.told = element("p", { className: "told hint" });
+    this.chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "chart" });
+    this.pointer = svg("line", { class: "pointer", y1: "0", y2: String(HEIGHT) });
+    const area = element("div", { className: "area", "aria-hidden": "true" }, this.chart, this.top,
+      element("span", { className: "zero" }, "0"));
+    this.root = element("section", { className: "card tile", "data-tile": id, "aria-label": t(title) },
+      element("h2", {}, t(title)), this.figure, this.detail,
+      this.told, area,
+      element("div", { className: "axis" }, this.began, element("span", {}, t("now"))));
+    /** @type {Line[]} */
+    this.lines = [];
+    /** @type {number[]} Seconds ago of the values. */
+    this.ages = [];
+    this.spanS = 1;
+    /** @type {number | null} Share of the width. */
+    this.at = null;
+    area.addEventListener("pointermove", (event) => this.point(event.offsetX / area.clientWidth));
+    area.addEventListener("pointerdown", (event) => this.point(event.offsetX / area.clientWidth));
+    area.addEventListener("pointerleave", () => this.point(null));
   }
 
   /**
    * @param {string} figure
    * @param {string} detail
-   * @param {number[][]} lines Each from old to new; NaN leaves a gap.
+   * @param {Line[]} lines
+   * @param {number[]} ages Seconds ago of the lines' values; a shorter line lacks the first ones.
+   * @param {number} spanS Seconds that the width stands for.
    * @param {number} [ceiling] The chart's top; without one, or above it, the greatest value.
    */
-  show(figure, detail, lines, ceiling = 0) {
+  show(figure, detail, lines, ages, spanS, ceiling = 0) {
     this.figure.textContent = figure;
     this.detail.textContent = detail;
-    const most = Math.max(...[...lines.flat(), ceiling].filter(Number.isFinite), 0) || 1;
-    this.chart.replaceChildren(
-      ...lines.flatMap((values, place) => strokes(values, most).map((points) =>
+    [this.lines, this.ages, this.spanS] = [lines, ages, spanS];
+    const most = Math.max(...[...lines.flatMap(({ values }) => values), ceiling].filter(Number.isFinite), 0);
+    this.top.textContent = this.written(most || 1);
+    this.began.textContent = t("{minutes} min ago", { minutes: Math.round(spanS / 60) });
+    this.chart.replaceChildren(this.pointer,
+      ...lines.flatMap(({ values }, place) => this.strokes(values, most || 1).map((points) =>
         svg("polyline", { points, class: place === 0 ? "line" : "line second" }))));
+    this.point(this.at);
   }
-}
 
-/**
- * @param {number[]} values
- * @param {number} most
- * @returns {string[]} The points of each unbroken stretch.
- */
-function strokes(values, most) {
-  /** @type {string[][]} */
-  const all = [[]];
-  values.forEach((value, place) => {
-    if (!Number.isFinite(value)) {
-      all.push([]);
-      return;
-    }
-    const x = values.length > 1 ? (place / (values.length - 1)) * WIDTH : WIDTH;
-    all[all.length - 1].push(`${x.toFixed(1)},${(HEIGHT - 2 - (value / most) * (HEIGHT - 6)).toFixed(1)}`);
-  });
-  return all.filter((points) => points.length > 1).map((points) => points.join(" "));
+  /** @param {number | null} share Of the width where the pointer is. */
+  point(share) {
+    this.at = share;
+    const wanted = share === null ? NaN : (1 - share) * this.spanS;
+    const place = this.ages.reduce((best, age, each) =>
+      Math.abs(age - wanted) < Math.abs(this.ages[best] - wanted) ? each : best, this.ages.length - 1);
+    const values = this.lines.map(({ name, values: all }) =>
+      ({ name, value: all[place - (this.ages.length - all.length)] })).filter(({ value }) => Number.isFinite(value));
+    const isShown = share !== null && values.length > 0 && Math.abs(this.ages[place] - wanted) < this.spanS / 20;
+    this.pointer.classList.toggle("shown", isShown);
+    this.told.textContent = isShown ? [t("{seconds} s ago", { seconds: Math.round(this.ages[place]) }),
+      ...values.map(({ name, value }) => [name, this.written(value)].filter(Boolean).join(" "))].join(" · ") : "";
+    if (isShown) for (const end of ["x1", "x2"]) this.pointer.setAttribute(end, String(this.x(this.ages[place])));
+  }
+
+  /** @param {number} age */
+  x(age) {
+    return (1 - age / this.spanS) * WIDTH;
+  }
+
+  /**
+   * @param {number[]} values
+   * @param {number} most
+   * @returns {string[]} The points of each unbroken stretch.
+   */
+  strokes(values, most) {
+    /** @type {string[][]} */
+    const all = [[]];
+    const ages = this.ages.slice(this.ages.length - values.length);
+    values.forEach((value, place) => {
+      if (!Number.isFinite(value)) {
+        all.push([]);
+        return;
+      }
+      const y = HEIGHT - 2 - (value / most) * (HEIGHT - 4);
+      all[all.length - 1].push(`${this.x(ages[place]).toFixed(1)},${y.toFixed(1)}`);
+    });
+    return all.filter((points) => points.length > 1).map((points) => points.join(" "));
+  }
 }
 
 /**

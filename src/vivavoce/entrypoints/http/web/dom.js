@@ -1,5 +1,7 @@
 /** Small helpers around the document. */
 
+import { t } from "./i18n.js";
+
 /**
  * The element of an id, of the type that is expected there.
  * @template {Element} T
@@ -58,7 +60,7 @@ export function write(place, text) {
  */
 export function confirmed(question, doing) {
   return new Promise((resolve) => {
-    const no = element("button", { type: "button" }, "Keep");
+    const no = element("button", { type: "button" }, t("Keep"));
     const yes = element("button", { type: "button", className: "danger" }, doing);
     const box = element("dialog", { "aria-label": question }, element("p", {}, question),
       element("div", { className: "row end" }, no, yes));
@@ -86,13 +88,37 @@ export function save(data, name) {
 }
 
 /**
+ * Put a text where other programs paste it from.
+ * @param {string} text
+ */
+export async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  // Browsers have a clipboard on safe origins only; this older way works on all.
+  const area = element("textarea", { value: text });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/**
  * Seconds as people read them.
  * @param {number} seconds
  * @returns {string}
  */
 export function duration(seconds) {
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
+  if (seconds < 1) return t("{n} ms", { n: Math.round(seconds * 1000) });
+  if (seconds < 60) return t("{n} s", { n: seconds.toFixed(seconds < 10 ? 2 : 1) });
   const whole = Math.round(seconds);
-  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return t("{minutes} min {seconds} s", { minutes: Math.floor(whole / 60), seconds: whole % 60 });
+}
+
+/**
+ * Seconds as players show them, 1:05.
+ * @param {number} seconds
+ * @returns {string}
+ */
+export function clock(seconds) {
+  const whole = Math.floor(seconds + 0.001);
+  return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
 }

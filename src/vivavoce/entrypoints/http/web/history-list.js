@@ -1,13 +1,18 @@
 /** The list of what was spoken before. */
 
-import { byId, confirmed, duration, element, save, write } from "./dom.js";
+import { byId, confirmed, duration, element, write } from "./dom.js";
 import { entries, forget, forgetAll, remember } from "./history.js";
+import { locale, t } from "./i18n.js";
 
 /** The page's part with the ids history…. */
 export class HistoryList {
-  /** @param {(wish: import("./speech.js").Wish) => void} useAgain */
-  constructor(useAgain) {
+  /**
+   * @param {(wish: import("./speech.js").Wish) => void} useAgain
+   * @param {(entry: import("./history.js").Entry) => void} play
+   */
+  constructor(useAgain, play) {
     this.useAgain = useAgain;
+    this.play = play;
     this.list = byId("history", HTMLUListElement);
     this.title = byId("history-title", HTMLElement);
     /** @type {Map<number, HTMLLIElement>} What is shown, by the entries' ids. */
@@ -15,7 +20,7 @@ export class HistoryList {
     this.clearing = byId("history-clear", HTMLButtonElement);
     this.note = byId("history-note", HTMLElement);
     this.clearing.addEventListener("click", async () => {
-      if (await confirmed("Delete all texts and audio kept in this browser?", "Delete all"))
+      if (await confirmed(t("Delete all texts and audio kept in this browser?"), t("Delete all")))
         await this.remove(forgetAll);
     });
     this.attempt(async () => {});
@@ -35,7 +40,7 @@ export class HistoryList {
       await change();
       this.show(await entries());
     } catch {
-      write(this.note, "This browser keeps no history here: it has no room, or its private mode forbids it.");
+      write(this.note, t("This browser keeps no history here: it has no room, or its private mode forbids it."));
     }
   }
 
@@ -49,14 +54,13 @@ export class HistoryList {
   }
 
   /**
-   * Show these entries. Those that are there already stay as they are: one may be playing, or have the focus.
+   * Show these entries. Those that are there already stay as they are: one may have the focus.
    * @param {import("./history.js").Entry[]} kept The youngest first.
    */
   show(kept) {
     const ids = new Set(kept.map(({ id }) => id));
     for (const [id, item] of this.items) {
       if (ids.has(id)) continue;
-      for (const audio of item.querySelectorAll("audio")) URL.revokeObjectURL(audio.src);
       item.remove();
       this.items.delete(id);
     }
@@ -79,25 +83,19 @@ export class HistoryList {
       made.addEventListener("click", act);
       return made;
     };
-    const play = button("Play", () => {
-      const audio = element("audio", { controls: true, src: URL.createObjectURL(entry.audio) });
-      play.replaceWith(audio);
-      audio.focus();
-      audio.play();
-    });
     const about = [
-      new Date(when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
-      wish.reference ? "own recording" : wish.voice || "first voice",
+      new Date(when).toLocaleString(locale, { dateStyle: "medium", timeStyle: "short" }),
+      wish.reference ? t("own recording") : wish.voice || t("first voice"),
       duration(entry.seconds),
-      entry.verdict,
+      t(entry.verdict),
     ].join(" · ");
     return element("li", {},
       element("p", { className: "excerpt" }, excerpt),
       element("p", { className: "hint" }, about),
-      element("div", { className: "row wrap" }, play,
-        button("Use again", () => this.useAgain(wish)),
-        button("Download WAV", () => save(entry.audio, fileName(wish, when, "wav"))),
-        button("Delete", () => this.remove(() => forget(/** @type {number} */ (entry.id))))));
+      element("div", { className: "row wrap" },
+        button(t("Play"), () => this.play(entry)),
+        button(t("Use again"), () => this.useAgain(wish)),
+        button(t("Delete"), () => this.remove(() => forget(/** @type {number} */ (entry.id))))));
   }
 }
 

@@ -7,6 +7,7 @@
  * @property {import("./speech.js").Wish} wish
  * @property {Blob} audio A WAV file.
  * @property {number} seconds Of audio.
+ * @property {import("./speech.js").SegmentEvent[]} [segments]
  * @property {string} verdict How it ended, in words.
  */
 

@@ -1,6 +1,7 @@
 /** The API key: asked for when the server wants one, kept for this tab, or longer if that is wished. */
 
 import { byId, element } from "./dom.js";
+import { t } from "./i18n.js";
 
 /** An event of the document: another key is used from now on. */
 export const KEY_CHANGED = "vivavoce-key";
@@ -58,16 +59,16 @@ function dialog(refusal) {
   return new Promise((resolve) => {
     const input = element("input", { type: "password", id: "api-key", autocomplete: "off", required: true });
     const remember = element("input", { type: "checkbox", id: "api-key-remember" });
-    const cancel = element("button", { type: "button" }, "Cancel");
-    const forget = element("button", { type: "button", hidden: knownKey() === "" }, "Forget the key");
+    const cancel = element("button", { type: "button" }, t("Cancel"));
+    const forget = element("button", { type: "button", hidden: knownKey() === "" }, t("Forget the key"));
     const form = element("form", {},
-      element("h2", { id: "api-key-title" }, "API key"),
-      element("p", {}, "This server answers only those who have a key. Its operator can give you one."),
+      element("h2", { id: "api-key-title" }, t("API key")),
+      element("p", {}, t("This server answers only those who have a key. Its operator can give you one.")),
       element("p", { className: "notice bad", role: "alert", hidden: !refusal }, refusal),
-      element("div", { className: "field" }, element("label", { htmlFor: "api-key" }, "Key"), input),
-      element("label", { className: "tick" }, remember, " Remember it in this browser"),
+      element("div", { className: "field" }, element("label", { htmlFor: "api-key" }, t("Key")), input),
+      element("label", { className: "tick" }, remember, " ", t("Remember it in this browser")),
       element("div", { className: "row end" }, forget, cancel,
-        element("button", { className: "main" }, "Use this key")));
+        element("button", { className: "main" }, t("Use this key"))));
     const box = element("dialog", { "aria-labelledby": "api-key-title" }, form);
     form.addEventListener("submit", (event) => {
       event.preventDefault();

@@ -10,6 +10,8 @@ export class Take {
     this.length = 0;
     /** @type {Int16Array<ArrayBuffer>[]} */
     this.pieces = [];
+    /** @type {number[]} Where the pieces begin. */
+    this.starts = [];
     /** @type {number | null} The first byte of a sample that a piece of the stream cut in two. */
     this.half = null;
   }
@@ -31,9 +33,32 @@ export class Take {
     this.half = whole.length % 2 ? whole[whole.length - 1] : null;
     // Every machine that runs a browser stores integers with the little end first, as the server sends them.
     const samples = new Int16Array(whole.buffer, 0, whole.length >> 1);
-    if (samples.length) this.pieces.push(samples);
+    if (samples.length) {
+      this.pieces.push(samples);
+      this.starts.push(this.length);
+    }
     this.length += samples.length;
     return samples;
+  }
+
+  /**
+   * What lies in one piece from this sample on.
+   * @param {number} at Below the length.
+   * @returns {Int16Array<ArrayBuffer>}
+   */
+  from(at) {
+    const place = this.starts.findLastIndex((start) => start <= at);
+    return this.pieces[place].subarray(at - this.starts[place]);
+  }
+
+  /**
+   * Samples as the server sends them.
+   * @param {number} start
+   * @param {number} end
+   * @returns {Blob}
+   */
+  cut(start, end) {
+    return new Blob(this.pieces).slice(2 * start, 2 * end);
   }
 
   /**
@@ -43,6 +68,18 @@ export class Take {
   wav() {
     return wav(this.pieces, this.rate);
   }
+}
+
+/**
+ * A take from the WAV file that `wav` made of it.
+ * @param {Blob} file
+ * @returns {Promise<Take>}
+ */
+export async function takeOf(file) {
+  const bytes = await file.arrayBuffer();
+  const take = new Take(new DataView(bytes).getUint32(24, true));
+  take.add(new Uint8Array(bytes, 44));
+  return take;
 }
 
 /**

@@ -71,6 +71,15 @@ export class Picture {
     this.ask();
   }
 
+  /**
+   * @param {number} x Pixels of the page from the left edge.
+   * @returns {number} The share of what has arrived that lies there.
+   */
+  shareAt(x) {
+    const filled = this.stretched ? 1 : this.columns / COLUMNS;
+    return Math.min(1, x / this.canvas.clientWidth / filled);
+  }
+
   /** @param {import("./mel.js").Frame} frame */
   add({ bands, peak }) {
     if (this.columns === 0 || this.framesInLast === this.framesPerColumn) {

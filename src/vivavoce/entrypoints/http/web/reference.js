@@ -1,6 +1,7 @@
-/** A reference recording: taken with the microphone, or chosen as a file. */
+/** A reference recording: taken with the microphone, or chosen as a file, with its owner's consent. */
 
 import { byId, element, write } from "./dom.js";
+import { t } from "./i18n.js";
 import { toInt16, wav } from "./pcm.js";
 
 /** The server takes no longer ones. */
@@ -9,35 +10,53 @@ const LONGEST_S = 30;
 /** The recorder gives what it has this often, so that the bar moves. */
 const STEP_MS = 250;
 
+/** A voice whose loudest moment lies below is too far from the microphone. */
+const QUIET = 0.05;
+
+const SENTENCE = "The rain had stopped, and the whole street smelled of fresh bread. I walked slowly, because I wanted " +
+  "the morning to last.";
+
 /** What it fills is the form's fieldset #reference; one to a page. */
 export class Reference {
   constructor() {
-    this.button = element("button", { type: "button" }, "Record");
+    this.button = element("button", { type: "button" }, t("Record"));
     this.file = element("input", { type: "file", accept: "audio/*" });
-    this.length = element("progress", { max: LONGEST_S, hidden: true, "aria-label": "Seconds recorded" });
+    this.length = element("progress", { max: LONGEST_S, hidden: true, "aria-label": t("Seconds recorded") });
+    this.level = element("meter", { min: 0, max: 1, low: QUIET, high: 0.95, optimum: 0.5, hidden: true,
+      "aria-label": t("Loudness of the microphone") });
     this.preview = element("audio", { controls: true, hidden: true });
     this.words = element("textarea", { rows: 2, id: "transcript", "aria-describedby": "transcript-hint" });
     this.note = element("p", { className: "hint", role: "status" });
+    this.consent = element("input", { type: "checkbox" });
+    const read = element("button", { type: "button", className: "chip" }, t("I read this sentence"));
+    read.addEventListener("click", () => (this.words.value = t(SENTENCE)));
     byId("reference", HTMLFieldSetElement).append(
-      element("legend", {}, "Recording"),
-      element("p", { className: "hint" }, "3 to 10 seconds of clear speech, 30 at most."),
-      this.button,
-      element("label", { className: "pick" }, "or a file ", this.file),
-      this.note,
+      element("legend", {}, t("Recording")),
+      element("p", { className: "hint" }, t("3 to 10 seconds of clear speech, 30 at most. You may read this:")),
+      element("blockquote", {}, t(SENTENCE)),
+      element("div", { className: "row wrap" }, this.button,
+        element("label", { className: "pick" }, t("or a file"), " ", this.file)),
+      this.level,
       this.length,
+      this.note,
       this.preview,
-      element("div", { className: "field" }, element("label", { htmlFor: "transcript" }, "What it says"), this.words,
+      element("div", { className: "field" },
+        element("div", { className: "row" }, element("label", { htmlFor: "transcript" }, t("What it says")), read),
+        this.words,
         element("p", { className: "hint", id: "transcript-hint" },
-          "Word for word; left empty, only the voice's sound is taken.")));
+          t("Word for word: the voice gets closer. Left empty, only its sound is taken."))),
+      element("label", { className: "tick" }, this.consent, " ",
+        t("This is my own voice, or its owner has agreed to this.")));
     /** @type {Blob | null} */
     this.recording = null;
     /** @type {MediaRecorder | null} */
     this.recorder = null;
+    this.loudest = 0;
     this.button.addEventListener("click", () => (this.recorder ? this.recorder.stop() : this.record()));
     this.file.addEventListener("change", () => this.take(this.file.files?.[0] ?? null));
     if (!navigator.mediaDevices || typeof MediaRecorder === "undefined") {
       this.button.disabled = true;
-      write(this.note, "Recording needs a page from https or from this very computer; choose a file instead.");
+      write(this.note, t("Recording needs a page from https or from this very computer; choose a file instead."));
     }
   }
 
@@ -45,10 +64,22 @@ export class Reference {
     return this.words.value.trim();
   }
 
+  /**
+   * What is missing, and where; null if nothing is.
+   * @returns {{message: string, where: HTMLElement} | null}
+   */
+  complaint() {
+    const where = this.button.disabled ? this.file : this.button;
+    if (!this.recording) return { message: t("Record the voice or choose a file first."), where };
+    if (this.consent.checked) return null;
+    return { message: t("Tick that it is your own voice, or that its owner has agreed."), where: this.consent };
+  }
+
   /** Empty all of it. */
   clear() {
     this.file.value = "";
     this.words.value = "";
+    this.consent.checked = false;
     this.take(null);
   }
 
@@ -68,7 +99,7 @@ export class Reference {
     try {
       microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch {
-      write(this.note, "The microphone was not allowed, or there is none; choose a file instead.");
+      write(this.note, t("The microphone was not allowed, or there is none; choose a file instead."));
       return;
     }
     /** @type {Blob[]} */
@@ -82,20 +113,45 @@ export class Reference {
     });
     recorder.addEventListener("stop", async () => {
       clearTimeout(limit);
-      this.length.hidden = true;
+      this.length.hidden = this.level.hidden = true;
       for (const track of microphone.getTracks()) track.stop();
       this.recorder = null;
-      this.button.textContent = "Record again";
+      this.button.textContent = t("Record again");
       await this.keep(new Blob(parts, { type: recorder.mimeType }));
     });
     this.file.value = "";
     this.take(null);
     this.recorder = recorder;
-    this.button.textContent = "Stop recording";
-    write(this.note, `Recording; it ends by itself after ${LONGEST_S} s.`);
-    this.length.value = 0;
-    this.length.hidden = false;
+    this.button.textContent = t("Stop recording");
+    write(this.note, t("Recording; it ends by itself after {seconds} s.", { seconds: LONGEST_S }));
+    this.length.value = this.loudest = 0;
+    this.length.hidden = this.level.hidden = false;
     recorder.start(STEP_MS);
+    this.measure(microphone, recorder);
+  }
+
+  /**
+   * Show the loudness while it records.
+   * @param {MediaStream} microphone
+   * @param {MediaRecorder} recorder
+   */
+  measure(microphone, recorder) {
+    const context = new AudioContext();
+    const analyser = new AnalyserNode(context, { fftSize: 2048 });
+    context.createMediaStreamSource(microphone).connect(analyser);
+    const wave = new Float32Array(analyser.fftSize);
+    const look = () => {
+      if (this.recorder !== recorder) {
+        context.close();
+        return;
+      }
+      analyser.getFloatTimeDomainData(wave);
+      const peak = wave.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
+      this.loudest = Math.max(this.loudest, peak);
+      this.level.value = peak;
+      requestAnimationFrame(look);
+    };
+    look();
   }
 
   /** @param {Blob} recorded */
@@ -103,10 +159,11 @@ export class Reference {
     try {
       const { file, seconds } = await asWav(recorded);
       this.take(file);
-      write(this.note, `Recorded ${seconds.toFixed(1)} s.`);
+      const told = t("Recorded {seconds} s.", { seconds: seconds.toFixed(1) });
+      write(this.note, this.loudest < QUIET ? `${told} ${t("It is very quiet: come closer and record again.")}` : told);
     } catch {
       this.take(null);
-      write(this.note, "Nothing was recorded; try again.");
+      write(this.note, t("Nothing was recorded; try again."));
     }
   }
 }

@@ -1,50 +1,76 @@
 /** The page that speaks a text. */
 
 import { ask, explain } from "./api.js";
-import { byId, duration, save, tell, write } from "./dom.js";
+import { byId, clock, copy, duration, save, tell, write } from "./dom.js";
+import { header } from "./header.js";
 import { Highlight } from "./highlight.js";
 import { fileName, HistoryList } from "./history-list.js";
-import { KEY_CHANGED, watchKeyButton } from "./key.js";
+import { t } from "./i18n.js";
+import { KEY_CHANGED } from "./key.js";
 import { Picture } from "./picture.js";
-import { speechFile } from "./speech.js";
+import { volume } from "./player.js";
+import { Preview } from "./preview.js";
+import { sentence } from "./samples.js";
+import { asCurl, asPython } from "./snippets.js";
+import { mp3Of } from "./speech.js";
+import { subtitles } from "./subtitles.js";
 import { Utterance } from "./utterance.js";
 import { WishForm } from "./wish-form.js";
 
-const form = new WishForm();
-const picture = new Picture(byId("picture", HTMLCanvasElement));
-const highlight = new Highlight(form.text, byId("mirror", HTMLElement));
-const history = new HistoryList((wish) => form.fill(wish));
-const sound = byId("sound", HTMLElement);
+header();
+
+/** Seconds that an arrow key, and a page key, move the position. */
+const STEP_S = 2;
+const LEAP_S = 15;
+
 const trouble = byId("trouble", HTMLElement);
-const buttons = {
-  speak: byId("speak", HTMLButtonElement),
-  pause: byId("pause", HTMLButtonElement),
-  stop: byId("stop", HTMLButtonElement),
-  again: byId("again", HTMLButtonElement),
-  wav: byId("wav", HTMLButtonElement),
-  mp3: byId("mp3", HTMLButtonElement),
-};
+const sound = byId("sound", HTMLElement);
+const state = byId("state", HTMLElement);
+const canvas = byId("picture", HTMLCanvasElement);
+const seek = byId("seek", HTMLInputElement);
+const loudness = byId("volume", HTMLInputElement);
+const button = Object.fromEntries(["speak", "pause", "stop", "now", "wav", "mp3", "srt", "vtt", "curl", "python"].map(
+  (id) => [id, byId(id, HTMLButtonElement)]));
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** @type {import("./utterance.js").Model} */
-let model = { name: "vivavoce", rate: 24_000 };
-/** @type {Utterance | null} */
+/** @type {import("./utterance.js").Model & {demo: boolean}} */
+let model = { name: "vivavoce", rate: 24_000, demo: true };
+/** @type {Utterance | null} The newest one, which the page shows. */
 let utterance = null;
+/** A look at the playback is due. */
+let isFollowing = false;
+
+const preview = new Preview(() => model, (words, wrong) => {
+  write(state, words);
+  tell(trouble, wrong);
+});
+const form = new WishForm((name, card) => preview.toggle(name, card, sentence(model.demo)), speak);
+const picture = new Picture(canvas);
+const highlight = new Highlight(form.text, byId("mirror", HTMLElement));
+const history = new HistoryList((wish) => form.fill(wish), reopen);
+
+/**
+ * Make an utterance the one that the page shows; inside of a click or key press.
+ * @param {import("./speech.js").Wish} wish
+ */
+function begin(wish) {
+  utterance?.player.free();
+  utterance = new Utterance(wish, model, show);
+  picture.reset(model.rate);
+  show();
+  return utterance;
+}
 
 async function speak() {
-  utterance?.stop();
   const complaint = form.complaint();
   tell(trouble, complaint?.message ?? "");
   if (complaint) {
+    utterance?.stop();
     complaint.where.focus();
     return;
   }
-  const mine = new Utterance(form.wish(), model, show);
+  const mine = begin(form.wish());
   const when = Date.now();
-  utterance = mine;
-  picture.reset(model.rate);
-  show();
-  follow();
   await mine.run((samples) => mine === utterance && picture.push(samples));
   if (mine.take.length)
     await history.add({
@@ -52,32 +78,46 @@ async function speak() {
       wish: mine.wish,
       audio: mine.take.wav(),
       seconds: mine.take.seconds,
+      segments: mine.segments,
       verdict: mine.ending === "cancelled" ? "stopped" : mine.ending ?? "",
     });
+}
+
+/**
+ * Play what was spoken before.
+ * @param {import("./history.js").Entry} entry
+ */
+async function reopen(entry) {
+  form.fill(entry.wish);
+  picture.push(await begin(entry.wish).restore(entry));
+  show();
 }
 
 /** Show the state of the newest utterance. */
 function show() {
   if (!utterance) return;
-  const { state, take, ending, silent } = utterance;
-  sound.dataset.state = state;
+  const { state: how, take, ending, silent, segments, player } = utterance;
+  sound.dataset.state = how;
   sound.dataset.ending = ending ?? "";
-  write(byId("state", HTMLElement), words(utterance));
+  write(state, words(utterance));
   tell(trouble, utterance.trouble);
-  buttons.pause.disabled = silent;
-  buttons.pause.textContent = state === "paused" ? "Go on" : "Pause";
-  buttons.stop.disabled = silent && ending !== null;
+  button.pause.disabled = take.length === 0;
+  button.pause.textContent = t(how === "playing" || how === "waiting" ? "Pause" : ending && silent ? "Play" : "Go on");
+  button.stop.disabled = silent && ending !== null;
+  button.now.hidden = how !== "waiting" || player.at >= take.length;
+  canvas.hidden = byId("transport", HTMLElement).hidden = take.length === 0;
   byId("results", HTMLElement).hidden = take.length === 0 || ending === null;
-  buttons.again.disabled = !silent;
+  button.srt.hidden = button.vtt.hidden = segments.length === 0;
   if (ending !== null) picture.end();
   showFigures(utterance);
+  if (!isFollowing) follow();
 }
 
 /** @param {Utterance} shown */
 function showFigures({ firstMs, realTimeFactor, take, player }) {
   const figures = {
-    "first-sound": duration(firstMs / 1000),
-    "real-time": realTimeFactor.toFixed(realTimeFactor < 0.1 ? 3 : 2),
+    "first-sound": Number.isNaN(firstMs) ? "–" : duration(firstMs / 1000),
+    "real-time": Number.isNaN(realTimeFactor) ? "–" : realTimeFactor.toFixed(realTimeFactor < 0.1 ? 3 : 2),
     "audio-time": duration(take.seconds),
     gaps: String(player.gaps),
   };
@@ -88,49 +128,90 @@ function showFigures({ firstMs, realTimeFactor, take, player }) {
  * @param {Utterance} shown
  * @returns {string}
  */
-function words({ state, ending, take }) {
-  if (state === "waiting") return take.length ? "Waiting for more sound …" : "Waiting for the first sound …";
-  if (state === "playing") return "Speaking …";
-  if (state === "paused") return "Paused.";
-  if (state === "finished") return ending === "cancelled" ? "Ended early." : "Finished.";
-  if (state === "idle") return "Stopped.";
-  return ending === "cut" ? "Cut off." : "Failed.";
+function words({ state: how, ending, take, retryAt, player }) {
+  if (!Number.isNaN(retryAt)) return t("The server is busy; it is asked again.");
+  if (how === "waiting" && take.length === 0) return t("Waiting for the first sound …");
+  if (how === "waiting" && player.complete) return t("Waiting for more sound …");
+  if (how === "waiting") return t("This server speaks slower than it is heard: sound is gathered.");
+  if (how === "playing") return t("Speaking …");
+  if (how === "paused") return t("Paused.");
+  if (how === "finished") return t(ending === "cancelled" ? "Ended early." : "Finished.");
+  if (how === "idle") return t("Stopped.");
+  return t(ending === "cut" ? "Cut off." : "Failed.");
 }
 
-/** Let picture and text follow the playback until it is over. */
+/** What is waited for, and how long: seconds that change are for eyes only, no screen reader should count them. */
+function countdown() {
+  if (!utterance || utterance.silent) return "";
+  const { retryAt, player, pace, take } = utterance;
+  const again = (retryAt - performance.now()) / 1000;
+  if (again > 0) return t("Next try in {seconds} s.", { seconds: Math.ceil(again) });
+  if (player.state !== "waiting" || take.length === 0) return "";
+  const left = player.lackS / Math.min(1, pace.rate) - (performance.now() - pace.began) / 1000 + pace.lastS;
+  return left > 1 && left < 3600 ? t("It plays in about {seconds} s.", { seconds: Math.ceil(left) }) : "";
+}
+
+/** Let picture, text and times follow the playback until it is over. */
 function follow() {
-  const mine = utterance;
-  if (!mine) return;
-  picture.playhead(mine.heardShare);
-  highlight.show(mine.wish.text, mine.segment);
-  if (mine.silent) return;
-  const next = () => mine === utterance && follow();
-  if (calm.matches) setTimeout(next, 500);
-  else requestAnimationFrame(next);
+  isFollowing = false;
+  if (!utterance) return;
+  const { player, take, silent, heardShare, totalS, wish, ending } = utterance;
+  picture.playhead(heardShare);
+  highlight.show(wish.text, utterance.segment);
+  write(byId("countdown", HTMLElement), countdown());
+  write(byId("elapsed", HTMLElement), clock(player.heardS));
+  write(byId("total", HTMLElement), (ending === null ? "≈ " : "") + clock(totalS));
+  seek.max = String(take.seconds);
+  seek.value = String(player.heardS);
+  const place = t("{heard} of {total}", { heard: clock(player.heardS), total: clock(totalS) });
+  if (seek.getAttribute("aria-valuetext") !== place) seek.setAttribute("aria-valuetext", place);
+  if (silent) return;
+  isFollowing = true;
+  if (calm.matches) setTimeout(follow, 250);
+  else requestAnimationFrame(follow);
+}
+
+/** @param {string} format */
+function named(format) {
+  return utterance ? fileName(utterance.wish, Date.now(), format) : "";
 }
 
 async function saveMp3() {
   if (!utterance) return;
-  const { wish } = utterance;
-  buttons.mp3.disabled = true;
-  write(byId("state", HTMLElement), "Asking for the MP3 …");
+  const { take, segments } = utterance;
+  const name = named("mp3");
+  button.mp3.disabled = true;
   try {
-    save(await speechFile(wish, model.name, "mp3"), fileName(wish, Date.now(), "mp3"));
-    write(byId("state", HTMLElement), "The MP3 is saved.");
+    save(await mp3Of(take, segments), name);
+    tell(trouble, "");
   } catch (error) {
     tell(trouble, explain(error));
   } finally {
-    buttons.mp3.disabled = false;
+    button.mp3.disabled = false;
   }
+}
+
+/** @param {"srt" | "vtt"} format */
+function saveSubtitles(format) {
+  if (!utterance) return;
+  const { wish, segments, take } = utterance;
+  save(subtitles(format, wish.text, segments, take.seconds), named(format));
+}
+
+/** @param {(wish: import("./speech.js").Wish, model: string) => string} written */
+async function copyCode(written) {
+  const wish = form.wish();
+  await copy(written({ ...wish, text: wish.text || sentence(true) }, model.name));
+  write(byId("copied", HTMLElement), t("Copied."));
 }
 
 /** Learn which model speaks and which voices there are. */
 async function learn() {
   try {
-    const { data: models } = await (await ask("v1/models")).json();
-    if (models[0]) model = { name: models[0].id, rate: models[0].sample_rate || model.rate };
-    if (models[0]?.demo)
-      tell(byId("demo", HTMLElement), "This model shows how the program works; it is no real voice.");
+    const { data: [first] } = await (await ask("v1/models")).json();
+    model = { name: first.id, rate: first.sample_rate, demo: first.demo };
+    byId("demo", HTMLElement).hidden = !first.demo;
+    form.suit(first.demo, first.instructions !== false);
     const { data: voices } = await (await ask("v1/audio/voices")).json();
     form.offer(voices.filter((/** @type {{kind: string}} */ { kind }) => kind !== "alias"), new URLSearchParams(location.search).get("voice"));
   } catch (error) {
@@ -148,20 +229,36 @@ form.text.addEventListener("keydown", (event) => {
   speak();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) utterance?.stop();
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  utterance?.stop();
+  preview.hush();
 });
-buttons.pause.addEventListener("click", () =>
-  utterance?.state === "paused" ? utterance.player.resume() : utterance?.player.pause());
-buttons.stop.addEventListener("click", () => utterance?.stop());
-buttons.again.addEventListener("click", () => {
-  utterance?.replay();
-  follow();
+button.pause.addEventListener("click", () => {
+  if (utterance?.state === "playing" || utterance?.state === "waiting") utterance.player.pause();
+  else utterance?.play();
 });
-buttons.wav.addEventListener("click", () =>
-  utterance && save(utterance.take.wav(), fileName(utterance.wish, Date.now(), "wav")));
-buttons.mp3.addEventListener("click", saveMp3);
+button.stop.addEventListener("click", () => utterance?.stop());
+button.now.addEventListener("click", () => utterance?.player.hurry());
+button.wav.addEventListener("click", () => utterance && save(utterance.take.wav(), named("wav")));
+button.mp3.addEventListener("click", saveMp3);
+button.srt.addEventListener("click", () => saveSubtitles("srt"));
+button.vtt.addEventListener("click", () => saveSubtitles("vtt"));
+button.curl.addEventListener("click", () => copyCode(asCurl));
+button.python.addEventListener("click", () => copyCode(asPython));
+seek.addEventListener("input", () => utterance?.seek(Number(seek.value)));
+seek.addEventListener("keydown", (event) => {
+  /** @type {Record<string, number>} */
+  const moves = { ArrowLeft: -STEP_S, ArrowDown: -STEP_S, ArrowRight: STEP_S, ArrowUp: STEP_S,
+    PageDown: -LEAP_S, PageUp: LEAP_S };
+  if (!utterance || !(event.key in moves)) return;
+  event.preventDefault();
+  utterance.seek(utterance.player.heardS + moves[event.key]);
+});
+canvas.addEventListener("click", (event) =>
+  utterance?.seek(picture.shareAt(event.offsetX) * utterance.take.seconds));
+loudness.value = String(volume());
+loudness.addEventListener("input", () => utterance?.player.setVolume(Number(loudness.value)));
 
-document.addEventListener(KEY_CHANGED, () => form.voices.size === 0 && learn());
+document.addEventListener(KEY_CHANGED, learn);
 
-watchKeyButton();
 learn();

@@ -1,6 +1,7 @@
 /** One request for speech: its body, and the events of its answer. */
 
 import { ApiError, ask, isAbort } from "./api.js";
+import { t } from "./i18n.js";
 
 /**
  * What is to be spoken and how; "" and null leave the choice to the server.
@@ -12,7 +13,6 @@ import { ApiError, ask, isAbort } from "./api.js";
  * @property {number} speed
  * @property {number} seed
  * @property {string} instructions
- * @property {string} policy Of the chunks.
  * @property {string} language
  */
 
@@ -30,25 +30,34 @@ import { ApiError, ask, isAbort } from "./api.js";
 
 /** @type {Wish} */
 export const NOTHING = {
-  text: "", voice: "", reference: null, transcript: "", speed: 1, seed: 0, instructions: "", policy: "", language: "",
+  text: "", voice: "", reference: null, transcript: "", speed: 1, seed: 0, instructions: "", language: "",
 };
 
 /**
+ * The fields of a request, without its recording.
  * @param {Wish} wish
- * @param {Record<string, string>} form Format and manner of the answer.
- * @returns {RequestInit}
+ * @param {Record<string, string>} form Model and format.
+ * @returns {Record<string, string | number>}
  */
-function request(wish, form) {
+export function fieldsOf(wish, form) {
   /** @type {Record<string, string | number>} */
   const fields = { ...form, input: wish.text, speed: wish.speed, seed: wish.seed };
   if (wish.instructions) fields.instructions = wish.instructions;
-  if (wish.policy) fields.chunk_policy = wish.policy;
   if (wish.language) fields.language = wish.language;
-  if (!wish.reference) {
-    if (wish.voice) fields.voice = wish.voice;
+  if (!wish.reference && wish.voice) fields.voice = wish.voice;
+  if (wish.reference && wish.transcript) fields.prompt_text = wish.transcript;
+  return fields;
+}
+
+/**
+ * @param {Wish} wish
+ * @param {string} model
+ * @returns {RequestInit}
+ */
+function request(wish, model) {
+  const fields = fieldsOf(wish, { model, response_format: "pcm", stream_format: "sse" });
+  if (!wish.reference)
     return { method: "POST", body: JSON.stringify(fields), headers: { "content-type": "application/json" } };
-  }
-  if (wish.transcript) fields.prompt_text = wish.transcript;
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.append(name, String(value));
   body.append("prompt_audio", wish.reference, "reference");
@@ -59,13 +68,14 @@ function request(wish, form) {
  * Speak, and give what the server sends as it comes; the last event is the verdict.
  * @param {Wish} wish
  * @param {string} model
+ * @param {string} id The request's, from then on.
  * @param {AbortSignal} signal Aborted, the server stops speaking.
  * @returns {AsyncGenerator<SegmentEvent | AudioEvent | VerdictEvent, void>}
  * @throws {ApiError} Refused, or (code "cut") broken off without a verdict.
  */
-export async function* speak(wish, model, signal) {
-  const asked = request(wish, { model, response_format: "pcm", stream_format: "sse" });
-  const answer = await ask("v1/audio/speech", { ...asked, signal });
+export async function* speak(wish, model, id, signal) {
+  const { headers, ...asked } = request(wish, model);
+  const answer = await ask("v1/audio/speech", { ...asked, headers: { ...headers, "x-request-id": id }, signal });
   try {
     for await (const event of messages(answer)) {
       if (event.type === "speech.audio.delta") yield { kind: "audio", bytes: fromBase64(event.audio) };
@@ -80,18 +90,29 @@ export async function* speak(wish, model, signal) {
     // A connection that breaks in the middle is a TypeError in every browser.
     if (isAbort(error) || !(error instanceof TypeError)) throw error;
   }
-  throw new ApiError("The connection ended before the speech did.", { code: "cut" });
+  throw new ApiError(t("The connection ended before the speech did."), { code: "cut" });
 }
 
+/** Seconds of samples that are sent at once to be made an MP3: the server takes 32 MB by default. */
+const MP3_PART_S = 600;
+
 /**
- * The same speech as a whole file in another format.
- * @param {Wish} wish
- * @param {string} model
- * @param {string} format
+ * What arrived as an MP3, which browsers cannot make: the server makes it of the samples, and speaks nothing anew.
+ * @param {import("./pcm.js").Take} take
+ * @param {SegmentEvent[]} segments A long take is parted where one begins: there the small silence of a join belongs.
  * @returns {Promise<Blob>}
  */
-export async function speechFile(wish, model, format) {
-  return (await ask("v1/audio/speech", request(wish, { model, response_format: format }))).blob();
+export async function mp3Of(take, segments) {
+  const parts = [];
+  for (let start = 0; start < take.length; ) {
+    const most = start + MP3_PART_S * take.rate;
+    const cut = segments.map(({ at }) => Math.round(at * take.rate)).findLast((at) => at > start && at <= most);
+    const end = most >= take.length ? take.length : cut ?? most;
+    const body = take.cut(start, end);
+    parts.push(await (await ask(`web/mp3?rate=${take.rate}`, { method: "POST", body })).blob());
+    start = end;
+  }
+  return new Blob(parts, { type: "audio/mpeg" });
 }
 
 /**

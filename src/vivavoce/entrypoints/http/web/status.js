@@ -3,15 +3,22 @@
 import { ask, explain } from "./api.js";
 import { Tile } from "./chart.js";
 import { byId, duration, tell, write } from "./dom.js";
-import { watchKeyButton } from "./key.js";
+import { header } from "./header.js";
+import { locale, t } from "./i18n.js";
 import { Metrics, quantile, since } from "./prometheus.js";
 
+header();
+
 const PERIOD_MS = 2000;
+/** Seconds that a chart shows. */
+const SPAN_S = 300;
 /** So many samples make 5 minutes. */
 const KEPT = 150;
 
 /** What is kept of one scrape; NaN: not told. */
 /** @typedef {ReturnType<typeof sampleOf>} Sample */
+
+const board = byId("tiles", HTMLElement);
 
 /** @type {Sample[]} From old to new. */
 let samples = [];
@@ -21,13 +28,12 @@ let timer;
 let asked = false;
 
 const tiles = {
-  streams: new Tile("Streams", "streams"),
-  first: new Tile("First sound, p50 / p99", "first"),
-  speed: new Tile("Audio made per second", "speed"),
-  requests: new Tile("Requests", "requests"),
-  underruns: new Tile("Underruns", "underruns"),
-  slots: new Tile("Slots", "slots"),
-  memory: new Tile("Device memory", "memory"),
+  streams: new Tile("Speaking now", "streams", whole),
+  first: new Tile("Time to the first sound", "first", time),
+  speed: new Tile("Sound made per second", "speed", (value) => t("{n} s", { n: decimal(value) })),
+  requests: new Tile("Requests since the start", "requests", (value) => t("{n} a second", { n: decimal(value) })),
+  underruns: new Tile("Pieces that came too late", "underruns", (value) => t("{n} a second", { n: decimal(value) })),
+  memory: new Tile("Memory", "memory", gib),
 };
 
 /** @param {Metrics} metrics */
@@ -68,9 +74,13 @@ async function read() {
     samples = [...samples.slice(-(KEPT - 1)), sample];
     tell(byId("trouble", HTMLElement), "");
     write(byId("state", HTMLElement), words(sample));
+    board.classList.remove("stale");
     show(sample);
   } catch (error) {
-    write(byId("state", HTMLElement), "");
+    const since = samples.at(-1);
+    board.classList.add("stale");
+    const ago = since && duration(Math.round(performance.now() / 1000 - since.at));
+    write(byId("state", HTMLElement), ago ? t("The figures are {ago} old.", { ago }) : "");
     tell(byId("trouble", HTMLElement), explain(error));
   }
 }
@@ -78,7 +88,8 @@ async function read() {
 /** @param {Sample} sample */
 function words({ up, draining, model, version }) {
   const health = draining === 1 ? "Shutting down." : up === 0 ? "The engine is not ready." : "Running.";
-  return [health, model && `Model ${model}.`, version && `Version ${version}.`].filter(Boolean).join(" ");
+  return [t(health), model && t("Model {model}.", { model }), version && t("Version {version}.", { version })]
+    .filter(Boolean).join(" ");
 }
 
 /** @param {Sample} now */
@@ -87,18 +98,28 @@ function show(now) {
   const any = (recent?.counts.at(-1) ?? 0) > 0;
   const first = any ? recent : now.first;
   const speeds = rates((sample) => sample.madeS);
-  tiles.streams.show(whole(now.streams), waiting(now.waiting), [
-    each((sample) => sample.streams), each((sample) => sample.waiting)]);
-  tiles.first.show(`${time(quantile(first, 0.5))} / ${time(quantile(first, 0.99))}`,
-    any ? "in the last 5 minutes" : "since the server began", [firsts(0.5), firsts(0.99)]);
-  tiles.speed.show(`${decimal(speeds.at(-1) ?? NaN)} s`, factor(now), [speeds]);
-  tiles.requests.show(whole(now.requests), outcomes(now.outcomes), [rates((sample) => sample.requests)]);
-  tiles.underruns.show(whole(now.underruns), "pieces of audio that came too late",
-    [rates((sample) => sample.underruns)]);
-  tiles.slots.show(`${whole(now.slots)} / ${whole(now.slotsTotal)}`, "sequences that are decoded now",
-    [each((sample) => sample.slots)], now.slotsTotal);
-  tiles.memory.show(gib(now.memory), Number.isNaN(now.memoryTotal) ? "" : `of ${gib(now.memoryTotal)}`,
-    [each((sample) => sample.memory)], now.memoryTotal);
+  const ages = samples.map(({ at }) => now.at - at);
+  /**
+   * @param {Tile} tile
+   * @param {string} figure
+   * @param {string} detail
+   * @param {[string, number[]][]} lines
+   * @param {number} [ceiling]
+   */
+  const tell = (tile, figure, detail, lines, ceiling) =>
+    tile.show(figure, detail, lines.map(([name, values]) => ({ name: t(name), values })), ages, SPAN_S, ceiling);
+  tell(tiles.streams, whole(now.streams), places(now),
+    [["speaking", each((sample) => sample.streams)], ["waiting", each((sample) => sample.waiting)]]);
+  tell(tiles.first, time(quantile(first, 0.5)),
+    `${t("99 of 100 begin within {time}", { time: time(quantile(first, 0.99)) })} · ` +
+      t(any ? "in the last 5 minutes" : "since the server began"), [["half:", firsts(0.5)], ["99 %:", firsts(0.99)]]);
+  tell(tiles.speed, t("{n} s", { n: decimal(speeds.at(-1) ?? NaN) }), factor(now), [["", speeds]]);
+  tell(tiles.requests, whole(now.requests), outcomes(now.outcomes), [["", rates((sample) => sample.requests)]]);
+  tell(tiles.underruns, whole(now.underruns), t("listeners may have heard a gap"),
+    [["", rates((sample) => sample.underruns)]]);
+  tell(tiles.memory, gib(now.memory),
+    Number.isNaN(now.memoryTotal) ? "" : t("of {total} that the machine has", { total: gib(now.memoryTotal) }),
+    [["", each((sample) => sample.memory)]], now.memoryTotal);
 }
 
 /** @param {(sample: Sample) => number} figure */
@@ -125,26 +146,34 @@ function firsts(share) {
   return samples.map((sample, place) => quantile(since(sample.first, samples[Math.max(0, place - 15)].first), share));
 }
 
-/** @param {number} count */
-function waiting(count) {
-  return Number.isNaN(count) ? "running" : `running; ${whole(count)} waiting`;
+/** @param {Sample} now */
+function places({ waiting, slots, slotsTotal }) {
+  const told = Number.isNaN(waiting) ? [] : [t("{count} waiting", { count: whole(waiting) })];
+  if (slotsTotal > 0) told.push(t("{used} of {total} places taken", { used: whole(slots), total: whole(slotsTotal) }));
+  return told.join(" · ");
 }
 
 /** @param {Sample} now */
 function factor({ wallS, heardS }) {
   const share = wallS / heardS;
-  return Number.isFinite(share) ? `real-time factor of a stream ${share.toFixed(2)}` : "in all streams together";
+  const told = t("a second of sound takes {n} s of waiting", { n: share.toFixed(2) });
+  return Number.isFinite(share) ? told : t("of all that speak, together");
 }
+
+/** @type {Record<string, string>} */
+const OUTCOMES = { stop: "whole", length: "too long", cancelled: "stopped by listeners", error: "failed",
+  refused: "refused" };
 
 /** @param {Map<string, number>} counts */
 function outcomes(counts) {
-  const words = [...counts].filter(([, count]) => count > 0).map(([outcome, count]) => `${whole(count)} ${outcome}`);
-  return words.join(" · ") || "none yet";
+  const told = [...counts].filter(([, count]) => count > 0).map(([outcome, count]) =>
+    `${whole(count)} ${t(OUTCOMES[outcome] ?? outcome)}`);
+  return told.join(" · ") || t("none yet");
 }
 
 /** @param {number} count */
 function whole(count) {
-  return Number.isNaN(count) ? "–" : Math.round(count).toLocaleString("en");
+  return Number.isNaN(count) ? "–" : Math.round(count).toLocaleString(locale);
 }
 
 /** @param {number} value */
@@ -170,7 +199,6 @@ async function loop() {
   timer = setTimeout(loop, PERIOD_MS);
 }
 
-byId("tiles", HTMLElement).append(...Object.values(tiles).map((tile) => tile.root));
+board.append(...Object.values(tiles).map((tile) => tile.root));
 document.addEventListener("visibilitychange", loop);
-watchKeyButton();
 loop();

@@ -1,7 +1,9 @@
 /** One utterance: what is asked for, what arrives of it, how it is played, and how it ended. */
 
-import { ApiError, explain, isAbort } from "./api.js";
-import { Take } from "./pcm.js";
+import { ApiError, ask, explain, isAbort } from "./api.js";
+import { t } from "./i18n.js";
+import { Pace } from "./pace.js";
+import { Take, takeOf } from "./pcm.js";
 import { Player } from "./player.js";
 import { speak } from "./speech.js";
 
@@ -9,7 +11,23 @@ import { speak } from "./speech.js";
 /** @typedef {{name: string, rate: number}} Model */
 /** @typedef {"finished" | "length" | "cancelled" | "cut" | "error"} Ending */
 
-/** Make it inside of a click or key press, as its player. */
+/** A busy server is asked again for this long. */
+const MOST_WAIT_MS = 180_000;
+
+/** What a server says of its load counts the speech that was just given up: it is asked sooner at first. */
+const SOON_S = [0.3, 0.7, 1.5];
+
+/** How often, and for how long, it is asked whether it has freed a speech that was given up. */
+const FREED_EVERY_MS = 100;
+const MOST_FREEING_MS = 5000;
+
+/** @type {Utterance | null} The one that asks the server or sounds: a page has one at a time. */
+let current = null;
+
+/** @type {Promise<boolean>} Until the server has freed what was given up; whether there was anything. */
+let freed = Promise.resolve(false);
+
+/** Make it inside of a click or key press, as its player; it takes the place of the one before. */
 export class Utterance {
   /**
    * @param {import("./speech.js").Wish} wish
@@ -21,19 +39,26 @@ export class Utterance {
     this.model = model;
     this.changed = changed;
     this.take = new Take(model.rate);
-    this.player = new Player(model.rate, changed);
+    this.pace = new Pace(wish.text, wish.speed);
+    this.player = new Player(this.take, () => this.pace.neededS, changed);
     /** @type {import("./speech.js").SegmentEvent[]} In the order of the text. */
     this.segments = [];
     this.abort = new AbortController();
-    this.began = performance.now();
-    /** Milliseconds from asking to the first audio. */
-    this.firstMs = NaN;
-    /** Milliseconds from asking to the audio that came last. */
-    this.lastMs = NaN;
+    /** The request's, as the server knows it. */
+    this.id = "";
+    /** When a busy server is asked again, by the page's clock; NaN: it is not busy. */
+    this.retryAt = NaN;
     /** @type {Ending | null} How the server's answer ended; null while it goes on. */
     this.ending = null;
     /** What went wrong and what to do, "" if nothing did. */
     this.trouble = "";
+    this.claim();
+  }
+
+  /** Be the only one that sounds. */
+  claim() {
+    if (current !== this) current?.stop();
+    current = this;
   }
 
   /** @returns {State} */
@@ -49,9 +74,19 @@ export class Utterance {
     return this.player.over !== null;
   }
 
+  /** Milliseconds from asking to the first audio. */
+  get firstMs() {
+    return this.pace.firstS * 1000;
+  }
+
   /** Seconds of work for a second of audio; NaN before there is any. */
   get realTimeFactor() {
-    return this.lastMs / 1000 / this.take.seconds;
+    return this.pace.lastS / this.take.seconds;
+  }
+
+  /** Seconds that it has, or will have by the best guess. */
+  get totalS() {
+    return this.ending === null ? this.pace.expectedS : this.take.seconds;
   }
 
   /** Share of what has arrived that was heard. */
@@ -71,11 +106,10 @@ export class Utterance {
    */
   async run(arrived) {
     try {
-      for await (const event of speak(this.wish, this.model.name, this.abort.signal)) {
-        if (event.kind === "segment") this.segments.push(event);
-        else if (event.kind === "verdict") this.judge(event.verdict);
-        else this.hear(this.take.add(event.bytes), arrived);
-      }
+      const soon = (await freed) ? [...SOON_S] : [];
+      this.abort.signal.throwIfAborted();
+      await this.askUntilTaken(soon, arrived);
+      this.pace.remember();
     } catch (error) {
       this.fail(error);
     }
@@ -86,24 +120,63 @@ export class Utterance {
   }
 
   /**
-   * @param {Int16Array<ArrayBuffer>} samples
+   * A busy server is asked again when it says so.
+   * @param {number[]} soon Seconds of the first waits, whatever it says.
    * @param {(samples: Int16Array) => void} arrived
    */
-  hear(samples, arrived) {
-    this.lastMs = performance.now() - this.began;
-    if (Number.isNaN(this.firstMs)) this.firstMs = this.lastMs;
-    this.player.push(samples);
-    arrived(samples);
+  async askUntilTaken(soon, arrived) {
+    const until = performance.now() + MOST_WAIT_MS;
+    for (;;) {
+      try {
+        this.id = `page-${crypto.getRandomValues(new Uint32Array(3)).join("-")}`;
+        this.pace.began = performance.now();
+        return await this.hear(arrived);
+      } catch (error) {
+        if (!(error instanceof ApiError && error.isBusy) || this.take.length) throw error;
+        const seconds = soon.shift() ?? error.retryAfter;
+        if (performance.now() + seconds * 1000 > until) throw error;
+        await this.wait(seconds * 1000);
+      }
+    }
+  }
+
+  /** @param {(samples: Int16Array) => void} arrived */
+  async hear(arrived) {
+    for await (const event of speak(this.wish, this.model.name, this.id, this.abort.signal)) {
+      if (event.kind === "segment") {
+        this.segments.push(event);
+        this.pace.segment(event);
+      } else if (event.kind === "verdict") this.judge(event.verdict);
+      else {
+        const samples = this.take.add(event.bytes);
+        this.pace.piece(samples.length / this.take.rate);
+        this.player.arrived();
+        arrived(samples);
+      }
+    }
+  }
+
+  /** @param {number} milliseconds */
+  async wait(milliseconds) {
+    this.retryAt = performance.now() + milliseconds;
+    this.changed();
+    await new Promise((resolve) => {
+      setTimeout(resolve, milliseconds);
+      this.abort.signal.addEventListener("abort", resolve);
+    });
+    this.retryAt = NaN;
+    this.changed();
+    this.abort.signal.throwIfAborted();
   }
 
   /** @param {import("./speech.js").Verdict} verdict */
   judge({ finish_reason: reason, error, request_id: requestId = "" }) {
     this.ending = reason === "stop" ? "finished" : reason === "length" || reason === "cancelled" ? reason : "error";
     if (reason === "length")
-      this.trouble = "A sentence was cut at the longest that the model speaks; split it, or change the seed.";
-    if (reason === "cancelled") this.trouble = "The server ended the speech early; what arrived is kept.";
+      this.trouble = t("A sentence was cut at the longest that the model speaks: split it, or throw the dice.");
+    if (reason === "cancelled") this.trouble = t("The server ended the speech early; what arrived is kept.");
     if (this.ending === "error") {
-      const said = error?.message ?? "The speech failed in the middle.";
+      const said = error?.message ?? t("The speech failed in the middle.");
       this.trouble = explain(new ApiError(said, { code: error?.code, status: 500, requestId }));
     }
   }
@@ -120,15 +193,48 @@ export class Utterance {
 
   /** Stop the sound, and the server's work too. */
   stop() {
-    this.abort.abort();
+    if (this.ending === null && !this.abort.signal.aborted) {
+      const before = freed;
+      if (this.id) freed = Promise.all([before, untilFreed(this.id)]).then(() => true);
+      this.abort.abort();
+    }
     this.player.stop();
   }
 
-  /** Play what has arrived once more; inside of a click or key press. */
-  replay() {
-    this.player.stop();
-    this.player = new Player(this.model.rate, this.changed);
-    for (const piece of this.take.pieces) this.player.push(piece);
+  /** Go on after a pause, or begin anew; inside of a click or key press. */
+  play() {
+    this.claim();
+    this.player.play();
+  }
+
+  /** @param {number} seconds */
+  seek(seconds) {
+    this.claim();
+    this.player.seek(seconds);
+  }
+
+  /**
+   * Have again what was spoken before.
+   * @param {import("./history.js").Entry} entry
+   */
+  async restore({ audio, segments = [] }) {
+    this.take = this.player.take = await takeOf(audio);
+    this.segments = segments;
+    this.ending = "finished";
     this.player.end();
+    return this.take.from(0);
+  }
+}
+
+/** @param {string} id Of a request that was given up. */
+async function untilFreed(id) {
+  for (let left = MOST_FREEING_MS; left > 0; left -= FREED_EVERY_MS) {
+    await new Promise((resolve) => setTimeout(resolve, FREED_EVERY_MS));
+    try {
+      const { status } = await (await ask(`v1/audio/requests/${id}`, { silent: true })).json();
+      if (status !== "running") return;
+    } catch {
+      return; // it never knew it
+    }
   }
 }

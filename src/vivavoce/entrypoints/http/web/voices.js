@@ -2,25 +2,22 @@
 
 import { ask, explain } from "./api.js";
 import { byId, confirmed, element, tell, write } from "./dom.js";
-import { KEY_CHANGED, watchKeyButton } from "./key.js";
+import { header } from "./header.js";
+import { t } from "./i18n.js";
+import { KEY_CHANGED, knownKey } from "./key.js";
+import { Preview } from "./preview.js";
 import { Reference } from "./reference.js";
-import { NOTHING } from "./speech.js";
-import { Utterance } from "./utterance.js";
+import { sentence } from "./samples.js";
+import { about, listenButton, MANY, markCard } from "./voice-picker.js";
 
-/**
- * @typedef {object} Voice
- * @property {string} name
- * @property {"built_in" | "stored" | "alias"} kind
- * @property {boolean} public
- * @property {string} description
- * @property {string} transcript
- * @property {boolean} has_prompt
- */
+header();
 
 const list = byId("voices", HTMLUListElement);
 const state = byId("state", HTMLElement);
 const trouble = byId("trouble", HTMLElement);
 const addTrouble = byId("add-trouble", HTMLElement);
+const spoken = byId("sentence", HTMLInputElement);
+const find = byId("find", HTMLInputElement);
 const reference = new Reference();
 const fields = {
   name: byId("name", HTMLInputElement),
@@ -32,18 +29,26 @@ const fields = {
 
 /** @type {import("./utterance.js").Model} */
 let model = { name: "", rate: 24_000 };
-/** @type {Utterance | null} One voice is heard at a time. */
-let utterance = null;
+
+const preview = new Preview(() => model, (words, wrong) => {
+  write(state, words);
+  tell(trouble, wrong);
+});
 
 async function load() {
-  hush();
+  preview.hush();
+  // Without keys all voices are everybody's.
+  byId("public-field", HTMLElement).hidden = knownKey() === "";
   try {
-    const { data: models } = await (await ask("v1/models")).json();
-    if (models[0]) model = { name: models[0].id, rate: models[0].sample_rate || model.rate };
-    const { data: names } = await (await ask("v1/audio/voices")).json();
-    const voices = names.filter((/** @type {Voice} */ voice) => voice.kind !== "alias");
-    list.replaceChildren(...voices.map(item));
-    write(state, voices.length === 1 ? "1 voice" : `${voices.length} voices`);
+    const { data: [first] } = await (await ask("v1/models")).json();
+    model = { name: first.id, rate: first.sample_rate };
+    spoken.value ||= sentence(first.demo);
+    const { data: voices } = await (await ask("v1/audio/voices")).json();
+    const own = voices.filter(({ kind }) => kind !== "alias");
+    list.replaceChildren(...own.map((voice) => item(voice, voices.filter((one) => one.stands_for === voice.name))));
+    byId("find-field", HTMLElement).hidden = own.length < MANY;
+    filter();
+    write(state, own.length === 1 ? t("1 voice") : t("{count} voices", { count: own.length }));
   } catch (error) {
     write(state, "");
     tell(trouble, explain(error));
@@ -51,88 +56,50 @@ async function load() {
 }
 
 /**
- * @param {Voice} voice
+ * @param {import("./voice-picker.js").Voice} voice
+ * @param {import("./voice-picker.js").Voice[]} aliases Other names that it answers to.
  * @returns {HTMLLIElement}
  */
-function item(voice) {
-  const about = [voice.kind === "built_in" ? "built in" : "stored", voice.public ? "for everyone" : "yours alone"];
-  if (!voice.has_prompt) about.push("no reference speech");
-  const row = element("li", { "data-voice": voice.name });
-  const hear = element("button", { type: "button" });
-  hear.addEventListener("click", () => listen(voice, row));
-  const use = element("a", { className: "button", href: `./?voice=${encodeURIComponent(voice.name)}`,
-    "aria-label": `Speak with ${voice.name}` }, "Speak with it");
-  const buttons = element("div", { className: "row wrap" }, hear, use);
+function item(voice, aliases) {
+  const { name, transcript } = voice;
+  const row = element("li", { className: "voice", "data-voice": name });
+  const hear = listenButton();
+  hear.addEventListener("click", () => preview.toggle(name, row, spoken.value));
+  const use = element("a", { className: "button", href: `./?voice=${encodeURIComponent(name)}`,
+    "aria-label": t("Use {name}", { name }) }, t("Use"));
+  const buttons = element("div", { className: "row wrap" }, use);
   if (voice.kind === "stored") {
-    const gone = element("button", { type: "button", "aria-label": `Delete ${voice.name}` }, "Delete");
+    const gone = element("button", { type: "button", "aria-label": t("Delete {name}", { name }) }, t("Delete"));
     gone.addEventListener("click", () => remove(voice));
     buttons.append(gone);
   }
-  row.append(
-    element("div", { className: "row" }, element("strong", {}, voice.name),
-      element("span", { className: "hint" }, about.join(" · "))),
-    ...[voice.description, voice.transcript && `“${voice.transcript}”`].filter(Boolean)
-      .map((text) => element("p", { className: "excerpt hint" }, text)),
-    buttons);
-  mark(row, "idle");
+  row.append(hear, element("div", { className: "what" },
+    element("strong", {}, name),
+    element("p", { className: "hint" }, about(voice, knownKey() !== "")),
+    ...(aliases.length ? [element("p", { className: "hint" },
+      t("Programs may call it {names}.", { names: aliases.map((one) => one.name).join(", ") }))] : []),
+    ...(transcript ? [element("p", { className: "excerpt hint" }, `“${transcript}”`)] : []),
+    buttons));
+  markCard(row, "idle");
   return row;
 }
 
-/**
- * Show how far the sentence is in a voice's row.
- * @param {HTMLElement} row
- * @param {import("./utterance.js").State} how
- */
-function mark(row, how) {
-  row.dataset.state = how;
-  const button = /** @type {HTMLButtonElement} */ (row.querySelector("button"));
-  button.textContent = sounds(row) ? "Stop" : "Listen";
-  button.setAttribute("aria-label", `${button.textContent} ${sounds(row) ? "" : "to "}${row.dataset.voice}`);
+function filter() {
+  const wanted = find.value.trim().toLowerCase();
+  for (const row of list.children)
+    if (row instanceof HTMLElement) row.hidden = !row.textContent?.toLowerCase().includes(wanted);
 }
 
-/** @param {HTMLElement} row */
-function sounds({ dataset: { state: how } }) {
-  return how === "waiting" || how === "playing" || how === "paused";
-}
-
-function hush() {
-  const sounding = utterance;
-  utterance = null;
-  sounding?.stop();
-  for (const row of list.children) if (row instanceof HTMLElement) mark(row, "idle");
-}
-
-/**
- * Speak the sentence in a voice, or stop it.
- * @param {Voice} voice
- * @param {HTMLLIElement} row
- */
-async function listen(voice, row) {
-  const stopping = sounds(row);
-  hush();
-  write(state, "");
-  if (stopping) return;
-  const text = byId("sentence", HTMLInputElement).value;
-  const mine = new Utterance({ ...NOTHING, text, voice: voice.name }, model, () => {
-    if (mine !== utterance) return;
-    mark(row, mine.state);
-    write(state, mine.silent ? "" : `${mine.state === "playing" ? "Listening to" : "Waiting for"} ${voice.name} …`);
-    tell(trouble, mine.trouble);
-  });
-  utterance = mine;
-  mine.changed();
-  await mine.run(() => {});
-}
-
-/** @param {Voice} voice */
+/** @param {import("./voice-picker.js").Voice} voice */
 async function remove(voice) {
-  const whose = voice.public ? " Everyone on this server loses it." : "";
-  if (!(await confirmed(`Delete the voice “${voice.name}”?${whose}`, "Delete"))) return;
+  const question = t("Delete the voice “{name}”?", { name: voice.name });
+  const whose = voice.public ? ` ${t("Everyone on this server loses it.")}` : "";
+  if (!(await confirmed(question + whose, t("Delete")))) return;
   try {
     await ask(`v1/audio/voices/${encodeURIComponent(voice.name)}?public=${voice.public}`, { method: "DELETE" });
     tell(trouble, "");
     await load();
-    write(state, `“${voice.name}” is deleted.`);
+    write(state, t("“{name}” is deleted.", { name: voice.name }));
     byId("list-title", HTMLElement).focus();
   } catch (error) {
     tell(trouble, explain(error));
@@ -141,10 +108,10 @@ async function remove(voice) {
 
 async function add() {
   const name = fields.name.value.trim();
-  tell(addTrouble, "");
-  if (!name || !reference.recording) {
-    tell(addTrouble, name ? "Record the voice or choose a file first." : "Give the voice a name.");
-    (name ? reference.button.disabled ? reference.file : reference.button : fields.name).focus();
+  const missing = name ? reference.complaint() : { message: t("Give the voice a name."), where: fields.name };
+  tell(addTrouble, missing?.message ?? "");
+  if (missing || !reference.recording) {
+    missing?.where.focus();
     return;
   }
   const body = new FormData();
@@ -155,18 +122,18 @@ async function add() {
   if (fields.public.checked) body.append("public", "true");
   body.append("file", reference.recording, "reference");
   fields.send.disabled = true;
-  fields.send.textContent = "Adding …";
+  fields.send.textContent = t("Adding …");
   try {
     await ask("v1/audio/voices", { method: "POST", body });
     byId("add", HTMLFormElement).reset();
     reference.clear();
     await load();
-    write(state, `“${name}” is added.`);
+    write(state, t("“{name}” is added.", { name }));
   } catch (error) {
     tell(addTrouble, explain(error));
   } finally {
     fields.send.disabled = false;
-    fields.send.textContent = "Add voice";
+    fields.send.textContent = t("Add voice");
   }
 }
 
@@ -174,8 +141,8 @@ byId("add", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
   add();
 });
+find.addEventListener("input", filter);
 // Whose voices are listed depends on the key.
 document.addEventListener(KEY_CHANGED, load);
 
-watchKeyButton();
 load();

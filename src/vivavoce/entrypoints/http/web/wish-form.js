@@ -1,44 +1,88 @@
 /** The form of the page that speaks: text, voice and manner. */
 
-import { byId, element, write } from "./dom.js";
+import { byId, element, tell } from "./dom.js";
 import { characters } from "./highlight.js";
+import { locale, t } from "./i18n.js";
+import { knownKey } from "./key.js";
 import { Reference } from "./reference.js";
+import { samples } from "./samples.js";
+import { VoicePicker } from "./voice-picker.js";
 
 /** Characters of one text; the server takes no more. */
 const MOST_CHARACTERS = 20_000;
-const MOST = MOST_CHARACTERS.toLocaleString("en");
+const MOST = MOST_CHARACTERS.toLocaleString(locale);
+const MOST_SEED = Number.MAX_SAFE_INTEGER + 1;
+const MOST_FILE_BYTES = 4e6;
 const DRAFT = "vivavoce.draft";
-
-/** @typedef {{name: string, kind: string, public: boolean, description: string}} Voice */
 
 /** Reads and writes the form's fields; keeps the text while the tab visits other pages. */
 export class WishForm {
-  constructor() {
+  /**
+   * @param {(name: string, card: HTMLElement) => void} listen To a voice.
+   * @param {() => void} speak
+   */
+  constructor(listen, speak) {
     this.text = byId("text", HTMLTextAreaElement);
-    this.voice = byId("voice", HTMLSelectElement);
     this.speed = byId("speed", HTMLInputElement);
     this.seed = byId("seed", HTMLInputElement);
     this.instructions = byId("instructions", HTMLTextAreaElement);
-    this.policy = byId("policy", HTMLSelectElement);
-    this.language = byId("language", HTMLSelectElement);
+    this.language = byId("language-of-numbers", HTMLSelectElement);
+    this.trouble = byId("trouble", HTMLElement);
+    this.samples = byId("samples", HTMLElement);
+    this.speak = speak;
     this.reference = new Reference();
-    this.ownRecording = element("option", { value: "" }, "A recording of your own …");
-    /** @type {Map<string, Voice>} */
-    this.voices = new Map();
-    this.voice.append(this.ownRecording);
+    this.picker = new VoicePicker(() => this.voiceChanged(), listen);
     this.text.value = sessionStorage.getItem(DRAFT) ?? "";
     this.text.addEventListener("input", () => this.textChanged());
     this.speed.addEventListener("input", () => this.speedChanged());
-    this.voice.addEventListener("change", () => this.voiceChanged());
+    byId("dice", HTMLButtonElement).addEventListener("click", () => {
+      this.seed.value = String(crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000);
+    });
+    this.takeFiles();
     this.textChanged();
     this.speedChanged();
     this.voiceChanged();
   }
 
+  /** Take a file of text that is chosen or dropped. */
+  takeFiles() {
+    const chosen = byId("text-file", HTMLInputElement);
+    chosen.addEventListener("change", () => this.open(chosen.files?.[0]));
+    const card = byId("text-card", HTMLElement);
+    for (const kind of ["dragover", "dragleave", "drop"])
+      card.addEventListener(kind, (event) => {
+        const file = /** @type {DragEvent} */ (event).dataTransfer?.types.includes("Files");
+        card.classList.toggle("dropping", kind === "dragover" && Boolean(file));
+        if (!file) return; // a text that is dragged: the field takes it by itself
+        event.preventDefault();
+        if (kind === "drop") this.open(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
+      });
+  }
+
+  /** @param {File | undefined} file */
+  async open(file) {
+    if (!file) return;
+    const bytes = file.size > MOST_FILE_BYTES ? null : await file.arrayBuffer();
+    try {
+      if (!bytes) throw new RangeError();
+      this.setText(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
+      tell(this.trouble, "");
+    } catch {
+      tell(this.trouble, t("“{name}” is no text, or a very long one: open a file of plain text.", { name: file.name }));
+    }
+  }
+
+  /** @param {string} text */
+  setText(text) {
+    this.text.value = text;
+    // Not only this form follows the text.
+    this.text.dispatchEvent(new Event("input"));
+  }
+
   textChanged() {
     const count = characters(this.text.value);
     const shown = byId("count", HTMLOutputElement);
-    shown.value = `${count.toLocaleString("en")} / ${MOST}`;
+    shown.value = `${count.toLocaleString(locale)} / ${MOST}`;
     shown.classList.toggle("over", count > MOST_CHARACTERS);
     sessionStorage.setItem(DRAFT, this.text.value);
   }
@@ -48,32 +92,34 @@ export class WishForm {
   }
 
   voiceChanged() {
-    byId("reference", HTMLFieldSetElement).hidden = !this.ownRecording.selected;
-    write(byId("voice-about", HTMLElement), this.voices.get(this.voice.value)?.description ?? "");
+    byId("reference", HTMLFieldSetElement).hidden = !this.picker.own.checked;
   }
 
   /**
    * Offer these voices.
-   * @param {Voice[]} voices
+   * @param {import("./voice-picker.js").Voice[]} voices
    * @param {string | null} wanted The one to choose if it is among them.
    */
   offer(voices, wanted) {
-    if (voices.length === 0) return;
-    const own = this.ownRecording.selected;
-    this.voices = new Map(voices.map((voice) => [voice.name, voice]));
-    const group = (/** @type {string} */ label, /** @type {(voice: Voice) => boolean} */ belongs) => {
-      const options = voices.filter(belongs).map(({ name }) => element("option", { value: name }, name));
-      return options.length ? [element("optgroup", { label }, ...options)] : [];
-    };
-    this.voice.replaceChildren(
-      ...group("Built in", (voice) => voice.kind === "built_in"),
-      ...group("Stored", (voice) => voice.kind !== "built_in" && voice.public),
-      ...group("Yours", (voice) => voice.kind !== "built_in" && !voice.public),
-      this.ownRecording);
-    if (own) this.ownRecording.selected = true;
-    else if (wanted !== null && this.voices.has(wanted)) this.voice.value = wanted;
-    else this.voice.selectedIndex = 0;
+    this.picker.offer(voices, wanted, knownKey() !== "");
     this.voiceChanged();
+  }
+
+  /**
+   * Suit a model.
+   * @param {boolean} isDemo
+   * @param {boolean} followsInstructions
+   */
+  suit(isDemo, followsInstructions) {
+    byId("instructions-field", HTMLElement).hidden = !followsInstructions;
+    this.samples.replaceChildren(...samples(isDemo).map(([name, text]) => {
+      const chip = element("button", { type: "button", className: "chip" }, t(name));
+      chip.addEventListener("click", () => {
+        this.setText(text);
+        this.speak();
+      });
+      return chip;
+    }));
   }
 
   /**
@@ -82,50 +128,50 @@ export class WishForm {
    */
   complaint() {
     const count = characters(this.text.value);
-    if (!this.text.value.trim()) return { message: "There is no text yet: write at least one word.", where: this.text };
+    if (!this.text.value.trim())
+      return { message: t("There is no text yet: write at least one word."), where: this.text };
     if (count > MOST_CHARACTERS) {
-      const message = `The text has ${count.toLocaleString("en")} characters; ${MOST} can be spoken at once. Split it.`;
+      const values = { count: count.toLocaleString(locale), most: MOST };
+      const message = t("The text has {count} characters; {most} can be spoken at once. Split it.", values);
       return { message, where: this.text };
     }
-    if (this.ownRecording.selected && !this.reference.recording)
-      return { message: "Record your voice or choose a file first.", where: this.reference.button };
-    if (!this.seed.checkValidity() || this.seed.value === "")
-      return { message: "The seed must be a whole number from 0 to 9007199254740992.", where: this.seed };
+    const missing = this.picker.own.checked ? this.reference.complaint() : null;
+    if (missing) return missing;
+    if (!this.seed.checkValidity() || this.seed.value === "") {
+      const message = t("The take must be a whole number from 0 to {most}.", { most: MOST_SEED });
+      return { message, where: this.seed };
+    }
     return null;
   }
 
   /** @returns {import("./speech.js").Wish} */
   wish() {
-    const own = this.ownRecording.selected;
+    const own = this.picker.own.checked;
     return {
       text: this.text.value,
-      voice: own ? "" : this.voice.value,
+      voice: own ? "" : this.picker.value,
       reference: own ? this.reference.recording : null,
       transcript: own ? this.reference.transcript : "",
       speed: Number(this.speed.value),
       seed: Number(this.seed.value),
-      instructions: this.instructions.value.trim(),
-      policy: this.policy.value,
+      instructions: byId("instructions-field", HTMLElement).hidden ? "" : this.instructions.value.trim(),
       language: this.language.value,
     };
   }
 
   /** @param {import("./speech.js").Wish} wish */
   fill(wish) {
-    this.text.value = wish.text;
     this.speed.value = String(wish.speed);
     this.seed.value = String(wish.seed);
     this.instructions.value = wish.instructions;
-    this.policy.value = wish.policy;
     this.language.value = wish.language;
     if (wish.reference) {
-      this.ownRecording.selected = true;
+      this.picker.own.checked = true;
       this.reference.clear();
       this.reference.take(wish.reference);
       this.reference.words.value = wish.transcript;
-    } else if (this.voices.has(wish.voice)) this.voice.value = wish.voice;
-    // Not only this form follows the text.
-    this.text.dispatchEvent(new Event("input"));
+    } else this.picker.choose(wish.voice);
+    this.setText(wish.text);
     this.speedChanged();
     this.voiceChanged();
     this.text.focus();
