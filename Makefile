@@ -73,7 +73,7 @@ soak: $(DEV) ## ask an engine for 10,000 things, a server for five minutes and a
 
 clean: ## remove .venv and everything else that these commands made
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests training -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp file stands for a finished installation; it is outdated when one of the files before it is newer.
 # torch comes without its dependencies from an index of its own, which may lack the pinned ones.

@@ -15,6 +15,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "vivavoce"
+TRAINING = "vivavoce_training"
+"""A package beside it."""
 MAX_LINES = 500
 
 HEIGHT = {
@@ -100,6 +102,8 @@ def _rule_for(module: str, imported: str) -> str | None:
         return "imports are absolute"
     if room == PACKAGE:
         return broken_rule(module, imported)
+    if room == TRAINING and module != f"{PACKAGE}.entrypoints.cli.main":
+        return "only the command line may start the training"
     if module in STANDARD_LIBRARY_ONLY and room not in sys.stdlib_module_names:
         return f"{module.split('.')[-1]} uses the standard library only: {room}"
     return None
@@ -181,7 +185,9 @@ def test_a_finding_names_file_line_and_rule(tmp_path: Path) -> None:
     (engine / "request_state.py").write_text(
         "import json\nimport torch.nn\nfrom . import loop\nfrom vivavoce import load\n"
     )
+    (engine / "graphs.py").write_text("import vivavoce_training\n")
     assert list(findings(tmp_path)) == [
+        "vivavoce/engine/graphs.py:1: only the command line may start the training",
         "vivavoce/engine/loop.py:4: imports go down only: engine → entrypoints",
         "vivavoce/engine/request_state.py:2: request_state uses the standard library only: torch",
         "vivavoce/engine/request_state.py:3: imports are absolute",

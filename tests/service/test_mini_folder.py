@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.assemble import NOTICE, VOICES
-from training.weights import MINI as TEMPLATE
 from vivavoce.checkpoint.folder import SPEAKERS, TextStream, read_card
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.checkpoint.weights import read_tensors
 from vivavoce.service.inspection import inspect_model
 from vivavoce.service.model_choice import MINI, model_folder
+from vivavoce_training.assemble import NOTICE, VOICES
+from vivavoce_training.weights import MINI as TEMPLATE
 
 MOST_BYTES = 36_000_000
 

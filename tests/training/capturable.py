@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.loop import Optimizer
+from vivavoce_training.loop import Optimizer
 
 WAITING = {
     "aten::_local_scalar_dense",  # .item(), float(), branches on values

@@ -7,11 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.assemble import NOTICE, PARTS, VOICES, assemble
-from training.data.speakers import test_speakers as held_out_speakers
-from training.data.store import SAMPLE_RATE, Speaker
-from training.testset import PROMPTS, write_test_set
-from training.weights import MINI
 from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.errors import InvalidRequest
@@ -19,6 +14,11 @@ from vivavoce.evaluate.cases import read_audio_table, read_seed_tts_list
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.front_end import load_front_end
 from vivavoce.service.model_choice import model_folder
+from vivavoce_training.assemble import NOTICE, PARTS, VOICES, assemble
+from vivavoce_training.data.speakers import test_speakers as held_out_speakers
+from vivavoce_training.data.store import SAMPLE_RATE, Speaker
+from vivavoce_training.testset import PROMPTS, write_test_set
+from vivavoce_training.weights import MINI
 
 RECORDING = Path(__file__).parents[1] / "data" / "parity" / "wavs" / "zero_shot_prompt.wav"
 

@@ -10,19 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 from safetensors.torch import save_file
 
-from training.commands import pack, prepare_recordings
-from training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES, Corpus, Speaker
-from training.prepare import Recording, find_recordings, prepare
-from training.weights import load_part, save_part
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.flow.model import Flow
 from vivavoce.service.audio.encode import write_audio
 from vivavoce.service.front_end import load_front_end
+from vivavoce_training.commands import pack, prepare_recordings
+from vivavoce_training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES, Corpus, Speaker
+from vivavoce_training.prepare import Recording, find_recordings, prepare
+from vivavoce_training.weights import load_part, save_part
 
 SPEECH = Path(__file__).parents[1] / "data" / "audio"
 
@@ -191,12 +190,12 @@ def test_what_was_packed_is_what_runs(checkpoint: Path, parts: Path, models: Mod
 
 def test_an_existing_folder_is_refused(checkpoint: Path, parts: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    with pytest.raises(typer.BadParameter, match="exists already; name a new folder"):
+    with pytest.raises(InvalidRequest, match="exists already; name a new folder"):
         pack(checkpoint, parts, tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_parts_without_any_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match=r"holds none of llm\.pt, flow\.pt, hift\.pt; train one first"):
+    with pytest.raises(InvalidRequest, match=r"holds none of llm\.pt, flow\.pt, hift\.pt; train one first"):
         pack(checkpoint, tmp_path / "nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()

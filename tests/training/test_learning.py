@@ -13,10 +13,16 @@ import torch
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_corpus, write_tones
-from training.commands import Training, flow, lm
-from training.data.store import Corpus, Speaker, write_array
-from training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
-from training.lm import (
+from vivavoce.checkpoint.weights import read_tensors
+from vivavoce.errors import InvalidRequest
+from vivavoce.models.build import Models
+from vivavoce.models.flow.model import Flow
+from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_training.commands import Training, flow, lm
+from vivavoce_training.data.store import Corpus, Speaker, write_array
+from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
+from vivavoce_training.lm import (
     CONTROL,
     IGNORED,
     PAD,
@@ -32,13 +38,7 @@ from training.lm import (
     whole_text,
     with_noise,
 )
-from training.weights import mini_config
-from vivavoce.checkpoint.weights import read_tensors
-from vivavoce.errors import InvalidRequest
-from vivavoce.models.build import Models
-from vivavoce.models.flow.model import Flow
-from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
-from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_training.weights import mini_config
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.capturable import uncapturable
-from training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 from vivavoce.errors import InvalidRequest
+from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
 
 CPU = torch.device("cpu")
 

@@ -12,21 +12,21 @@ from torch.nn import functional
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_tones
-from training.data.store import Corpus
-from training.loop import Budget
-from training.onnx_graph import round_to_half
-from training.speaker import waves as degrade
-from training.speaker.export import export_speaker_encoder
-from training.speaker.measure import equal_error_rate, extract_embeddings, identified
-from training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead
-from training.speaker.run import Sizes, SpeakerStep, train_speaker
-from training.speaker.waves import Degrade, Fbank, load_waves
-from training.utterances import evenly_by_speaker, heard
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.encoders import SpeakerEncoder, open_onnx
 from vivavoce.models.features import speaker_fbank
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.resample import resample_sinc
+from vivavoce_training.data.store import Corpus
+from vivavoce_training.loop import Budget
+from vivavoce_training.onnx_graph import round_to_half
+from vivavoce_training.speaker import waves as degrade
+from vivavoce_training.speaker.export import export_speaker_encoder
+from vivavoce_training.speaker.measure import equal_error_rate, extract_embeddings, identified
+from vivavoce_training.speaker.model import MarginHead, SpeakerNet, SpeakerSizes, TraitHead
+from vivavoce_training.speaker.run import Sizes, SpeakerStep, train_speaker
+from vivavoce_training.speaker.waves import Degrade, Fbank, load_waves
+from vivavoce_training.utterances import evenly_by_speaker, heard
 
 AUDIO = Path(__file__).parents[1] / "data" / "audio"
 

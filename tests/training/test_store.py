@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.tones import write_corpus
-from training.data.store import Corpus, CorpusWriter, Speaker, Utterance, write_array
+from vivavoce_training.data.store import Corpus, CorpusWriter, Speaker, Utterance, write_array
 
 LENGTHS = [3, 1, 2]
 WAV = np.arange(6 * 960, dtype=np.int16)

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_tones
-from training.data.store import PHONES, Corpus
-from training.loop import Budget
-from training.onnx_graph import round_to_half
-from training.tokenizer import features as augment
-from training.tokenizer.export import export_tokenizer
-from training.tokenizer.features import Augment, load_features
-from training.tokenizer.measure import measure, perplexity, probe_accuracy, same_text_pairs
-from training.tokenizer.model import NUM_CODES, TokenEncoder, TokenizerSizes, to_indices
-from training.tokenizer.run import Sizes, train_tokenizer
-from training.tokenizer.step import TokenizerStep, spell, spelling
-from training.utterances import evenly_by_speaker, heard
 from vivavoce.models.encoders import SpeechTokenizer, open_onnx
 from vivavoce.models.features import whisper_log_mel
+from vivavoce_training.data.store import PHONES, Corpus
+from vivavoce_training.loop import Budget
+from vivavoce_training.onnx_graph import round_to_half
+from vivavoce_training.tokenizer import features as augment
+from vivavoce_training.tokenizer.export import export_tokenizer
+from vivavoce_training.tokenizer.features import Augment, load_features
+from vivavoce_training.tokenizer.measure import measure, perplexity, probe_accuracy, same_text_pairs
+from vivavoce_training.tokenizer.model import NUM_CODES, TokenEncoder, TokenizerSizes, to_indices
+from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
+from vivavoce_training.tokenizer.step import TokenizerStep, spell, spelling
+from vivavoce_training.utterances import evenly_by_speaker, heard
 
 CPU = torch.device("cpu")
 

@@ -1,47 +1,69 @@
-"""`python -m training` knows its commands, each explains itself, and the README shows them as they are."""
+"""`vivavoce train` knows its commands, each explains itself, and docs/training.md shows them as they are."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from training.__main__ import app
+from vivavoce.entrypoints.cli.main import main
+from vivavoce_training.commands import app
 
 COMMANDS = (
     *("corpus", "sentences", "text-tokenizer", "tokenizer", "speaker", "lm", "flow", "vocoder"),
     *("assemble", "test-set", "prepare", "pack", "encode"),
 )
-README = Path(__file__).parents[2] / "training" / "README.md"
-TEXT = README.read_text(encoding="utf-8")
-SHOWN = re.findall(r"python -m training ([a-z][\w-]*)([^`\n]*)", TEXT)
-
-
-def output_of(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
-    assert result.exit_code == 0, result.output
-    return result.output
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "training.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+SHOWN = re.findall(r"vivavoce train ([a-z][\w-]*)([^`\n]*)", TEXT)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_is_listed_explains_itself_and_stands_in_the_readme(command: str) -> None:
-    assert f" {command} " in output_of("--help")
-    text = output_of(command, "--help")
-    assert "Usage:" in text
-    assert command in text
+def test_each_command_is_listed_explains_itself_and_stands_in_the_page(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-h"]) == 0
+    assert f" {command} " in capsys.readouterr().out
+    assert main(["train", command, "-h"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: vivavoce train {command} [OPTIONS] ")
+    assert f"vivavoce train {command} " in text.split("Examples:")[1]
     assert command in {name for name, _ in SHOWN}
 
 
+def test_help_comes_without_torch() -> None:
+    code = (
+        "import sys; from vivavoce.entrypoints.cli.main import main; main(['train', 'lm', '-h']); print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--sequences" in run.stdout
+    assert not {"torch", "numpy"} & set(run.stdout.splitlines()[-1].split())
+
+
+def test_where_the_package_is_missing_a_line_says_so(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "src" / "vivavoce", tmp_path / "vivavoce", ignore=shutil.ignore_patterns("*.pt", "*.onnx"))
+    code = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if not p.endswith('src'))]; "
+        "from vivavoce.entrypoints.cli.main import main; sys.exit(main(['train', 'lm']))"
+    )
+    run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert run.stderr.startswith("error: train: the package vivavoce_training is missing; pip install '.[train]'")
+
+
 @pytest.mark.parametrize(("command", "arguments"), SHOWN)
-def test_what_the_readme_shows_is_understood(command: str, arguments: str) -> None:
+def test_what_the_page_shows_is_understood(command: str, arguments: str) -> None:
     known = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
     options = {option for parameter in known.params for option in parameter.opts}
     assert set(re.findall(r"--[\w-]+", arguments)) <= options
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
+def test_links_of_the_page_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", TEXT):
-        assert (README.parent / target).exists(), target
+        assert (PAGE.parent / target).exists(), target

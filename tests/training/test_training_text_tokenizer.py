@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from training.text_tokenizer import NUM_MERGES, learn_tokenizer, text_tokenizer
-from training.weights import MINI
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_training.text_tokenizer import NUM_MERGES, learn_tokenizer, text_tokenizer
+from vivavoce_training.weights import MINI
 
 SENTENCES = Path(__file__).parents[2] / "benchmarks" / "sentences" / "held_out.txt"
 FILES = {"merges.txt", "tokenizer_config.json", "vocab.json"}

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from tests.training.tones import SPEAKERS, write_tones
-from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
-from training.utterances import (
+from vivavoce.models.features import prompt_mel
+from vivavoce.service.audio.resample import resample_sinc
+from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+from vivavoce_training.utterances import (
     HEARD_SAMPLES,
     equal_length_batches,
     evenly_by_speaker,
@@ -20,9 +22,7 @@ from training.utterances import (
     placed_tokens,
     steps_in,
 )
-from training.weights import mini_config
-from vivavoce.models.features import prompt_mel
-from vivavoce.service.audio.resample import resample_sinc
+from vivavoce_training.weights import mini_config
 
 CPU = torch.device("cpu")
 

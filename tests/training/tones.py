@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus, CorpusWriter, Speaker, Utterance
+from vivavoce_training.data.store import (
+    MELS_PER_TOKEN,
+    SAMPLE_RATE,
+    TOKEN_SAMPLES,
+    Corpus,
+    CorpusWriter,
+    Speaker,
+    Utterance,
+)
 
 TONES_HZ = ((300, 900), (500, 1500), (800, 1200), (250, 2400), (600, 3000))
 """Of phones 1 to 5; phone 0 is silence."""

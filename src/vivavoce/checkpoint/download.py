@@ -28,6 +28,7 @@ from vivavoce.checkpoint.known_models import (
     FileRecord,
     KnownModel,
     check_path,
+    is_begun,
     is_needed,
     known_model,
     missing_files,
@@ -122,8 +123,9 @@ def download(
     if _is_done(folder, model, revision):
         return folder
     if os.environ.get(hub.offline_variable, "").strip().lower() in _YES:
+        state = "complete in" if is_begun(folder) else "downloaded to"
         raise DownloadError(
-            f"hub: {hub.offline_variable} is set and {model.name} is not complete in {folder}; unset it, "
+            f"hub: {hub.offline_variable} is set and {model.name} is not {state} {folder}; unset it, "
             + _by_hand(folder)
         )
     base = (endpoint or os.environ.get(hub.endpoint_variable) or hub.endpoint).rstrip("/")

@@ -72,7 +72,7 @@ def detect_generation(folder: Path) -> Generation:
                 )
             return generation
     raise CheckpointError(
-        f"model: {folder.name} holds none of {', '.join(YAML_OF.values())}; download the whole model folder"
+        f"model: {folder.absolute().name} holds none of {', '.join(YAML_OF.values())}; download the whole model folder"
     )
 
 
@@ -80,7 +80,7 @@ def read_card(folder: Path) -> ModelCard:
     """Read `vivavoce.json` if the folder has one, else name the model after its folder."""
     path = folder / CARD
     if not path.is_file():
-        return ModelCard(name=folder.name)
+        return ModelCard(name=folder.absolute().name)
     data = read_json(path)
     scripts, stream = data.get("scripts"), data.get("text_stream", TextStream.INTERLEAVED)
     if stream not in (known := [one.value for one in TextStream]):

@@ -46,6 +46,10 @@ class KnownModel:
     hf_id: str
     modelscope_id: str
     summary: str
+    num_bytes: int | None = None
+    """Of the needed files when they were last looked up; None: never."""
+    licence: str = "Apache-2.0"
+    """As the publisher names it."""
 
 
 _FIRST = "CosyVoice, first generation: "
@@ -58,9 +62,13 @@ _PUBLISHED = (
     ("CosyVoice-300M-Instruct", "", "v1", "iic", f"{_FIRST}built-in speakers that follow instructions; 22.05 kHz"),
 )
 """Name, what the hubs add to it, generation, owner on ModelScope, summary."""
+_NUM_BYTES = {"CosyVoice2-0.5B": 3_085_869_618}
 KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
     {
-        name: KnownModel(name, Generation(generation), f"FunAudioLLM/{name}{more}", f"{owner}/{name}{more}", summary)
+        name: KnownModel(
+            *(name, Generation(generation), f"FunAudioLLM/{name}{more}", f"{owner}/{name}{more}", summary),
+            num_bytes=_NUM_BYTES.get(name),
+        )
         for name, more, generation, owner, summary in _PUBLISHED
     }
 )
@@ -133,10 +141,17 @@ def find_model(name_or_path: str | Path) -> Path:
     record = read_record(folder)
     if record is not None and record.is_whole(folder):
         return folder
+    state = "complete in" if is_begun(folder) else "downloaded to"
     raise DownloadError(
-        f"model: {model.name} is not complete in {folder}; type `vivavoce download {model.name}`, or give the "
+        f"model: {model.name} is not {state} {folder}; type `vivavoce download {model.name}`, or give the "
         "path of a folder that holds it"
     )
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a download has brought anything: one that failed at once leaves an empty folder."""
+    paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return read_record(folder) is not None or any(is_needed(path.removesuffix(".part")) for path in paths)
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,10 @@ class Vivavoce:
         """
         return self._synthesizer.front_end.text.normalize(text)
 
+    def check(self, text: str) -> None:
+        """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""
+        self._synthesizer.front_end.text.check(text)
+
     def embed(self, source: AudioSource) -> Tensor:
         """The speaker embedding of 0.5 to 30 s of speech: [192] float32, not normalised, and nothing else of a voice.
 

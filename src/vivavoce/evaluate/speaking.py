@@ -74,8 +74,11 @@ def speak_all(
     """Speak all cases, each when it is asked for: those with a voice of their own, then the others in every voice."""
     plan = [(place, case, case.voice) for place, case in enumerate(cases) if case.voice is not None]
     plan += [(place, case, voice) for voice in voices for place, case in enumerate(cases) if case.voice is None]
+    began = time.perf_counter()
     for number, (place, case, voice) in enumerate(plan, start=1):
-        show(f"speaking … {number} of {len(plan)}")
+        left_s = (time.perf_counter() - began) / max(1, number - 1) * (len(plan) - number + 1)
+        left = f", about {left_s / 60:.0f} min left" if number > 1 and left_s >= 60 else ""
+        show(f"speaking … {number} of {len(plan)}{left}")
         yield _speak(tts, case, voice, voices[voice], manner, manner.seed + place)
 
 

@@ -120,7 +120,7 @@ def is_hugging_face(folder: Path) -> bool:
 
 
 def open_hugging_face(folder: Path) -> Source:
-    """A Qwen2 folder in Hugging Face's layout, such as `vivavoce convert hf` writes.
+    """A Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
 
     CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: no Qwen2, a quantised one,
     or one with a feature that CosyVoice2's language model lacks.
@@ -192,7 +192,7 @@ def check_features(config: Mapping[str, Any]) -> None:
     ):
         if found != known:
             raise UnsupportedModel(
-                f"{CONFIG}: {key} is {found!r}; only {known!r} is read, such as `vivavoce convert hf` writes"
+                f"{CONFIG}: {key} is {found!r}; only {known!r} is read, such as `vivavoce export hf` writes"
             )
     if config.get("quantization_config") is not None:
         raise UnsupportedModel(

@@ -30,6 +30,7 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
 from vivavoce.errors import VivavoceError
 from vivavoce.models.generations import NETWORKS
+from vivavoce.service.model_choice import MINI
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.voice import built_in_voices
 
@@ -103,7 +104,7 @@ def inspect_model(folder: Path) -> ModelReport:
     the networks that the yaml describes, the ONNX files' outer structure. Weights stay on the disk; the ONNX files
     are read for the fingerprint (0.5 GB of a release).
     """
-    report = ModelReport(folder, ModelCard(folder.name))
+    report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
     supported = report.attempt(detect_generation, folder) is not None
@@ -208,8 +209,8 @@ class ModelNames:
 
 
 def local_models() -> list[Path]:
-    """The model folders in `models_home`, sorted by name."""
-    return sorted({path.parent for yaml in YAML_OF.values() for path in models_home().glob(f"*/{yaml}")})
+    """The package's own model, and the model folders in `models_home`, sorted by name."""
+    return [MINI, *sorted({path.parent for yaml in YAML_OF.values() for path in models_home().glob(f"*/{yaml}")})]
 
 
 def is_whole_onnx(path: Path) -> bool:

@@ -85,7 +85,9 @@ def test_a_generation_that_does_not_run_is_not_to_be_downloaded(name: str) -> No
 def test_a_downloaded_model_is_found_until_a_file_is_lost() -> None:
     model = known_model("CosyVoice2-0.5B")
     folder = model_folder(model)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True)  # as a download leaves it that failed at once
+    with pytest.raises(DownloadError, match="not downloaded to"):
+        find_model(model.name)
     (folder / "llm.pt").write_bytes(b"12345")
     record = DownloadRecord(model.name, "hf", model.hf_id, "a" * 40, {"llm.pt": FileRecord(5, "0" * 64)})
     write_record(folder, record)

@@ -268,7 +268,7 @@ def test_the_merged_folder_is_made_once(studio: BenchModel, home: Path) -> None:
 def test_a_folder_of_another_model_is_refused(studio: BenchModel, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
-    with pytest.raises(CheckpointError, match=r"has no config\.json; make the folder with `vivavoce convert hf`"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json; make the folder with `vivavoce export hf`"):
         merged_model(studio, str(folder))
     (folder / "config.json").write_text("{}", encoding="utf-8")
     assert merged_model(studio, str(folder)).name_or_path == str(folder), "nothing speaks against it"

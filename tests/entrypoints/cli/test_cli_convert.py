@@ -1,4 +1,4 @@
-"""`convert` as a group: voices, `convert hf` and `convert trtllm`, as scripts of the documents call them."""
+"""`convert`, and `export hf` and `export trtllm`, as scripts of the documents call them."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ from cli_harness import Run, read_wav
 from vivavoce.export.hf_folder import read_merged
 
 
-def test_the_groups_help_shows_all_commands_and_examples(run: Run) -> None:
-    for flag in ("--help", "-h"):
-        text = run("convert", flag).text
-        assert text.startswith("Usage: vivavoce convert [OPTIONS]")
-        for line in (
-            "SOURCE",
-            "--voice",
-            "Commands:",
-            "vivavoce convert me.wav",
-            "vivavoce convert hf --model",
-            "  trtllm  ",
-        ):
-            assert line in text
-        assert "recording\n" not in text.split("Commands:")[1]
-    text = run("convert hf --help").text
-    assert text.startswith("Usage: vivavoce convert hf [OPTIONS]")
-    assert "Examples:" in text
+def test_convert_means_another_voice_and_export_another_runtime(run: Run) -> None:
+    assert run("convert -h").text.startswith("Usage: vivavoce convert [OPTIONS] RECORDING\n")
+    assert "TensorRT" not in run("convert -h").text
+    text = run("export -h").text
+    for line in ("  hf  ", "  trtllm  ", "vivavoce export hf --model", "vivavoce export trtllm --model"):
+        assert line in text
+    assert run("export hf --help").text.startswith("Usage: vivavoce export hf [OPTIONS]\n")
+
+
+def test_the_old_form_still_works_and_names_the_new_one(run: Run) -> None:
+    result = run("convert hf --out merged --dtype bfloat16")
+    note, made, _ = result.err.splitlines()
+    assert (result.code, note) == (0, "note: `vivavoce convert hf` is called `vivavoce export hf` now")
+    assert made.startswith("merged: ")
+    assert read_merged(Path("merged"))[0].text_vocab_size == 276
 
 
 def test_a_recording_of_any_name_is_converted(run: Run, recording: Path) -> None:
-    Path("recording").write_bytes(recording.read_bytes())
-    Path("hf").write_bytes(recording.read_bytes())
     for source in ("recording", "./hf"):
+        Path(source).write_bytes(recording.read_bytes())
         result = run("convert", source, "--voice", "babble-b", "-o", "b.wav")
-        assert result.err.startswith("b.wav: 1.20 s of audio, RTF ")
+        assert result.err.startswith("b.wav: 1.20 s of audio in ")
         assert len(read_wav(Path("b.wav"))) == 1.2 * 24_000
     assert run("convert --voice babble-b -o - -q ./hf").out == Path("b.wav").read_bytes()
 
 
 def test_usage_errors_name_the_command_that_was_meant(run: Run) -> None:
-    assert run("convert").err == "error: Missing argument 'SOURCE'.\ntry `vivavoce convert --help`\n"
+    assert run("convert").err == "error: Missing argument 'RECORDING'.\ntry `vivavoce convert --help`\n"
     assert run("convert --nope").err.endswith("try `vivavoce convert --help`\n")
-    assert run("convert hf").err == "error: Missing option '--out' / '-o'.\ntry `vivavoce convert hf --help`\n"
+    assert run("export hf").err == "error: Missing option '--out' / '-o'.\ntry `vivavoce export hf --help`\n"
+    assert run("speak --voice").err.endswith("try `vivavoce speak --help`\n")
+    assert run("voice add me --transcript").err.endswith("try `vivavoce voice add --help`\n")
 
 
 def test_a_model_is_written_and_reported(run: Run) -> None:
-    result = run("convert hf --out merged --dtype bfloat16")
+    result = run("export hf --out merged --dtype bfloat16")
     assert (result.code, result.out) == (0, b"")
     first, second = result.err.splitlines()
     assert first.startswith("merged: 6,912 ids (276 of text), bfloat16, ")
@@ -57,9 +56,9 @@ def test_a_model_is_written_and_reported(run: Run) -> None:
 
 
 def test_an_earlier_export_is_replaced_by_force_alone(run: Run) -> None:
-    assert run("convert hf --out merged -q").err == ""
-    assert "merged is not empty; add --force" in run("convert hf --out merged").error
-    assert run("convert hf --out merged --force --dtype float16").code == 0
+    assert run("export hf --out merged -q").err == ""
+    assert "merged is not empty; add --force" in run("export hf --out merged").error
+    assert run("export hf --out merged --force --dtype float16").code == 0
     config, state = read_merged(Path("merged"))
     assert str(state["norm.weight"].dtype) == "torch.float16"
     assert config.num_layers == 3
@@ -72,7 +71,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_the_documents_spelling(run: Run, babble: Path) -> None:
     options = "--dtype bfloat16 --tp_size 2 --pp_size 3 --cp_size 1 --use_parallel_embedding --workers 2"
-    result = run(f"convert trtllm --model_dir {babble} --output_dir made {options}")
+    result = run(f"export trtllm --model_dir {babble} --output_dir made {options}")
     assert result.code == 0
     table = rows(result.text)
     assert table["checkpoint"] == "made"
@@ -92,9 +91,9 @@ def test_the_documents_spelling(run: Run, babble: Path) -> None:
 
 
 def test_a_second_call_finds_it_done_and_may_compare_it(run: Run) -> None:
-    first = run("convert trtllm --out made --use_weight_only --weight_only_precision int4 -q")
+    first = run("export trtllm --out made --use_weight_only --weight_only_precision int4 -q")
     assert (first.code, first.out, first.err) == (0, b"", "")
-    second = run("convert trtllm --out made --use-weight-only --weight-only-precision int4 --check")
+    second = run("export trtllm --out made --use-weight-only --weight-only-precision int4 --check")
     table = rows(second.text)
     assert table["options"] == "float16, int4 weights quantised by trtllm-build"
     assert table["time"] == "was there already"
@@ -104,7 +103,7 @@ def test_a_second_call_finds_it_done_and_may_compare_it(run: Run) -> None:
 
 
 def test_the_demo_model_is_calibrated_with_its_own_voices(run: Run) -> None:
-    result = run("convert trtllm -m mini -o made --smoothquant 0.5 --per_token --per_channel --int8_kv_cache --check")
+    result = run("export trtllm -m mini -o made --smoothquant 0.5 --per_token --per_channel --int8_kv_cache --check")
     assert result.code == 0
     table = rows(result.text)
     assert table["options"] == "float16, smoothquant 0.5 (per token, per channel), int8 cache"
@@ -119,31 +118,31 @@ def test_the_demo_model_is_calibrated_with_its_own_voices(run: Run) -> None:
 
 
 def test_a_merged_folder_is_a_model_as_well(run: Run) -> None:
-    assert run("convert hf --out merged -q").code == 0
-    assert run("convert trtllm --model merged --out a -q").code == 0
-    assert run("convert trtllm --out b -q").code == 0
+    assert run("export hf --out merged -q").code == 0
+    assert run("export trtllm --model merged --out a -q").code == 0
+    assert run("export trtllm --out b -q").code == 0
     assert Path("a/rank0.safetensors").read_bytes() == Path("b/rank0.safetensors").read_bytes()
     assert Path("a/embedding_bias.npy").read_bytes() == Path("b/embedding_bias.npy").read_bytes()
     Path("merged/embedding_bias.npy").unlink()
-    assert "has no bias of its head" in run("convert trtllm -m merged --out c").err
+    assert "has no bias of its head" in run("export trtllm -m merged --out c").err
 
 
 def test_a_checkpoints_weights_can_be_heard(run: Run) -> None:
-    result = run("convert trtllm --out made --use-weight-only --write-back heard")
+    result = run("export trtllm --out made --use-weight-only --write-back heard")
     assert result.code == 0
     assert "heard speaks with the checkpoint's weights; its activations are not rounded" in result.err
     assert run("speak Hello. --model heard -o a.wav").code == 0
-    assert run("convert hf --out merged -q").code == 0
-    refused = run("convert trtllm -m merged --out other --write-back b").error
-    assert "variant: merged is a merged model" in run("convert trtllm -m merged --out other --variant rl").error
+    assert run("export hf --out merged -q").code == 0
+    refused = run("export trtllm -m merged --out other --write-back b").error
+    assert "variant: merged is a merged model" in run("export trtllm -m merged --out other --variant rl").error
     assert "write-back: merged holds a language model alone, which cannot speak" in refused
 
 
 def test_the_current_folder_is_no_place_but_may_be_done_already(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("convert trtllm --out made -q").code == 0
+    assert run("export trtllm --out made -q").code == 0
     monkeypatch.chdir("made")
-    done = run("convert trtllm --out .")
+    done = run("export trtllm --out .")
     assert (done.code, rows(done.text)["time"]) == (0, "was there already")
     assert "--checkpoint_dir . --output_dir" in done.text
     assert "made-engine --max_batch_size" in done.text
-    assert "out: the current folder lies in ." in run("convert trtllm --out . --force").error
+    assert "out: the current folder lies in ." in run("export trtllm --out . --force").error

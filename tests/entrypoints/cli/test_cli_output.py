@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from cli_harness import Run, read_wav
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.encode import AudioFormat, encode_whole
 from vivavoce.service.audio.encoders import wav_header
+from vivavoce.service.synthesizer import Speech, Synthesizer, Timings
 
 BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
 
@@ -108,3 +110,75 @@ def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> Non
     spoken = " ".join(line for line in lines if line and " --> " not in line and not line.isdigit())
     assert spoken == (TEXT * 2).strip(), "as it was written, not as it was read out"
     assert ends_at("out.srt") == pytest.approx(len(read_wav(Path("out.wav"))) / 24_000, abs=0.001)
+
+
+def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    book = TEXT * 2 + "\n\n* * *\n\n" + TEXT
+    Path("book.txt").write_text(book, encoding="utf-8")
+    for options in ((), ("--stream",)):
+        result = run("speak --file book.txt -o book.wav --subtitles book.srt", *options, terminal=True)
+        assert result.code == 0
+        assert "%" in result.err, "the share that is done"
+        lines = Path("book.srt").read_text(encoding="utf-8").splitlines()
+        spoken = " ".join(line for line in lines if line and " --> " not in line and not line.isdigit())
+        assert [word for word in spoken.split() if word != "*"] == [word for word in book.split() if word != "*"]
+        starts = [line.split(" --> ")[0] for line in lines if " --> " in line]
+        assert starts == sorted(starts)
+        assert ends_at("book.srt") == pytest.approx(len(read_wav(Path("book.wav"))) / 24_000, abs=0.001)
+
+
+def test_ctrl_c_in_a_book_leaves_a_whole_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    speak, spoken = Synthesizer.speak_many, []
+
+    def broken(self: Synthesizer, *given: object) -> object:
+        for speech in speak(self, *given):  # type: ignore[arg-type]
+            if spoken:
+                raise KeyboardInterrupt
+            spoken.append(speech)
+            yield speech
+
+    monkeypatch.setattr(Synthesizer, "speak_many", broken)
+    assert run("speak", TEXT * 3, "-o", "cut.flac", "--subtitles", "cut.srt").code == 130
+    assert soundfile.info("cut.flac").frames == len(spoken[0].samples) > 0
+    assert ends_at("cut.srt") == pytest.approx(spoken[0].duration_s, abs=0.001)
+
+
+def test_of_a_book_memory_holds_little_and_its_letters_are_looked_at_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    def fake(self: object, texts: Iterable[str], *_: object) -> Iterator[Speech]:
+        for text in texts:
+            taken.append(text)
+            yield Speech(np.zeros(24, np.float32), 24_000, Timings(0, 0, 0, 0, 0))
+
+    monkeypatch.setattr(Synthesizer, "speak_many", fake)
+    book = TEXT * 400
+    assert len(book) > 40_000
+    assert run("speak -o book.wav", stdin=book.encode()).code == 0
+    assert "".join(taken).split() == book.split()
+    assert max(map(len, taken)) <= 1_000
+    assert (
+        "control character U+0007 at position 41200" in run("speak -o no.wav", stdin=f"{TEXT * 400}\a".encode()).error
+    )
+    taken.clear()
+    error = run("speak --model mini -o no.wav", stdin=f"{book}希".encode()).error
+    assert error.startswith("error: text: the model does not know the letters '希'")
+    assert taken == []
+
+
+def test_it_is_played_as_well(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    played: list[int] = []
+    monkeypatch.setattr(Speech, "play", lambda self: played.append(len(self.samples)))
+    for text in ("Hi.", TEXT * 2):
+        played.clear()
+        assert run("speak", text, "-o", "out.wav", "--play").code == 0
+        assert sum(played) == len(read_wav(Path("out.wav")))
+    assert len(played) > 1
+    assert "play: a stream is played by what reads it" in run("speak Hi. --play --stream").error

@@ -16,7 +16,7 @@ from vivavoce.service.voices.folder_store import FolderStore
 @pytest.fixture
 def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A store with the voice `me`, and no model that could load from then on."""
-    added = run("voice add me", recording, "--text", "some\nwords", "--description", "mine", "--licence", "CC0")
+    added = run("voice add me", recording, "--transcript", "some\nwords", "--description", "mine", "--licence", "CC0")
     assert added.code == 0
     assert added.err.splitlines()[0] == "voice 'me' is kept (1.2 s of speech); use it with --voice me"
 
@@ -58,7 +58,7 @@ def test_show_tells_everything(kept: Run) -> None:
 def test_a_kept_voice_speaks(run: Run, recording: Path) -> None:
     assert run("voice add me", recording, "--text", "some words", "--voices", "mine").code == 0
     assert run("speak Hi. -v me --voices mine -o name.wav").code == 0
-    assert run("speak Hi. -v", recording, "--prompt-text", "some words", "-o", "file.wav").code == 0
+    assert run("speak Hi. -v", recording, "--transcript", "some words", "-o", "file.wav").code == 0
     assert Path("name.wav").read_bytes() == Path("file.wav").read_bytes()
     assert "'me' is not registered" in run("speak Hi. -v me").error
 

@@ -71,7 +71,7 @@ class Commands:
         if self.names[-1] == self._fail:
             raise StageFailed(f"{self._fail}: failed")
         match self.names[-1]:
-            case "convert hf":
+            case "export hf":
                 Path(option(line, "--out")).mkdir(exist_ok=True)
             case "client http":
                 with wave.open(option(line, "--output-audio"), "wb") as audio:
@@ -128,7 +128,7 @@ def go(tmp_path, babble):
     return Runs(tmp_path / "work", babble)
 
 
-CONVERT = ["convert hf", "convert trtllm", "triton test-llm"]
+CONVERT = ["export hf", "export trtllm", "triton test-llm"]
 ALL = [*CONVERT, "client http", "client grpc", "bench offline"]
 
 
@@ -255,7 +255,7 @@ def test_the_wheel_s_server_is_for_this_machine_alone(go, tmp_path, monkeypatch)
 def test_an_engine_is_built_where_the_builder_is(go, tmp_path, monkeypatch):
     program(tmp_path / "bin", "trtllm-build", "#!/bin/sh\n", monkeypatch)
     commands = go(last=2, engine_dtype="float16")
-    assert commands.names == ["convert hf", "convert trtllm", "trtllm-build", "triton test-llm"]
+    assert commands.names == ["export hf", "export trtllm", "trtllm-build", "triton test-llm"]
     assert commands.lines[2][-2:] == ["--gemm_plugin", "float16"]
     tried = commands.lines[3]
     assert option(tried, "--backend") == "trtllm"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.data.flite import FLITE_RATE, Spoken
-from training.data.store import PHONES
+from vivavoce_training.data.flite import FLITE_RATE, Spoken
+from vivavoce_training.data.store import PHONES
 
 LEAD_S = 0.2
 PHONE_S = 0.06

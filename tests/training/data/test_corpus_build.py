@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from tests.training.data.corpus_fakes import FakeFlite, make_fragile_tone, make_nothing, make_tone, make_worker
-from training import commands as command
-from training.data.build import Progress, build
-from training.data.speakers import train_speakers
-from training.data.store import TOKEN_SAMPLES, Corpus
-from training.data.texts.sentence import is_reserved
-from training.data.texts.wordnet import PARTS
-from training.data.workers import ordered_map
+from vivavoce.errors import InvalidRequest
+from vivavoce_training.commands import app
+from vivavoce_training.data.build import Progress, build
+from vivavoce_training.data.speakers import train_speakers
+from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus
+from vivavoce_training.data.texts.sentence import is_reserved
+from vivavoce_training.data.texts.wordnet import PARTS
+from vivavoce_training.data.workers import ordered_map
 
 ITEMS = [f"item {index}" for index in range(40)]
 
@@ -137,11 +137,6 @@ def test_texts_must_suffice(tmp_path: Path) -> None:
         build(tmp_path, 1.0, SPEAKERS, ["One sentence.", "Two sentences."], 1, 1, make_tone)
 
 
-app = typer.Typer()
-app.command()(command.corpus)
-app.command()(command.sentences)
-
-
 def synsets(part: str) -> Iterator[str]:
     for number in range(200):
         word = part + number * "x"
@@ -165,7 +160,7 @@ def run(*arguments: object) -> None:
 def test_corpus(
     wordnet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(command, "Flite", FakeFlite)
+    monkeypatch.setattr("vivavoce_training.data.flite.Flite", FakeFlite)
     with caplog.at_level(logging.INFO, logger="training"):
         run("corpus", tmp_path / "out", "--hours", 0.01, "--speakers", 8, "--jobs", 1, "--wordnet", wordnet)
     corpus = Corpus.open(tmp_path / "out")
@@ -195,5 +190,5 @@ def test_test_sentences_of_known_words(wordnet: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app, ["sentences", str(tmp_path / "x"), "--known-words", str(known), "--wordnet", str(wordnet)]
     )
-    assert isinstance(result.exception, ValueError)  # the made-up examples hold unknown words
+    assert isinstance(result.exception, InvalidRequest)  # the made-up examples hold unknown words
     assert "examples, there are 0" in str(result.exception)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.texts import grammar
-from training.data.texts.grammar import (
+from vivavoce.errors import MissingDependency
+from vivavoce_training.data.texts import grammar
+from vivavoce_training.data.texts.grammar import (
     TEMPLATES,
     article,
     cardinal,
@@ -25,11 +26,10 @@ from training.data.texts.grammar import (
     sentence,
     year,
 )
-from training.data.texts.lexicon import FIXED
-from training.data.texts.mix import FRAMES, Coverage, held_out, training_texts
-from training.data.texts.sentence import MAX_WORDS, MIN_WORDS, clean, is_reserved, is_suitable, words
-from training.data.texts.wordnet import WordNet
-from vivavoce.errors import MissingDependency
+from vivavoce_training.data.texts.lexicon import FIXED
+from vivavoce_training.data.texts.mix import FRAMES, Coverage, held_out, training_texts
+from vivavoce_training.data.texts.sentence import MAX_WORDS, MIN_WORDS, clean, is_reserved, is_suitable, words
+from vivavoce_training.data.texts.wordnet import WordNet
 
 HELD_OUT = Path(__file__).parents[3] / "benchmarks" / "sentences" / "held_out.txt"
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.data.corpus_fakes import PHONE_S, tone
-from training.data.flite import FLITE_RATE, VOICES, Flite, Spoken
-from training.data.render import PEAK, SILENCE_S, frame_phones, read_rate, render, source_recording
-from training.data.speakers import MIN_DISTANCE, PITCH, TEMPO, TRACT, place, test_speakers, train_speakers
-from training.data.store import MELS_PER_TOKEN, PHONES, TOKEN_SAMPLES, Speaker
 from vivavoce.errors import MissingDependency
+from vivavoce_training.data.flite import FLITE_RATE, VOICES, Flite, Spoken
+from vivavoce_training.data.render import PEAK, SILENCE_S, frame_phones, read_rate, render, source_recording
+from vivavoce_training.data.speakers import MIN_DISTANCE, PITCH, TEMPO, TRACT, place, test_speakers, train_speakers
+from vivavoce_training.data.store import MELS_PER_TOKEN, PHONES, TOKEN_SAMPLES, Speaker
 
 SQUARES = 4
 

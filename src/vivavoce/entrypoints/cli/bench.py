@@ -62,7 +62,7 @@ class BenchLoad:
     voice: list[str] | None = flag(
         "May be repeated: they speak in turn.  [default: the model's first voice]", "NAME|RECORDING", "-v"
     )
-    prompt_text: flags.PromptTextsOption = None
+    transcript: flags.TranscriptsOption = None
     offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
     policy: str | None = flag(
         "How streams are cut: official, low_latency (default), equal, exponential or time_based.", "NAME"
@@ -281,7 +281,7 @@ def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
     if not request.load.voice:
         voice = tts.voice()
         return {voice.name or "default": voice}
-    return named_voices(request.load.voice, request.load.prompt_text or (), tts.voices(), tts.voice)
+    return named_voices(request.load.voice, request.load.transcript or (), tts.voices(), tts.voice)
 
 
 def _instruments(tts: Vivavoce, utterances: Sequence[Utterance]) -> Instruments:

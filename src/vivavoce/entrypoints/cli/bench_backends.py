@@ -129,7 +129,7 @@ class MergedModel:
         if rows < self.vocabulary.size:
             raise CheckpointError(
                 f"llm_model_name_or_path: {self.name_or_path!r} has {rows} ids, this model's vocabulary "
-                f"{self.vocabulary.size}; make the folder with `vivavoce convert hf`"
+                f"{self.vocabulary.size}; make the folder with `vivavoce export hf`"
             )
         found = torch.full((rows,), -torch.inf)
         shared = min(rows, len(self.bias))
@@ -177,13 +177,13 @@ def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
     """Whether its speech begins where this model's does: ids of another table still give some speech."""
     if not (folder / CONFIG).is_file():
         raise CheckpointError(
-            f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce convert hf`"
+            f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
         )
     found = _first_speech_id(folder)
     if found is not None and found != vocabulary.speech(0):
         raise CheckpointError(
             f"llm_model_name_or_path: speech begins at id {found} in {str(folder)!r}, in this model at "
-            f"{vocabulary.speech(0)}; make the folder with `vivavoce convert hf`"
+            f"{vocabulary.speech(0)}; make the folder with `vivavoce export hf`"
         )
 
 

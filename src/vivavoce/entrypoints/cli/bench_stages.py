@@ -66,7 +66,7 @@ class TextChoice:
     )
     split: str | None = flag("Of the data set.  [default: train]", "NAME", "--split-name")
     voice: flags.VoiceOption = None
-    prompt_text: flags.PromptTextOption = ""
+    transcript: flags.TranscriptOption = ""
 
     @property
     def source(self) -> str:
@@ -88,8 +88,8 @@ class TextChoice:
             raise InvalidRequest("split_name: belongs to a data set; name it with --huggingface-dataset")
         if self.voice is not None and (self.manifest or self.dataset):
             raise InvalidRequest(f"voice: each text of {self.source!r} has its own; leave --voice out")
-        if self.prompt_text and self.voice is None:
-            raise InvalidRequest("prompt_text: belongs to a recording; name it with --voice")
+        if self.transcript and self.voice is None:
+            raise InvalidRequest("transcript: belongs to a recording; name it with --voice")
 
     def read(self, built_in: int = DEFAULT_TEXTS) -> list[Utterance]:
         """The texts. built_in: how many of the built-in sentences, where no number was given; a list is read whole."""
@@ -128,7 +128,7 @@ class StageRun:
 
     def jobs(self, model: BenchModel, texts: TextChoice, lines: Sequence[Utterance]) -> list[Job]:
         """One for each text."""
-        return model.jobs(lines, self.seed, self.tokens, model.voice(texts.voice, texts.prompt_text))
+        return model.jobs(lines, self.seed, self.tokens, model.voice(texts.voice, texts.transcript))
 
     def settings(self, model: BenchModel, **others: Any) -> dict[str, Any]:
         """Flat keys of what was measured, and on what."""
@@ -355,7 +355,7 @@ def _decoded(texts: TextChoice, run: StageRun, engine: EngineChoice, model: Benc
 def _recorded(recordings: Sequence[Path], texts: TextChoice, run: StageRun, model: BenchModel) -> list[TokenSpeech]:
     from vivavoce.bench.chunked import TokenSpeech
 
-    voice, extractor = model.voice(texts.voice, texts.prompt_text), model.front_end.extractor
+    voice, extractor = model.voice(texts.voice, texts.transcript), model.front_end.extractor
     return [
         TokenSpeech(f"{place + 1:04d}", tuple(extractor.speech_tokens(path).tolist()), voice, run.seed + place)
         for place, path in enumerate(recordings)

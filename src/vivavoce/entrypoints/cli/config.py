@@ -20,7 +20,7 @@ app = group(
     "vivavoce config check vivavoce.toml",
 )
 
-_FILE = argument("A TOML file of settings.  [default: $VIVAVOCE_CONFIG, else none]", "[FILE]")
+_FILE = argument("A TOML file of settings.  [default: $VIVAVOCE_CONFIG, else none]", "FILE")
 
 _EXIT_PROBLEMS = 2
 

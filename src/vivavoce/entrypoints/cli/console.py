@@ -93,10 +93,10 @@ Show = Callable[[str, int, int | None, str], None]
 
 
 @contextmanager
-def progress(reporter: Reporter, *, size: bool = False, transient: bool = False) -> Iterator[Show]:
+def progress(reporter: Reporter, *, size: bool = False, share: bool = False, transient: bool = False) -> Iterator[Show]:
     """A bar on a terminal, else a line when a part of the work begins, if there is one to say.
 
-    size: amounts are bytes; transient: the bar goes when the work is done.
+    size: amounts are bytes; share: per cent are shown; transient: the bar goes when the work is done.
     """
     if reporter.quiet or not is_terminal(sys.stderr):
         begun: set[str] = set()
@@ -111,14 +111,17 @@ def progress(reporter: Reporter, *, size: bool = False, transient: bool = False)
     from rich import progress as rich_progress
     from rich.console import Console
 
+    count = rich_progress.TaskProgressColumn() if share else rich_progress.MofNCompleteColumn()
     columns: list[rich_progress.ProgressColumn] = [
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
-        *((rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn()) if size else ()),
-        *(() if size else (rich_progress.MofNCompleteColumn(),)),
+        *((rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn()) if size else (count,)),
         rich_progress.TimeRemainingColumn(),
     ]
-    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=transient) as bar:
+    # Of a book, a part may take minutes: the time that is left is told from all of them.
+    period_s = 1e9 if share else 30.0
+    console = Console(stderr=True)
+    with rich_progress.Progress(*columns, console=console, transient=transient, speed_estimate_period=period_s) as bar:
         task = bar.add_task("…", total=None)
         yield lambda part, done, total, _: bar.update(task, description=part, completed=done, total=total)
 

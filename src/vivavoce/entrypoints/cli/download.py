@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table, progress, size_text
-from vivavoce.entrypoints.cli.flags import QuietOption, argument, flag
+from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.checkpoint.download import DownloadProgress
+    from vivavoce.checkpoint.known_models import KnownModel
 
 EXAMPLES = (
     "vivavoce download CosyVoice2-0.5B",
     "vivavoce download CosyVoice2-0.5B --from modelscope --to ./models/cosyvoice2",
     "vivavoce download --list",
 )
+_PROGRAM_BYTES = 1_000_000_000
+"""Memory beside the weights: the program, its libraries, and what one text needs."""
 
 
 def download(
@@ -24,13 +28,18 @@ def download(
     source: str = flag("hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf"),
     revision: str | None = flag("Branch, tag or commit.  [default: the newest, once]", "REV"),
     to: Path | None = flag("Where to.  [default: the user's own folder of models]", "FOLDER"),
-    list_known: bool = flag("List the published models and stop.", None, "--list", default=False),
+    list_known: bool = flag(
+        "List the published models, with sizes and licences, and stop.", None, "--list", default=False
+    ),
+    as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Download a published model. What was broken off goes on where it stopped; every file is checked."""
     if list_known:
-        _list_known()
+        _list_known(as_json)
         return
+    if as_json:
+        raise InvalidRequest("json: belongs to --list; add that, or leave --json out")
     if name is None:
         raise InvalidRequest("model: none is named; `vivavoce download --list` shows the names")
     from vivavoce.checkpoint.download import download as fetch
@@ -53,16 +62,45 @@ def download(
     reporter.report(f"{model.name} is complete in {folder}")
 
 
-def _list_known() -> None:
+def _list_known(as_json: bool) -> None:
+    from vivavoce.checkpoint.known_models import KNOWN_MODELS
+
+    models = [_described(model) for model in KNOWN_MODELS.values()]
+    if as_json:
+        print(json.dumps(models, indent=2))
+        return
+    rows = [
+        (
+            *(one["name"], one["generation"], one["state"]),
+            *("–" if size is None else size_text(size) for size in (one["bytes"], one["memory_bytes"])),
+            *(one["licence"], one["summary"]),
+        )
+        for one in models
+    ]
+    print_table(rows, ("name", "generation", "state", "disk", "RAM (CPU)", "licence", "what it is"))
+
+
+def _described(model: KnownModel) -> dict[str, Any]:
+    """As JSON values; bytes: of the files as they are here, else as they were published; None: unknown."""
     from vivavoce.checkpoint.folder import SUPPORTED
-    from vivavoce.checkpoint.known_models import KNOWN_MODELS, KnownModel, model_folder, read_record
+    from vivavoce.checkpoint.known_models import is_begun, model_folder, read_record
 
-    def state(model: KnownModel) -> str:
-        folder = model_folder(model)
-        record = read_record(folder)
-        if record is not None:
-            return "here" if record.is_whole(folder) else "here in part"
-        return "to download" if model.generation in SUPPORTED else "not supported"
-
-    rows = [(model.name, model.generation.value, state(model), model.summary) for model in KNOWN_MODELS.values()]
-    print_table(rows, ("name", "generation", "state", "what it is"))
+    folder = model_folder(model)
+    record = read_record(folder)
+    if record is not None and record.is_whole(folder):
+        state = "here"
+    elif record is not None or is_begun(folder):
+        state = "here in part"
+    else:
+        state = "to download" if model.generation in SUPPORTED else "not supported"
+    size = model.num_bytes if record is None else sum(file.size for file in record.files.values())
+    return {
+        "name": model.name,
+        "generation": model.generation.value,
+        "state": state,
+        "bytes": size,
+        # Published weights are float32, as they are computed with on a CPU.
+        "memory_bytes": None if size is None else size + _PROGRAM_BYTES,
+        "licence": model.licence,
+        "summary": model.summary,
+    }

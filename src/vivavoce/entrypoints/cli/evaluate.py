@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table
-from vivavoce.entrypoints.cli.flags import JsonOption, PromptTextsOption, QuietOption, flag
+from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
 from vivavoce.entrypoints.cli.model import ModelChoice, load_model, named_voices, note_if_no_real_model
 from vivavoce.entrypoints.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
@@ -55,9 +55,9 @@ class EvaluationFlags:
     voice: list[str] | None = flag(
         "May be repeated.  [default: the model's voices, else those stored for it]", "NAME|RECORDING", "-v"
     )
-    prompt_text: PromptTextsOption = None
+    transcript: TranscriptsOption = None
     mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: fullest]", "NAME")
-    instruct: str | None = flag("How to say it.", "TEXT")
+    instructions: str | None = flag("How to say it.", "TEXT")
     seed: int = flag("Of the first sentence; the others follow.", "NUMBER", default=0)
     top_p: float | None = flag("0 to 1.", "NUMBER")
     top_k: int | None = flag("1 or more.", "NUMBER")
@@ -73,7 +73,7 @@ class EvaluationFlags:
     def check(self) -> None:
         """`InvalidRequest` for options that recordings or a list leave no room for."""
         if self.audio is not None:
-            for name in ("mode", "instruct", "stream", "prompt_text"):
+            for name in ("mode", "instructions", "stream", "transcript"):
                 if getattr(self, name):
                     option = name.replace("_", "-")
                     raise InvalidRequest(f"audio: recordings are scored as they are; leave --{option} out")
@@ -110,9 +110,9 @@ class EvaluationFlags:
         from vivavoce.evaluate import Manner
 
         checked = SpeechManner(
-            mode=self.mode, instruct=self.instruct, seed=self.seed, top_p=self.top_p, top_k=self.top_k
+            mode=self.mode, instructions=self.instructions, seed=self.seed, top_p=self.top_p, top_k=self.top_k
         ).keywords()
-        return Manner(checked["mode"], self.instruct, self.seed, checked["sampling"], self.stream)
+        return Manner(checked["mode"], self.instructions, self.seed, checked["sampling"], self.stream)
 
 
 def recogniser_jobs(num_utterances: int) -> int:
@@ -141,7 +141,8 @@ def evaluate(
     """Measure speech: word errors, speaker similarity, lengths, silence, pitch, clicks and speed.
 
     Every voice speaks every sentence, a recogniser writes down what it hears, and each rate comes with its 95 %
-    interval. Needs pip install 'vivavoce[eval]'. docs/evaluation.md explains the figures.
+    interval. With mini that is 80 utterances, which take minutes on a CPU; --limit takes fewer. Needs pip install
+    'vivavoce[eval]'. docs/evaluation.md explains the figures.
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
@@ -230,7 +231,7 @@ def _spoken(
         "model": tts.card.name,
         "trained": tts.card.trained,
         "mode": None if manner.mode is None else manner.mode.value,
-        **{name: getattr(flags, name) for name in ("instruct", "seed", "top_p", "top_k", "stream")},
+        **{name: getattr(flags, name) for name in ("instructions", "seed", "top_p", "top_k", "stream")},
     }
     return speak_all(tts, cases, voices, manner, show), references, settings
 
@@ -253,7 +254,7 @@ def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path
     if flags.list_ is not None:
         return _PromptVoices(cases, tts.voice)
     if flags.voice:
-        return named_voices(flags.voice, flags.prompt_text or (), tts.voices(), tts.voice)
+        return named_voices(flags.voice, flags.transcript or (), tts.voices(), tts.voice)
     found = built_in_voices(folder)
     for name in () if found else tts.voices():
         with suppress(InvalidRequest):  # a voice of another model
@@ -289,7 +290,7 @@ def _recorded(
         else:
             store, built_in = open_voice_store(model.voices), built_in_voices(folder)
             registry = VoiceRegistry(extractor, store, built_in, extractor.fingerprint)
-            references = named_voices(names, flags.prompt_text or (), registry.names(), registry.resolve)
+            references = named_voices(names, flags.transcript or (), registry.names(), registry.resolve)
     clips = read_all(cases, asked[0] if asked else UNNAMED, show)
     return clips, references, embed, {"model": read_card(folder).name}
 

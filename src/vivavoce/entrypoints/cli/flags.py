@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 MODEL_VARIABLE = "VIVAVOCE_MODEL"
 """Names the model of every command that is given none."""
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
+OLD_NAMES = {"prompt-text": "transcript", "text": "transcript", "instruct": "instructions"}
+"""Options by the names that they had once, which still work."""
 _DECLARED = "declared"
 
 
@@ -84,11 +87,36 @@ def with_flags(function: Command) -> Command:
     return called
 
 
-def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
+class PlainCommand(TyperCommand):
+    """A command whose help calls an argument what it is called here: typer adds braces and the names of types."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        for one in self.params:
+            if one.param_type_name == "argument":
+                one.get_help_record = functools.partial(self._help_record, one)  # type: ignore[method-assign]
+
+    @staticmethod
+    def _help_record(one: Any, ctx: Any) -> tuple[str, str]:
+        return one.metavar, type(one).get_help_record(one, ctx)[1]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """[OPTIONS], and the arguments as a shell's manual writes them."""
+        arguments = [one for one in self.params if one.param_type_name == "argument"]
+        names = [f"{one.metavar}{'...' if one.nargs != 1 else ''}" for one in arguments]
+        return [
+            "[OPTIONS]",
+            *(name if one.required else f"[{name}]" for name, one in zip(names, arguments, strict=True)),
+        ]
+
+
+def command(
+    app: typer.Typer, *lines: str, name: str | None = None, cls: type[TyperCommand] = PlainCommand, **settings: Any
+) -> Callable[[Command], Command]:
     """Add a function to the commands; lines: examples of its use; settings: as typer's own `command` takes them."""
 
     def added(function: Command) -> Command:
-        app.command(name, epilog=examples(*lines), **settings)(with_flags(function))
+        app.command(name, cls=cls, epilog=examples(*lines), **settings)(with_flags(function))
         return function
 
     return added
@@ -96,7 +124,7 @@ def command(app: typer.Typer, *lines: str, name: str | None = None, **settings: 
 
 def group(help: str, *lines: str) -> typer.Typer:
     """Commands under one name, which alone prints their help; lines: examples of their use."""
-    app = typer.Typer(help=help, epilog=examples(*lines))
+    app = typer.Typer(help=help, epilog=examples(*lines), rich_markup_mode=None)
 
     @app.callback(invoke_without_command=True)
     def alone(context: typer.Context) -> None:
@@ -120,11 +148,11 @@ _KERNELS = "Our own GPU kernels and recorded launches.  [default: where they are
 _DETERMINISTIC = "The same bits whoever else is served: slower, for audits and tests."
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
-PromptTextOption = Annotated[
-    str, shared("What the recording says; helps to clone the manner as well.", "TEXT", "--prompt-text")
+TranscriptOption = Annotated[
+    str, shared("What the recording says; helps to clone the manner as well.", "TEXT", "--transcript")
 ]
-PromptTextsOption = Annotated[
-    list[str] | None, shared("What a recording says; one for each, in their order.", "TEXT", "--prompt-text")
+TranscriptsOption = Annotated[
+    list[str] | None, shared("What a recording says; one for each, in their order.", "TEXT", "--transcript")
 ]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]

@@ -33,7 +33,7 @@ def info(
         report = inspect_model(model_folder(model))
     if as_json:
         print(json.dumps(report_json(report), ensure_ascii=False, indent=2))
-    else:
+    elif report.generation or report.parts:  # else nothing is known but that there is no model
         print_table(describe(report))
     if report.problems:
         raise CheckpointError(problem_line(report))

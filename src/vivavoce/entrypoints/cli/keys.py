@@ -67,13 +67,18 @@ def add(
     Reporter(quiet).report(f"the key of {name!r} is in {file}; nobody can print it again")
 
 
-@command(app, "vivavoce keys list --file keys.toml", name="list")
-def list_(file: Path = _FILE) -> None:
+@command(app, "vivavoce keys list --file keys.toml", "vivavoce keys list --file keys.toml --json", name="list")
+def list_(file: Path = _FILE, as_json: JsonOption = False) -> None:
     """List the keys: names, owners and limits."""
     from vivavoce.service.operations.keys import read_keys
 
-    rows = [_row(entry) for entry in read_keys(file)]
-    if rows:
+    entries = read_keys(file)
+    if as_json:
+        shown = [{**asdict(one), "expired": one.has_expired(time.time())} for one in entries]
+        for one in shown:
+            del one["sha256"]
+        print(json.dumps(shown, ensure_ascii=False, indent=2, default=str))
+    elif rows := [_row(entry) for entry in entries]:
         print_table(rows, ("name", "owner", "publishes", "requests/min", "characters/min", "at once", "expires"))
     else:
         Reporter().report(f"{file} has no key; `vivavoce keys add NAME --file {file}` adds one")
@@ -132,7 +137,7 @@ def sign_url(
     "vivavoce keys usage server.log server.log.1 --json",
 )
 def usage(
-    logs: list[Path] = argument("Logs of a server as JSON.  [default: stdin]", "[LOG]...", default=None),
+    logs: list[Path] = argument("Logs of a server as JSON.  [default: stdin]", "LOG", default=None),
     as_json: JsonOption = False,
 ) -> None:
     """Add up what each key has had, from a server's log.

@@ -11,18 +11,20 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from vivavoce.entrypoints.cli import (
     bench,
     client,
     config,
-    convert,
     doctor,
     download,
     evaluate,
+    export,
     info,
     keys,
     serve,
@@ -31,8 +33,8 @@ from vivavoce.entrypoints.cli import (
     voice,
 )
 from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
-from vivavoce.entrypoints.cli.flags import command, examples, flag, with_flags
-from vivavoce.errors import VivavoceError
+from vivavoce.entrypoints.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
+from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
 
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
@@ -40,20 +42,66 @@ EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 # typer has no public name for the class that it calls ClickException, the base of all usage errors.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
+_COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
+"""Set by a shell that asks what a line may go on with."""
+_ORDER = (
+    *("speak", "voice", "convert", "download", "info", "doctor", "serve", "config", "keys"),
+    *("client", "triton", "export", "bench", "eval", "train"),
+)
+"""Commands as the help lists them: what is needed first comes first."""
+
+
+class _Root(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=_ORDER.index)
+
+
+class _TrainGroup(TyperGroup):
+    """The commands of the package vivavoce_training, which is looked for when one of them is used."""
+
+    @property
+    def commands(self) -> Any:
+        return _training().commands
+
+    @commands.setter
+    def commands(self, _: object) -> None:
+        """Those of the empty group are none."""
+
+    def invoke(self, ctx: Any) -> Any:
+        _training()
+        from vivavoce_training.record import shown
+
+        with shown():
+            return super().invoke(ctx)
+
+
+@cache
+def _training() -> Any:
+    try:
+        from vivavoce_training.commands import app as training
+    except ModuleNotFoundError as error:
+        if error.name != "vivavoce_training":
+            raise
+        raise MissingDependency(
+            "train: the package vivavoce_training is missing; pip install '.[train]' in the repository brings it"
+        ) from None
+    return typer.main.get_command(training)
+
+
 app = typer.Typer(
     name="vivavoce",
+    cls=_Root,
     help="Text to speech with the CosyVoice model family: voice cloning, streaming, voice conversion.",
-    epilog=examples('vivavoce speak "Hello there."', "vivavoce speak --help"),
-    add_completion=False,
+    epilog=examples('vivavoce speak "Hello there." --play', "vivavoce speak --help"),
     rich_markup_mode=None,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        # --prompt_text and --prompt-text are the same option.
-        "token_normalize_func": lambda token: token.replace("_", "-"),
+        # --prompt_text and --prompt-text are the same option, and --transcript is its name today.
+        "token_normalize_func": lambda token: OLD_NAMES.get(token := token.replace("_", "-"), token),
     },
 )
 command(app, *speak.EXAMPLES)(speak.speak)
-app.add_typer(convert.app, name="convert")
+command(app, *speak.CONVERT_EXAMPLES)(speak.convert)
 app.add_typer(voice.app, name="voice")
 app.add_typer(client.app, name="client")
 command(app, *download.EXAMPLES)(download.download)
@@ -63,8 +111,11 @@ command(app, *serve.EXAMPLES, cls=serve.ServeCommand)(serve.serve)
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 app.add_typer(triton.app, name="triton")
+app.add_typer(export.app, name="export")
 command(app, *info.EXAMPLES)(info.info)
 command(app, *doctor.EXAMPLES)(doctor.doctor)
+_TRAIN = "Tune a model on your recordings, or make the mini model anew: prepare, lm, flow, pack and more."
+app.add_typer(group(_TRAIN, "vivavoce train prepare recordings corpus --model mini"), name="train", cls=_TrainGroup)
 
 
 @app.callback(invoke_without_command=True)
@@ -96,7 +147,7 @@ def _guarded(arguments: Sequence[str]) -> int:
         print_error(f"error: {error}")
         return error.exit_code
     except _UsageError as error:
-        return _explain_usage(error)
+        return _explain_usage(error, arguments)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -110,6 +161,11 @@ def _guarded(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
+    if _COMPLETE_VARIABLE in os.environ:
+        command.main(list(arguments), prog_name="vivavoce", complete_var=_COMPLETE_VARIABLE)
+    if tuple(arguments[:2]) in (("convert", "hf"), ("convert", "trtllm")):
+        print_error(f"note: `vivavoce convert {arguments[1]}` is called `vivavoce export {arguments[1]}` now")
+        arguments = ["export", *arguments[1:]]
     try:
         with command.make_context("vivavoce", list(arguments)) as context:
             command.invoke(context)
@@ -121,13 +177,19 @@ def _run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _explain_usage(error: Any) -> int:
-    context = error.ctx
+def _explain_usage(error: Any, arguments: Sequence[str]) -> int:
+    words = ["vivavoce"]
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        words.append(word)
     message = error.format_message()
-    if context and context.info_name == "speak" and "extra argument" in message:
+    if words == ["vivavoce", "speak"] and "extra argument" in message:
         message = f"{message.rstrip('.')}; put the text in quotes"
     print_error(f"error: {message}")
-    print_error(f"try `{context.command_path if context else 'vivavoce'} --help`")
+    print_error(f"try `{' '.join(words)} --help`")
     return EXIT_USAGE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -84,26 +85,26 @@ def load_model(
 
 
 def named_voices(
-    names: Sequence[str], prompt_texts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
+    names: Sequence[str], transcripts: Sequence[str], known: Sequence[str], resolve: Callable[[Any, str], Voice]
 ) -> dict[str, Voice]:
     """The voices of these names and recordings by what they were called.
 
-    prompt_texts: transcripts of the recordings among them, in their order, or none; known: names of stored and
+    transcripts: those of the recordings among them, in their order, or none; known: names of stored and
     built-in voices; resolve: (name or recording, transcript) → voice.
     """
     recordings = [name for name in names if unicodedata.normalize("NFC", name) not in known]
-    if prompt_texts and len(prompt_texts) != len(recordings):
+    if transcripts and len(transcripts) != len(recordings):
         raise InvalidRequest(
-            f"prompt_text: {len(prompt_texts)} given for {len(recordings)} recordings among the voices; give one "
+            f"transcript: {len(transcripts)} given for {len(recordings)} recordings among the voices; give one "
             "for each recording, in their order, or none"
         )
-    transcripts = dict(zip(recordings, prompt_texts, strict=True)) if prompt_texts else {}
-    return {name: resolve(name, transcripts.get(name, "")) for name in names}
+    said = dict(zip(recordings, transcripts, strict=True)) if transcripts else {}
+    return {name: resolve(name, said.get(name, "")) for name in names}
 
 
 def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
-    """Say why the audio is babble or a demo, and what to use instead."""
-    if card.trained and not card.demo:
+    """Say why the audio is babble or, once on each machine, that the model is a demo; and what to use instead."""
+    if card.trained and (not card.demo or reporter.quiet or _was_noted(card.name)):
         return
     from vivavoce.checkpoint.folder import SUPPORTED
     from vivavoce.checkpoint.known_models import KNOWN_MODELS
@@ -111,3 +112,18 @@ def note_if_no_real_model(card: ModelCard, reporter: Reporter) -> None:
     better = next(model.name for model in KNOWN_MODELS.values() if model.generation in SUPPORTED)
     what = card.description or "not trained"
     reporter.note(f"model {card.name} is {what}; use --model {better} (`vivavoce download {better}` brings it)")
+
+
+def _was_noted(name: str) -> bool:
+    """Whether this machine's user was told of the model before; he is now. False where that cannot be kept."""
+    from vivavoce.checkpoint.known_models import models_home
+
+    try:
+        stamp = models_home().parent / f"noted-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -1,35 +1,50 @@
-"""`vivavoce speak`: text in, an audio file out."""
+"""`vivavoce speak` and `vivavoce convert`: a text, or a recording, in; an audio file out."""
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, is_terminal
-from vivavoce.entrypoints.cli.flags import argument, flag
+from vivavoce.entrypoints.cli.console import Reporter, is_terminal, progress
+from vivavoce.entrypoints.cli.flags import REQUIRED, argument, flag
 from vivavoce.entrypoints.cli.model import ModelChoice, load_model, note_if_no_real_model
 from vivavoce.entrypoints.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.text.checks import MAX_TEXT_CHARS, check_text
+from vivavoce.service.text.checks import check_characters
 
 if TYPE_CHECKING:
-    from vivavoce.engine.request import AudioChunk
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.service.speech import Mark
     from vivavoce.service.synthesizer import Speech
+    from vivavoce.service.voices.voice import Voice
 
 EXAMPLES = (
-    'vivavoce speak "Hello there." -o hello.wav',
-    'vivavoce speak --voice me.wav --prompt-text "What I say there." "Hello there."',
+    'vivavoce speak "Hello there." -o hello.wav --play',
+    'vivavoce speak --voice me.wav --transcript "What I say there." "Hello there."',
     "vivavoce speak --file chapter.txt --stream -o - | ffplay -nodisp -autoexit -",
-    "vivavoce speak --file chapter.txt -o chapter.wav --subtitles chapter.srt",
+    "vivavoce speak --file book.txt -o book.mp3 --subtitles book.srt",
+)
+CONVERT_EXAMPLES = (
+    "vivavoce convert me.wav --voice friend.wav -o as-friend.wav",
+    "vivavoce convert me.wav --voice storyteller --speed 0.9",
 )
 STDIN = "-"
-_MAX_UTF8_BYTES = 4
+MAX_TEXT_BYTES = 50_000_000
+"""Of a file: some of the longest novels."""
+PART_CHARS = 1_000
+"""A longer text is spoken in parts of this length, about a minute each: memory has a bound, and progress a measure."""
+_PACED_S = 10.0
+"""Seconds of audio from which on a real-time factor says something; before, it tells how long a start takes."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +52,11 @@ class SpeechSource:
     """What is said, and where the audio goes."""
 
     text: str | None = argument("What to say; without it, what is piped in.", "TEXT")
-    file: str | None = flag("Read the text from a UTF-8 file; - is stdin.", "PATH|-", "-f")
+    file: str | None = flag("Read the text, a book even, from a UTF-8 file; - is stdin.", "PATH|-", "-f")
     out: flags.OutOption = "out.wav"
     stream: bool = flag("Write the audio while it is made: it starts sooner and ends later.", default=False)
     subtitles: Path | None = flag("Write subtitles, too: a .srt or .vtt file, overwritten if it exists.", "PATH")
+    play: bool = flag("Play it, too, with sounddevice, ffplay, aplay or afplay.", default=False)
 
 
 @dataclass(frozen=True)
@@ -48,11 +64,11 @@ class SpeechManner:
     """Who says it, and how."""
 
     voice: flags.VoiceOption = None
-    prompt_text: flags.PromptTextOption = ""
+    transcript: flags.TranscriptOption = ""
     mode: str | None = flag(
         "zero_shot, cross_lingual, instruct or sft.  [default: the fullest that the voice allows]", "NAME"
     )
-    instruct: str | None = flag('How to say it, such as "speak slowly and calmly".', "TEXT")
+    instructions: str | None = flag('How to say it, such as "speak slowly and calmly".', "TEXT")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
     top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
@@ -63,40 +79,77 @@ class SpeechManner:
         from vivavoce.engine.request import SamplingParams
         from vivavoce.service.speech import SpeakOptions, parse_mode
 
-        mode = parse_mode(self.mode) if self.mode else None
-        sampling = SamplingParams(top_p=self.top_p, top_k=self.top_k)
-        SpeakOptions(mode=mode, instruct=self.instruct, speed=self.speed, seed=self.seed, sampling=sampling)
-        return {
-            "prompt_text": self.prompt_text,
-            "mode": mode,
-            "instruct": self.instruct,
+        how: dict[str, Any] = {
+            "mode": parse_mode(self.mode) if self.mode else None,
+            "instructions": self.instructions,
             "speed": self.speed,
             "seed": self.seed,
-            "sampling": sampling,
+            "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
+        SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})
+        return how
 
 
 def speak(source: SpeechSource, manner: SpeechManner, model: ModelChoice, quiet: flags.QuietOption = False) -> None:
-    """Speak a text of up to 20,000 characters into an audio file."""
-    output, reporter = Output(source.out), Reporter(quiet)
+    """Speak a text of any length into an audio file.
+
+    A long text is written while it is made: Ctrl-C leaves a whole file of what was spoken until then.
+    """
+    output, reporter, subtitles = Output(source.out), Reporter(quiet), source.subtitles
     output.check()
-    subtitles = source.subtitles
+    if source.play and source.stream:
+        raise InvalidRequest("play: a stream is played by what reads it; leave --stream out, or pipe it into a player")
     if subtitles is not None:
         check_subtitles(subtitles)
     text = read_text(source.text, source.file)
     with reporter.working("starting …"):
         keywords = manner.keywords()
     tts, load_s = load_model(model, reporter)
-    if source.stream:
-        chunks = functools.partial(tts.stream, text, manner.voice, **keywords)
-        _stream(chunks, tts.sample_rate, load_s, output, reporter, subtitles)
+    with reporter.working("listening …" if manner.transcript else "starting …"):
+        tts.check(text)
+        voice = tts.voice(manner.voice, manner.transcript)
+    parts = parts_of(text)
+    if source.stream or len(parts) > 1:
+        speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
+        _write_as_made(speech, len(text), load_s, output, reporter, source)
     else:
         with reporter.working("speaking …"):
-            speech = tts.speak(text, manner.voice, **keywords)
-        output.write(speech)
+            whole = tts.speak(text, voice, **keywords)
+        output.write(whole)
         if subtitles is not None:
-            write_subtitles(subtitles, speech.marks)
-        report_speech(speech, output, load_s, reporter)
+            write_subtitles(subtitles, whole.marks)
+        report_speech(whole, output, load_s, reporter)
+        if source.play:
+            whole.play()
+    note_if_no_real_model(tts.card, reporter)
+
+
+def convert(
+    *,
+    source: Path = argument("A recording of 0.5 to 30 s of speech.", "RECORDING", default=REQUIRED),
+    model: ModelChoice,
+    out: flags.OutOption = "out.wav",
+    voice: flags.VoiceOption = None,
+    transcript: flags.TranscriptOption = "",
+    speed: flags.SpeedOption = 1.0,
+    seed: flags.SeedOption = 0,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Say the words of a recording in another voice."""
+    output, reporter = Output(out), Reporter(quiet)
+    output.check()
+    with reporter.working("starting …"):
+        from vivavoce.service.audio.decode import decode_audio
+        from vivavoce.service.audio.samples import MAX_REFERENCE_S
+        from vivavoce.service.speech import SpeakOptions
+
+        SpeakOptions(speed=speed, seed=seed)
+        audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
+    tts, load_s = load_model(model, reporter)
+    with reporter.working("converting …"):
+        speech = tts.convert(audio, tts.voice(voice, transcript), speed=speed, seed=seed)
+    output.write(speech)
+    report_speech(speech, output, load_s, reporter)
     note_if_no_real_model(tts.card, reporter)
 
 
@@ -112,24 +165,25 @@ def read_text(argument: str | None, file: str | None) -> str:
     text = argument if argument is not None else _read_file(file or STDIN)
     if not text.strip():
         raise InvalidText("text: is empty; write at least one word")
-    check_text(text)
+    check_characters(text)
     return text
 
 
 def _read_file(path: str) -> str:
     label = "stdin" if path == STDIN else path
-    most = _MAX_UTF8_BYTES * (MAX_TEXT_CHARS + 1)  # and a byte order mark
     try:
         if path == STDIN:
-            content = sys.stdin.buffer.read(most + 1) if sys.stdin is not None else b""
+            content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin is not None else b""
         else:
             with Path(path).open("rb") as opened:
-                content = opened.read(most + 1)
+                content = opened.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"file: {label!r} cannot be read ({error.strerror}); check the path") from None
-    if len(content) > most:
+    if b"\0" in content and not content.startswith((b"\xff\xfe", b"\xfe\xff")):  # UTF-16 has them, too
+        raise InvalidText(f"file: {label!r} is no text; give a UTF-8 text, and a recording with --voice")
+    if len(content) > MAX_TEXT_BYTES:
         raise InvalidText(
-            f"text: {label!r} is longer than the limit of {MAX_TEXT_CHARS} characters; split it into several files"
+            f"text: {label!r} is longer than the limit of {MAX_TEXT_BYTES} bytes; split it into several files"
         )
     try:
         return content.decode("utf-8-sig")
@@ -140,45 +194,105 @@ def _read_file(path: str) -> str:
         ) from None
 
 
-def _stream(
-    speak: Callable[[], Any], rate: int, load_s: float, output: Output, reporter: Reporter, subtitles: Path | None
+def parts_of(text: str) -> list[tuple[int, str]]:
+    """The parts of a text that are spoken one after the other, each with its first character's place.
+
+    A part ends at the end of a sentence where there is one; those without a word are left out, if there are others.
+    """
+    from vivavoce.service.text.reading import blocks, contains_chinese, is_speakable
+
+    place, parts = 0, []
+    for part in blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS):
+        parts.append((place, part))
+        place += len(part)
+    return [(place, part) for place, part in parts if is_speakable(part)] or [(0, text)]
+
+
+@dataclass(eq=False)
+class PartwiseSpeech:
+    """A text as it is spoken part by part: memory holds the audio of those that the engine is at, and no more."""
+
+    tts: Vivavoce
+    parts: Sequence[tuple[int, str]]
+    voice: Voice
+    keywords: dict[str, Any]
+    streamed: bool
+    marks: list[Mark] = field(default_factory=list)
+    """Of what was taken so far."""
+    last: Speech | None = None
+    """The part that was spoken last, unless it is streamed."""
+
+    def pieces(self) -> Generator[NDArray[np.float32], None, None]:
+        """The samples, in order; letting go of them ends the speech."""
+        speeches = self.tts.speak_many((part for _, part in self.parts), self.voice, **self.keywords)
+        for place, part in self.parts:
+            before, begins_s = len(self.marks), self.marks[-1].end_s if self.marks else 0.0
+            if not self.streamed:
+                self.last = next(speeches)
+                self._keep(before, self.last.marks, place, begins_s)
+                yield self.last.samples
+                continue
+            with closing(self.tts.stream(part, self.voice, **self.keywords)) as stream:
+                for chunk in stream:
+                    self._keep(before, stream.marks, place, begins_s)
+                    yield chunk.samples
+
+    def _keep(self, before: int, marks: Sequence[Mark], place: int, begins_s: float) -> None:
+        self.marks[before:] = (
+            replace(
+                mark,
+                start_character=mark.start_character + place,
+                end_character=mark.end_character + place,
+                start_s=mark.start_s + begins_s,
+                end_s=mark.end_s + begins_s,
+            )
+            for mark in marks
+        )
+
+
+def _write_as_made(
+    speech: PartwiseSpeech, length: int, load_s: float, output: Output, reporter: Reporter, source: SpeechSource
 ) -> None:
-    clock = StreamClock()
-    with reporter.working("speaking …") as show:
-        # Bad input is refused here, so a file that exists is overwritten only once there is something to write.
-        chunks = speak()
+    rate, subtitles = speech.tts.sample_rate, source.subtitles
+    clock = StreamClock(rate)
+    with closing(speech.pieces()) as pieces, progress(reporter, share=True, transient=True) as show:
+        show("speaking", 0, length, "")
         try:
+            timed = clock.timed(pieces)
+            # Bad input is refused here, so a file that exists is overwritten only once there is something to write.
+            first = next(timed)
             with output.stream(rate) as write:
-                for chunk in clock.timed(chunks):
-                    write(chunk.samples)
-                    show(f"speaking … {clock.audio_s:.1f} s")
+                for samples in chain([first], timed):
+                    write(samples)
+                    show("speaking", speech.marks[-1].end_character if speech.marks else 0, length, "")
+                    if source.play and speech.last is not None:
+                        speech.last.play()
         finally:
-            if subtitles is not None and chunks.marks:  # of what was spoken, like the audio
-                write_subtitles(subtitles, chunks.marks)
-    rtf = clock.work_s / clock.audio_s if clock.audio_s else 0.0
+            if subtitles is not None and speech.marks:  # of what was spoken, like the audio
+                write_subtitles(subtitles, speech.marks)
     reporter.report(
-        f"{output.label}: {clock.audio_s:.2f} s of audio, RTF {rtf:.2f}, first audio after {clock.first_s:.2f} s "
-        f"({clock.work_s:.2f} s in all; model loaded in {load_s:.2f} s)"
+        f"{output.label}: {clock.audio_s:.2f} s of audio in {clock.work_s:.2f} s{_pace(clock.work_s, clock.audio_s)}, "
+        f"first audio after {clock.first_s:.2f} s (model loaded in {load_s:.2f} s)"
     )
 
 
 class StreamClock:
     """Counts the seconds of work in a stream, without those in which the audio's reader keeps it waiting."""
 
-    def __init__(self) -> None:
-        self._resumed = time.perf_counter()
+    def __init__(self, sample_rate: int) -> None:
+        self._rate, self._resumed = sample_rate, time.perf_counter()
         self.first_s = 0.0
         """From the request to the first chunk."""
         self.work_s = 0.0
         self.audio_s = 0.0
 
-    def timed(self, chunks: Iterable[AudioChunk]) -> Iterator[AudioChunk]:
-        """The same chunks, counted."""
-        for chunk in chunks:
+    def timed(self, pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+        """The same samples, counted."""
+        for samples in pieces:
             self.work_s += time.perf_counter() - self._resumed
             self.first_s = self.first_s or self.work_s
-            self.audio_s += chunk.duration_s
-            yield chunk
+            self.audio_s += len(samples) / self._rate
+            yield samples
             self._resumed = time.perf_counter()
 
 
@@ -186,7 +300,12 @@ def report_speech(speech: Speech, output: Output, load_s: float, reporter: Repor
     """One line: where the audio is, how long it is, and how long each stage took."""
     spent = speech.timings
     reporter.report(
-        f"{output.label}: {speech.duration_s:.2f} s of audio, RTF {speech.rtf:.2f} (text {spent.text_s:.2f} s, "
+        f"{output.label}: {speech.duration_s:.2f} s of audio in {spent.total_s:.2f} s"
+        f"{_pace(spent.total_s, speech.duration_s)} (text {spent.text_s:.2f} s, "
         f"language model {spent.lm_s:.2f} s, flow {spent.flow_s:.2f} s, vocoder {spent.vocoder_s:.2f} s; "
         f"model loaded in {load_s:.2f} s)"
     )
+
+
+def _pace(work_s: float, audio_s: float) -> str:
+    return f", RTF {work_s / audio_s:.2f}" if audio_s >= _PACED_S else ""

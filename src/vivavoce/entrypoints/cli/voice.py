@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli import flags
 from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
 from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.entrypoints.cli.model import note_if_no_real_model
-from vivavoce.entrypoints.cli.output import Output
+from vivavoce.entrypoints.cli.output import check_writable, explaining
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 app = group(
     "Keep voices by name: add, list, show, remove, import, export.",
-    "vivavoce voice add me me.wav --text 'What I say there.'",
+    "vivavoce voice add me me.wav --transcript 'What I say there.'",
     "vivavoce voice list",
 )
 
@@ -30,17 +31,19 @@ _MATCH = flag("Compare with this model only.  [default: all there are]", "NAME|F
 _TOKENS_PER_SECOND = 25
 """Speech tokens per second of every model that this version runs; a stored voice does not repeat it."""
 _TRANSCRIPT_CHARS = 40
+_NO_MODEL = ("another one", "any")
+"""Where no model is named: a voice is of one that is not here, or of none."""
 
 
 @command(
     app,
-    'vivavoce voice add me me.wav --text "What I say there." --model CosyVoice2-0.5B',
+    'vivavoce voice add me me.wav --transcript "What I say there." --model CosyVoice2-0.5B',
     'vivavoce speak --voice me --model CosyVoice2-0.5B "Hello there."',
 )
 def add(
     name: str = _NAME,
     recording: Path = argument("0.5 to 30 s of clear speech.", "RECORDING", default=REQUIRED),
-    text: str = flag("What it says; helps to clone the manner too.", "TEXT", "--text", "--prompt-text", default=""),
+    transcript: flags.TranscriptOption = "",
     description: str = flag("A note of your own.", "TEXT", default=""),
     licence: str = flag("Under which terms the voice may be used.", "TEXT", default=""),
     replace: bool = _REPLACE,
@@ -66,53 +69,56 @@ def add(
         from vivavoce.service.model_choice import model_folder
 
         front_end = load_front_end(model_folder(model))
-        extracted = front_end.extractor.extract(audio, text).named(name)
+        extracted = front_end.extractor.extract(audio, transcript).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
     note_if_no_real_model(front_end.card, reporter)
 
 
 @command(app, "vivavoce voice list", "vivavoce voice list --voices ./team-voices", name="list")
-def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None) -> None:
+def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json: flags.JsonOption = False) -> None:
     """List the stored voices.
 
     For each: its name, the seconds of speech it was taken from, what they say, and the model it was made for.
     """
-    store, reporter, rows = _store(voices), Reporter(), []
+    store, reporter, found = _store(voices), Reporter(), []
     models = _model_names(model)
     for name in store.names():
         try:
-            voice = store.load(name)
+            found.append(_described(store.load(name), models))
         except VivavoceError as error:  # one damaged file must not hide the others
             reporter.note(str(error))
-            continue
-        seconds = f"{_seconds(voice):.1f} s" if voice.has_prompt else "–"
-        said = voice.transcript
-        said = said if len(said) <= _TRANSCRIPT_CHARS else said[: _TRANSCRIPT_CHARS - 1] + "…"
-        rows.append((name, seconds, said, _model_of(voice, models)))
-    if rows:
-        print_table(rows, ("name", "speech", "transcript", "model"))
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False, indent=2))
+    elif found:
+        print_table([_row(voice) for voice in found], ("name", "speech", "transcript", "model"))
     else:
         reporter.report("no voice is stored; `vivavoce voice add NAME RECORDING` adds one")
 
 
-@command(app, "vivavoce voice show me")
-def show(name: str = _NAME, model: str | None = _MATCH, voices: flags.VoicesOption = None) -> None:
+@command(app, "vivavoce voice show me", "vivavoce voice show me --json")
+def show(
+    name: str = _NAME,
+    model: str | None = _MATCH,
+    voices: flags.VoicesOption = None,
+    as_json: flags.JsonOption = False,
+) -> None:
     """Show all about a stored voice."""
     voice = _store(voices).load(name)
+    about = _described(voice, _model_names(model))
+    if as_json:
+        print(json.dumps(about, ensure_ascii=False, indent=2))
+        return
     frames, bins = voice.mel.shape
     rows = {
-        "name": voice.name,
-        "speech": f"{_seconds(voice):.1f} s" if voice.has_prompt else "none, a speaker embedding only",
+        **about,
+        "speech": f"{about['speech_s']:.1f} s" if voice.has_prompt else "none, a speaker embedding only",
         "transcript": voice.transcript or ("unknown" if not voice.prompt_text else "in token ids only"),
-        "description": voice.description,
-        "licence": voice.licence,
-        "model": _model_of(voice, _model_names(model)),
-        "fingerprint": voice.fingerprint,
+        "model": about["model"] or _NO_MODEL[not voice.fingerprint],
         "holds": f"{len(voice.prompt_text)} text tokens, {len(voice.speech_tokens)} speech tokens, "
         f"{frames} × {bins} mel, embedding of {len(voice.embedding)}",
     }
-    print_table([(field, text) for field, text in rows.items() if text])
+    print_table([(field, text) for field, text in rows.items() if text and field != "speech_s"])
 
 
 @command(app, "vivavoce voice remove me", "vivavoce voice remove me --yes")
@@ -124,7 +130,8 @@ def remove(
 ) -> None:
     """Delete a stored voice."""
     store = _store(voices)
-    store.load(name)
+    if name not in store:
+        raise VoiceNotFound(f"voice: {name!r} is not stored (stored: {', '.join(store.names()) or 'none'})")
     if not yes:
         confirm_removal("voice", name, "voice")
     store.remove(name)
@@ -172,7 +179,7 @@ def import_(
 
 @command(app, "vivavoce voice export me you -o spk2info.pt")
 def export(
-    names: list[str] = argument("The voices' names.", "NAME…", default=REQUIRED),
+    names: list[str] = argument("The voices' names.", "NAME", default=REQUIRED),
     out: Path = flag("The file to write, overwritten if it exists.", "PATH", "-o", default=Path("spk2info.pt")),
     voices: flags.VoicesOption = None,
     quiet: flags.QuietOption = False,
@@ -183,7 +190,8 @@ def export(
     """
     from vivavoce.service.voices.voice import voices_to_spk2info
 
-    Output(str(out)).check()
+    with explaining("output", str(out)):
+        check_writable(out)
     store = _store(voices)
     voices_to_spk2info([store.load(name) for name in names], out)
     Reporter(quiet).report(f"{out}: {', '.join(names)}")
@@ -208,8 +216,27 @@ def _model_names(model: str | None) -> ModelNames:
     return ModelNames([model_folder(model)] if model else local_models())
 
 
-def _model_of(voice: Voice, models: ModelNames) -> str:
-    return models.of(voice.fingerprint) or "another one" if voice.fingerprint else "any"
+def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
+    """As JSON values; model: None if no model here is the one, or if any is."""
+    return {
+        "name": voice.name,
+        "speech_s": _seconds(voice),
+        "transcript": voice.transcript,
+        "description": voice.description,
+        "licence": voice.licence,
+        "model": models.of(voice.fingerprint) if voice.fingerprint else None,
+        "fingerprint": voice.fingerprint,
+    }
+
+
+def _row(about: dict[str, Any]) -> tuple[str, str, str, str]:
+    said = about["transcript"]
+    return (
+        about["name"],
+        f"{about['speech_s']:.1f} s" if about["speech_s"] else "–",
+        said if len(said) <= _TRANSCRIPT_CHARS else said[: _TRANSCRIPT_CHARS - 1] + "…",
+        about["model"] or _NO_MODEL[not about["fingerprint"]],
+    )
 
 
 def _seconds(voice: Voice) -> float:

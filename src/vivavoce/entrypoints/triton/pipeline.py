@@ -168,13 +168,13 @@ class _Pipeline:
         chosen = choose_runtime(wish)
         built = chosen is LanguageModelRuntime.ENGINE
         checkpoint, engine = self._root / "trtllm_checkpoint", self._root / "trtllm_engine"
-        self._vivavoce("convert", "hf", "--model", model_dir, "--out", self._merged, "--force", "--quiet")
+        self._vivavoce("export", "hf", "--model", model_dir, "--out", self._merged, "--force", "--quiet")
         made: Made = {"language_model": chosen.value, "merged_dir": str(self._merged), "engine_dir": None}
         # Without the builder, the checkpoint and the line are what another machine builds the engine from.
         if wish in (None, LanguageModelRuntime.ENGINE):
             made["build"] = shlex.join(build_line(checkpoint, engine, dtype))
             places = ["--model-dir", model_dir, "--output-dir", checkpoint]
-            self._vivavoce("convert", "trtllm", *places, "--dtype", dtype, "--force", "--quiet")
+            self._vivavoce("export", "trtllm", *places, "--dtype", dtype, "--force", "--quiet")
             self._say("the engine's line: " + made["build"])
         if built:  # it appears whole or not at all
             new = engine.with_name(engine.name + ".new")

@@ -86,7 +86,7 @@ def read_prompts(path: Path, source: Source) -> tuple[Prompt, ...]:
         except (OSError, ValueError):
             raise CheckpointError(f"calibration: {path.name} is no JSON that can be read; check the path") from None
         if not isinstance(data, list) or not all(isinstance(entry, Mapping) for entry in data):
-            raise InvalidRequest(f"calibration: {path.name} is no list of prompts; see `convert trtllm --help`")
+            raise InvalidRequest(f"calibration: {path.name} is no list of prompts; see `export trtllm --help`")
         prompts = tuple(_prompt(entry, path, source) for entry in data)
     if not prompts:
         raise InvalidRequest(f"calibration: {path.name} holds no prompts of speech; give one with text and tokens")

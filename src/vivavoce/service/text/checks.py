@@ -17,8 +17,13 @@ _CONTROL = regex.compile(r"[\p{Cc}--\s]", regex.V1)
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidText` as `check_length`; for halves of surrogate pairs, and control characters but white space."""
+    """Raise `InvalidText` as `check_length` and `check_characters`."""
     check_length(text)
+    check_characters(text)
+
+
+def check_characters(text: str) -> None:
+    """Raise `InvalidText` for halves of surrogate pairs, and control characters but white space."""
     check_surrogates(text)
     control = _CONTROL.search(text)
     if control:

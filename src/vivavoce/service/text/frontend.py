@@ -8,7 +8,7 @@ from functools import partial
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
-from vivavoce.service.text.checks import check_text, excerpt, name_some
+from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
@@ -141,7 +141,15 @@ class TextFrontEnd:
         return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 
     def _check(self, text: str) -> None:
-        check_text(text)
+        check_length(text)
+        self.check(text)
+
+    def check(self, text: str) -> None:
+        """Refuse characters that no text may hold, or that the model does not know, in a text of any length.
+
+        Raises `InvalidText`, which names them.
+        """
+        check_characters(text)
         foreign = [] if self._foreign is None else list(dict.fromkeys(self._foreign.findall(text)))
         if foreign:
             raise InvalidText(

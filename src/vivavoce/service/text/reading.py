@@ -199,12 +199,12 @@ class Reader:
         return spoken if spoken or not text.strip() else None
 
 
-def blocks(text: str, language: Language) -> Iterator[str]:
-    """Cut text into blocks of at most `WHOLE_CHARS` characters, at the best places in the second half of their room."""
+def blocks(text: str, language: Language, most: int = WHOLE_CHARS) -> Iterator[str]:
+    """Cut text into blocks of at most so many characters, at the best places in the second half of their room."""
     start = 0
-    while len(text) - start > WHOLE_CHARS:
-        limit = start + WHOLE_CHARS
-        window = start + WHOLE_CHARS // 2, limit
+    while len(text) - start > most:
+        limit = start + most
+        window = start + most // 2, limit
         found = ([m.end() for m in pattern.finditer(text, *window)] for pattern in _BLOCK_ENDS[language])
         end = next((places[-1] for places in found if places), limit)
         yield text[start:end]

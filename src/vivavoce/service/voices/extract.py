@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,18 +62,22 @@ class VoiceExtractor:
         """
         if len(transcript) > MAX_TRANSCRIPT_CHARS:
             raise InvalidText(
-                f"text: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what a "
-                "recording says; give the words that are spoken in it"
+                f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
+                "a recording says; give the words that are spoken in it"
             )
         audio = self._read(source, field)
         encoder_wave = _resampled(audio)
         mel_wave = _resampled(audio, self.config.rates.sample_rate)
-        normalised = self.text.normalize(transcript)
+        try:
+            normalised = self.text.normalize(transcript)
+            said = self.text.encode(normalised) if normalised else ()
+        except InvalidText as error:  # it is not the text to be spoken that is refused
+            raise InvalidText(re.sub("^text:", "transcript:", str(error))) from None
         voice = Voice(
             embedding=self.speaker_encoder(encoder_wave),
             fingerprint=self.fingerprint,
             transcript=transcript,
-            prompt_text=self.text.encode(normalised) if normalised else (),
+            prompt_text=said,
             speech_tokens=self.speech_tokenizer(encoder_wave),
             mel=prompt_mel(mel_wave[None], self.config.mel)[0],
         )

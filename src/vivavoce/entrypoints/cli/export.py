@@ -1,0 +1,55 @@
+"""`vivavoce export`: a model's language model in the form of another runtime.
+
+Another form is added with one line, at the end of this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vivavoce.entrypoints.cli import export_trtllm, flags
+from vivavoce.entrypoints.cli.console import Reporter, size_text
+from vivavoce.entrypoints.cli.flags import REQUIRED, command, flag, group
+
+
+def hf(
+    out: Path = flag("The folder to make.", "FOLDER", "-o", default=REQUIRED),
+    model: flags.ModelOption = None,
+    dtype: str = flag("auto (the model's own), float32, float16 or bfloat16.", "NAME", default="auto"),
+    variant: flags.VariantOption = None,
+    force: bool = flag("Take the place of an earlier export.", default=False),
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Write the language model for transformers, vLLM and the like.
+
+    Text and speech become one vocabulary of one Hugging Face Qwen2 model.
+    """
+    reporter = Reporter(quiet)
+    with reporter.working("starting …"):
+        from vivavoce.checkpoint.folder import BACKBONE
+        from vivavoce.export.hf_folder import export_hf
+        from vivavoce.service.model_choice import model_folder
+        from vivavoce.service.text.tokenizer import TextTokenizer
+
+        folder = model_folder(model)
+        tokenizer = TextTokenizer.from_folder(folder / BACKBONE)
+    with reporter.working("converting …"):
+        export = export_hf(folder, out, tokenizer.to_json(), dtype=dtype, variant=variant, force=force)
+    reporter.report(
+        f"{out}: {export.vocabulary.padded_size:,} ids ({export.vocabulary.text_size:,} of text), "
+        f"{str(export.dtype).removeprefix('torch.')}, {size_text(export.num_bytes)}"
+    )
+    reporter.note("the speech head's bias is in embedding_bias.npy: what serves the folder must add it to the logits")
+
+
+EXAMPLES = (
+    "vivavoce export hf --model CosyVoice2-0.5B --out ./cosyvoice2_llm",
+    "vivavoce export hf --model ./CosyVoice2-0.5B --out ./llm16 --dtype bfloat16 --force",
+)
+app = group(
+    "Write the language model for other runtimes: transformers, vLLM, TensorRT-LLM.",
+    EXAMPLES[0],
+    *export_trtllm.EXAMPLES[:2],
+)
+command(app, *EXAMPLES, name="hf")(hf)
+command(app, *export_trtllm.EXAMPLES, name="trtllm")(export_trtllm.trtllm)

@@ -1,0 +1,68 @@
+"""Trained parts → a checkpoint folder in the official layout, with stored voices."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
+from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.audio.samples import Audio
+from vivavoce.service.front_end import load_front_end
+from vivavoce_training.data.store import SAMPLE_RATE, Speaker
+from vivavoce_training.testset import Record
+from vivavoce_training.weights import MINI
+
+NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
+"""Terms of what the corpus is made of; they go wherever the weights go."""
+PARTS = ("llm.pt", "flow.pt", "hift.pt", SPEECH_TOKENIZER, SPEAKER_ENCODER)
+
+VOICES: dict[str, tuple[Speaker, str]] = {
+    "bright": (
+        Speaker("bright", "slt", tract=1.03, pitch=1.05),
+        "The morning train was late again, so we walked along the river.",
+    ),
+    "calm": (
+        Speaker("calm", "rms", tract=1.0, pitch=0.95, tempo=1.05),
+        "She opened the window and listened to the quiet garden below.",
+    ),
+    "highland": (
+        Speaker("highland", "awb", tract=1.0, pitch=1.0),
+        "They carried the heavy basket up the hill and rested near the old bridge.",
+    ),
+    "robot": (
+        Speaker("robot", "kal16", tract=1.0, pitch=1.0),
+        "Please place the letter on the table before you leave the room.",
+    ),
+}
+"""Stored voices by the name of their style: who speaks, and what the recording says."""
+
+
+def assemble(parts: Path, folder: Path, record: Record) -> Path:
+    """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
+
+    parts: folder with the five files that the trainings wrote; folder: of the checkpoint, files of the same names are
+    replaced; record: speaks what the stored voices are taken from. InvalidRequest: a part is missing; nothing is
+    written then.
+    """
+    missing = [name for name in PARTS if not (parts / name).is_file()]
+    if missing:
+        raise InvalidRequest(f"parts: {', '.join(missing)} is missing in {str(parts)!r}; train it, or copy it there")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(MINI, folder, dirs_exist_ok=True)
+    shutil.copyfile(NOTICE, folder / NOTICE.name)
+    for name in PARTS:
+        shutil.copyfile(parts / name, folder / name)
+    extractor = load_front_end(folder).extractor
+    entries = {}
+    for name, (speaker, text) in VOICES.items():
+        voice = extractor.extract(Audio(record(speaker, text), SAMPLE_RATE), text)
+        tokens = voice.speech_tokens
+        prompt = SavedPrompt(torch.tensor(voice.prompt_text, dtype=torch.int32), tokens, tokens, voice.mel)
+        entries[name] = SpeakerEntry(voice.embedding, prompt)
+    write_spk2info(folder / SPEAKERS, entries)
+    (folder / SPEAKERS).chmod(0o644)
+    return folder

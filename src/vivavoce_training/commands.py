@@ -1,0 +1,466 @@
+"""The commands of `vivavoce train`: what they read from the command line, and what they call.
+
+What computes is imported by the command that needs it, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group, shared
+from vivavoce.errors import InvalidRequest
+from vivavoce_training.record import log
+
+if TYPE_CHECKING:
+    import torch
+
+    from vivavoce.checkpoint.config import ModelConfig
+    from vivavoce_training.data.store import Corpus
+    from vivavoce_training.loop import Budget
+    from vivavoce_training.testset import Record
+
+NUM_TEST_SPEAKERS = 8
+"""Two of each voice, which differ clearly from one another."""
+LENGTHS = (160, 288, 512)
+"""Positions of the language model's training rows."""
+PARTS = ("llm.pt", "flow.pt", "hift.pt")
+
+app = group(
+    "Tune a model on your recordings, or make the mini model anew. docs/training.md has the steps.",
+    "vivavoce train prepare recordings corpus --model CosyVoice2-0.5B",
+    "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000",
+    "vivavoce train pack CosyVoice2-0.5B tuned my-model",
+)
+
+_FLITE = "Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's."
+_WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
+_INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
+FliteFolder = Annotated[Path | None, shared(_FLITE, "FOLDER", "--flite")]
+WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
+Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
+Seed = Annotated[int, shared("Of weights, batches and noise.", "NUMBER", "--seed")]
+Init = Annotated[str | None, shared(_INIT, "NAME|FOLDER", "--init")]
+Rate = Annotated[float, shared("Highest learning rate.", "NUMBER", "--rate")]
+Jobs = Annotated[int | None, shared("Worker processes.  [default: one per core]", "NUMBER", "--jobs", min=1)]
+Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER", "--hours")]
+Others = Annotated[
+    Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
+]
+_CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
+_OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
+_SCHEDULE = "Training time of the whole schedule."
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the trainings of language model, flow and vocoder share."""
+
+    corpus: Path = _CORPUS
+    out: Path = _OUT
+    seconds: float | None = flag("Length of the whole training, pieces together.", "NUMBER")
+    steps: int | None = flag("Length of the whole training in steps.", "NUMBER")
+    piece_seconds: float | None = flag("End this piece earlier; the next call goes on.", "NUMBER")
+    device: Device = "cuda"
+    seed: Seed = 0
+
+    @property
+    def budget(self) -> Budget:
+        """When it ends."""
+        from vivavoce_training.loop import Budget
+
+        return Budget(self.seconds, self.steps, self.piece_seconds)
+
+
+@command(app, "vivavoce train prepare recordings corpus --model CosyVoice2-0.5B", name="prepare")
+def prepare_recordings(
+    recordings: Path = argument(
+        "Folder of audio files, each with a transcript name.txt.", "RECORDINGS", default=REQUIRED
+    ),
+    corpus: Path = _CORPUS,
+    model: str = flag("The model that is to be tuned.", "NAME|FOLDER", "-m", default=REQUIRED),
+) -> None:
+    """Turn your recordings into a corpus for fine-tuning. Subfolders are speakers."""
+    from vivavoce_training.prepare import find_recordings, prepare
+
+    folder = _folder(model)
+    made, skipped = prepare(find_recordings(recordings), folder, corpus)
+    for one in skipped:
+        log.warning("left out %s: %s", one.audio, one.reason)
+    speakers = len(set(made.speaker.tolist()))
+    log.info("%s: %d recordings, %.2f h, %d speakers", corpus, len(made), made.hours, speakers)
+
+
+@command(app, "vivavoce train lm corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --sequences 20000")
+def lm(
+    training: Training,
+    init: Init = None,
+    rate: Rate = 1e-3,
+    sequences: int = flag("Training sequences to draw from the corpus.", "NUMBER", default=300_000),
+    positions: int = flag("Positions in one step.", "NUMBER", default=24_576),
+    dropout: float = flag("Share of the layers' output that is dropped.", "NUMBER", default=0.1),
+) -> None:
+    """Train the language model on a corpus with speech tokens."""
+    import torch
+
+    from vivavoce.checkpoint.folder import BACKBONE
+    from vivavoce.models.lm.qwen2 import SpeechLM
+    from vivavoce.service.text.tokenizer import TextTokenizer
+    from vivavoce_training.lm import LMRecipe, build_rows, train_lm
+    from vivavoce_training.loop import Recipe
+    from vivavoce_training.weights import MINI, load_part, save_part
+
+    started = time.monotonic()
+    on, folder = _device(training.device), None if init is None else _folder(init)
+    source, seed, out = _corpus(training.corpus), training.seed, training.out
+    config = _config(folder).lm
+    tokenizer = TextTokenizer.from_folder((folder or MINI) / BACKBONE)
+    rows = build_rows(source, tokenizer.encode, config, LENGTHS, sequences, seed)
+    held = build_rows(source, tokenizer.encode, config, LENGTHS, max(64, sequences // 100), seed, validation=True)
+    log.info("lm: %s sequences in %.0f s", [len(one) for one in rows], time.monotonic() - started)
+    model = SpeechLM(config)
+    if folder:
+        load_part(model, folder, "llm")
+    else:
+        torch.manual_seed(seed)
+        for table in (model.text_embedding, model.speech_embedding, model.control_embedding):
+            torch.nn.init.normal_(table.weight, std=0.02)
+    recipe = LMRecipe(Recipe(rate, warmup_steps=500, weight_decay=0.05), positions_per_step=positions, dropout=dropout)
+    state = train_lm(model, rows, held, training.budget, out, device=on, recipe=recipe, seed=seed)
+    save_part(out / "llm.pt", state)
+
+
+@command(app, "vivavoce train flow corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --batch 0.25")
+def flow(
+    training: Training,
+    init: Init = None,
+    rate: Rate = 1e-3,
+    batch: float = flag("Factor on the number of windows in a step.", "NUMBER", default=1.0),
+) -> None:
+    """Train the flow on a corpus with speech tokens and speaker embeddings."""
+    import torch
+
+    from vivavoce.models.flow.model import Flow
+    from vivavoce_training.flow import FlowRecipe, SpeakerMajor, start_at_mean, train_flow
+    from vivavoce_training.loop import Recipe
+    from vivavoce_training.weights import load_part, save_part
+
+    on, out, folder = _device(training.device), training.out, None if init is None else _folder(init)
+    config = _config(folder)
+    speech = SpeakerMajor.load(_corpus(training.corpus), config.mel, on)
+    torch.manual_seed(training.seed)
+    model = Flow(config.flow).to(on)
+    if folder:
+        load_part(model, folder, "flow")
+    else:
+        start_at_mean(model, speech)
+    windows = tuple((size, max(1, round(count * batch))) for size, count in FlowRecipe().windows)
+    recipe = FlowRecipe(Recipe(rate, warmup_steps=500), windows=windows)
+    state = train_flow(model, speech, training.budget, out, device=on, recipe=recipe, seed=training.seed)
+    save_part(out / "flow.pt", state)
+
+
+@command(app, "vivavoce train vocoder corpus tuned --init CosyVoice2-0.5B --steps 5000")
+def vocoder(
+    training: Training,
+    init: str | None = flag(
+        "Start from a model, a hift.pt, or the vocoder.state.pt of a training.  [default: from scratch]",
+        "NAME|FOLDER|FILE",
+    ),
+    mels: Path | None = flag("The flow's mels of the corpus: .npy, float16 [tokens x 2, 80].", "FILE"),
+) -> None:
+    """Train the vocoder on a corpus."""
+    import torch
+
+    from vivavoce_training.vocoder.run import train_vocoder
+
+    on = _device(training.device)
+    if on.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("high")
+    start = None if init is None else Path(init) if Path(init).is_file() else _folder(init)
+    config = _config(start if start is not None and start.is_dir() else None)
+    _corpus(training.corpus)
+    with _mendable():
+        train_vocoder(
+            training.corpus, training.out, training.budget, on, config, seed=training.seed, init=start, flow_mels=mels
+        )
+
+
+@command(app, "vivavoce train pack CosyVoice2-0.5B tuned my-model", 'vivavoce speak --model my-model "Hello there."')
+def pack(
+    model: str = argument("The model that was tuned, a name or a folder.", "MODEL", default=REQUIRED),
+    parts: Path = argument("Folder with the tuned llm.pt, flow.pt or hift.pt.", "PARTS", default=REQUIRED),
+    out: Path = argument("Folder for the tuned model; it must not exist.", "OUT", default=REQUIRED),
+) -> None:
+    """Copy a model with its tuned parts in place of the old ones."""
+    folder = _folder(model)
+    tuned = [name for name in PARTS if (parts / name).is_file()]
+    if not tuned:
+        raise InvalidRequest(f"parts: {parts} holds none of {', '.join(PARTS)}; train one first")
+    if out.exists():
+        raise InvalidRequest(f"out: {out} exists already; name a new folder")
+    # Other forms of a tuned part (safetensors, which would be taken first, variants, exports for other programs) are
+    # of the old weights.
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns(*(f"{Path(name).stem}.*" for name in tuned)))
+    for name in tuned:
+        shutil.copyfile(parts / name, out / name)
+    log.info("%s: %s with tuned %s", out, folder.name, ", ".join(tuned))
+
+
+@command(app, "vivavoce train corpus corpora/main --hours 80")
+def corpus(
+    folder: Path = argument("Where the corpus goes.", "CORPUS", default=REQUIRED),
+    hours: float = flag("Hours of audio.", "NUMBER", default=80.0, min=0.001),
+    speakers: int = flag("Speakers, drawn evenly over flite's four voices.", "NUMBER", default=320, min=1),
+    seed: int = flag("Decides texts, speakers and the draws in the sound.", "NUMBER", default=1),
+    jobs: Jobs = None,
+    flite: FliteFolder = None,
+    wordnet: WordNetFolder = None,
+    sentences_only: int | None = flag(
+        "Write this many texts to CORPUS/sentences.txt and nothing else.", "NUMBER", min=1
+    ),
+) -> None:
+    """Speak sentences with flite's voices, changed into many speakers.
+
+    What they say is written down with its phones.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from vivavoce_training.data import build
+    from vivavoce_training.data.flite import Flite
+    from vivavoce_training.data.speakers import train_speakers
+    from vivavoce_training.data.texts.mix import training_texts
+    from vivavoce_training.data.texts.wordnet import WordNet
+
+    started = time.monotonic()
+    texts = training_texts(WordNet.read(wordnet), seed)
+    if sentences_only is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_lines(folder / "sentences.txt", islice(texts, sentences_only))
+        return
+    with Progress(
+        TextColumn("{task.fields[said]}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), transient=True
+    ) as bar:
+        task = bar.add_task("corpus", total=hours, said="starting")
+
+        def show(done: build.Progress) -> None:
+            said = f"{done.hours:.2f} h, {done.utterances} utterances, {done.failed} failed"
+            bar.update(task, completed=done.hours, said=said)
+
+        voices = train_speakers(speakers, seed)
+        built = build.build(folder, hours, voices, texts, seed, jobs, partial(Flite, flite), show)
+    seconds = time.monotonic() - started
+    log.info(
+        "corpus: %d utterances, %.2f hours, %d speakers, %.0f s (%.2f s per hour of audio)",
+        len(built), built.hours, speakers, seconds, seconds / built.hours,
+    )  # fmt: skip
+
+
+@command(app, "vivavoce train sentences held_out.txt --count 200")
+def sentences(
+    file: Path = argument("Where the sentences go, one a line.", "FILE", default=REQUIRED),
+    count: int = flag("How many; half from WordNet, half from the grammar.", "NUMBER", default=200, min=2),
+    seed: int = flag("Decides which.", "NUMBER", default=7),
+    known_words: Path | None = flag("A dictionary, its word first on each line: no other words are used.", "FILE"),
+    wordnet: WordNetFolder = None,
+) -> None:
+    """Write sentences for tests. The corpus never has any of them."""
+    from vivavoce_training.data.texts.mix import held_out
+    from vivavoce_training.data.texts.wordnet import WordNet
+
+    known = None
+    if known_words is not None:
+        lines = known_words.read_text(encoding="utf-8").splitlines()
+        known = {line.split()[0].lower() for line in lines if line.strip()}
+    with _mendable():
+        _write_lines(file, held_out(WordNet.read(wordnet), count, seed, known))
+
+
+@command(app, "vivavoce train text-tokenizer texts/sentences.txt NEW_FOLDER")
+def text_tokenizer(
+    texts: Path = argument("Texts to learn from, one a line.", "TEXTS", default=REQUIRED),
+    folder: Path = argument("Where the files go; those of the same names are replaced.", "FOLDER", default=REQUIRED),
+) -> None:
+    """Learn the mini model's text tokenizer.
+
+    `vivavoce train corpus FOLDER --sentences-only 60000` writes the texts.
+    """
+    from vivavoce_training.text_tokenizer import learn_tokenizer
+
+    learn_tokenizer(texts.read_text(encoding="utf-8").splitlines(), folder)
+
+
+@command(app, "vivavoce train tokenizer corpora/main parts --seconds 90")
+def tokenizer(
+    corpus: Path = _CORPUS,
+    out: Path = _OUT,
+    seconds: float = flag(_SCHEDULE, "NUMBER", default=130.0),
+    device: Device = "cuda",
+    seed: Seed = 0,
+    hours: Hours = 25.0,
+    others: Others = None,
+) -> None:
+    """Train the speech tokenizer on a corpus.
+
+    Writes speech_tokenizer_v2.onnx, and the corpus's speech tokens into it as tokens.npy.
+    """
+    from vivavoce_training.tokenizer.run import Sizes, train_tokenizer
+
+    _train_encoder(train_tokenizer, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
+
+
+@command(app, "vivavoce train speaker corpora/main parts --seconds 70")
+def speaker(
+    corpus: Path = _CORPUS,
+    out: Path = _OUT,
+    seconds: float = flag(_SCHEDULE, "NUMBER", default=75.0),
+    device: Device = "cuda",
+    seed: Seed = 0,
+    hours: Hours = 15.0,
+    others: Others = None,
+) -> None:
+    """Train the speaker encoder on a corpus.
+
+    Writes campplus.onnx, and the corpus's speaker embeddings into it as embeddings.npy.
+    """
+    from vivavoce_training.speaker.run import Sizes, train_speaker
+
+    _train_encoder(train_speaker, Sizes(), corpus, out, seconds, device, seed=seed, hours=hours, others=others)
+
+
+@command(app, "vivavoce train encode corpora/more --model mini")
+def encode(
+    corpus: Path = _CORPUS,
+    model: str = flag("Whose tokenizer and speaker encoder listen.", "NAME|FOLDER", "-m", default=REQUIRED),
+    jobs: Jobs = None,
+) -> None:
+    """Write a corpus's speech tokens and speaker embeddings as a model hears them."""
+    from vivavoce_training.encode import encode as encode_corpus
+
+    folder = _folder(model)
+    _corpus(corpus)
+    encode_corpus(corpus, folder, jobs)
+
+
+@command(app, "vivavoce train assemble parts model")
+def assemble(
+    parts: Path = argument("Folder with llm.pt, flow.pt, hift.pt and the two .onnx files.", "PARTS", default=REQUIRED),
+    folder: Path = argument("Where the model goes.", "FOLDER", default=REQUIRED),
+    flite: FliteFolder = None,
+) -> None:
+    """Make a model folder of trained parts, with stored voices that flite speaks."""
+    from vivavoce_training.assemble import assemble as assemble_folder
+
+    assemble_folder(parts, folder, _recorder(flite))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    log.info("%s: %.2f MB", folder, size / 1e6)
+
+
+@command(app, "vivavoce train test-set test --count 100", name="test-set")
+def record_test_set(
+    folder: Path = argument("Where lists and recordings go.", "FOLDER", default=REQUIRED),
+    sentences: Path = flag(
+        "Held-out sentences, one a line; `vivavoce train sentences` writes some.",
+        "FILE",
+        default=Path("benchmarks/sentences/held_out.txt"),
+    ),
+    count: int = flag("How many of them.", "NUMBER", default=100, min=1),
+    flite: FliteFolder = None,
+) -> None:
+    """Record held-out speakers for `vivavoce eval`.
+
+    Prompts for cloning, and the sentences themselves as a ceiling.
+    """
+    from vivavoce_training.data.speakers import test_speakers
+    from vivavoce_training.testset import write_test_set
+
+    lines = sentences.read_text(encoding="utf-8").splitlines()[:count]
+    speakers = test_speakers()[:NUM_TEST_SPEAKERS]
+    write_test_set(folder, lines, speakers, _recorder(flite))
+    log.info("%s: %d sentences of %d speakers", folder, len(lines), len(speakers))
+
+
+def _train_encoder(
+    train: Callable[..., Any],
+    sizes: Any,
+    corpus: Path,
+    out: Path,
+    seconds: float,
+    device: str,
+    *,
+    seed: int,
+    hours: float,
+    others: Path | None,
+) -> None:
+    """Train the speech tokenizer or the speaker encoder, or go on with it, export it, and let it hear the corpus."""
+    from vivavoce_training.loop import Budget
+
+    on, budget = _device(device), Budget(seconds=seconds)
+    for one in (corpus, *(() if others is None else (others,))):
+        _corpus(one)
+    train(corpus, out, budget, on, seed=seed, others=others, sizes=replace(sizes, hours=hours))
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name; InvalidRequest before any work is done if it is not there."""
+    from vivavoce.service.model_choice import choose_device
+
+    return choose_device(name)
+
+
+def _folder(model: str | Path) -> Path:
+    """The folder of a model's name or path; errors as in all commands."""
+    from vivavoce.service.model_choice import model_folder
+
+    return model_folder(model)
+
+
+def _config(folder: Path | None) -> ModelConfig:
+    """Sizes of a model, or of the mini model if there is none to start from."""
+    from vivavoce_training.weights import checkpoint_config, mini_config
+
+    return mini_config() if folder is None else checkpoint_config(folder)
+
+
+def _corpus(folder: Path) -> Corpus:
+    """The corpus of a folder; InvalidRequest: it is none."""
+    from vivavoce_training.data.store import Corpus
+
+    try:
+        return Corpus.open(folder)
+    except FileNotFoundError as error:
+        raise InvalidRequest(
+            f"corpus: {Path(error.filename).name} is not in {str(folder)!r}; `vivavoce train prepare` makes a corpus "
+            "of recordings, `vivavoce train corpus` one of synthetic speech"
+        ) from None
+
+
+@contextmanager
+def _mendable() -> Iterator[None]:
+    """Make `InvalidRequest`s of what does not fit: a corpus that is too small, too few sentences."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _recorder(libraries: Path | None) -> Record:
+    """Speakers as flite and the corpus's rendering give them."""
+    from vivavoce_training.data.flite import Flite
+    from vivavoce_training.data.render import source_recording
+
+    synthesise = Flite(libraries)
+    return lambda speaker, text: source_recording(speaker, text, synthesise)
+
+
+def _write_lines(file: Path, lines: Iterable[str]) -> None:
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,0 +1,46 @@
+"""Speech tokens and speaker embeddings of a corpus by a checkpoint's own ONNX models, to go on with its training."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce_training.data.build import num_cores
+from vivavoce_training.data.store import Corpus, write_array
+from vivavoce_training.record import log
+from vivavoce_training.utterances import heard_alone
+
+PIECE = 200
+"""Utterances that one process takes at a time."""
+
+
+def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:
+    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with so many processes (None: one per core)."""
+    source = Corpus.open(corpus)
+    starts = range(0, len(source), PIECE)
+    with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:
+        pieces = list(pool.map(_hear, repeat(corpus), repeat(model), starts))
+    write_array(corpus / "tokens.npy", np.concatenate([tokens for tokens, _ in pieces]))
+    write_array(corpus / "embeddings.npy", np.concatenate([embeddings for _, embeddings in pieces]))
+    log.info("%s: tokens and embeddings of %d utterances", corpus, len(source))
+
+
+def _hear(folder: Path, model: Path, first: int) -> tuple[NDArray[np.int16], NDArray[np.float16]]:
+    torch.set_num_threads(1)
+    corpus = Corpus.open(folder)
+    tokenizer = SpeechTokenizer.from_file(model / SPEECH_TOKENIZER)
+    encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
+    tokens, embeddings = [], []
+    for utterance in range(first, min(first + PIECE, len(corpus))):
+        wave = heard_alone(corpus, utterance)
+        tokens.append(tokenizer(wave).numpy().astype(np.int16))
+        embeddings.append(encoder(wave).numpy().astype(np.float16))
+    return np.concatenate(tokens), np.stack(embeddings)

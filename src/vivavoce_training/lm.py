@@ -1,0 +1,333 @@
+"""Training of the language model: utterances → sequences in rows of a few fixed lengths → steps.
+
+Two layouts, as CosyVoice2 trains them (arXiv:2412.10117, section 2.2):
+
+    whole text    [start] text … [task] speech … → … [end]
+    text arriving [start] 5 text, 15 speech → fill, 5 text, 15 speech → fill, … rest of text [task] rest … → end
+
+Most rows join utterances of one speaker, because that is what cloning asks for: the transcript of a recording and the
+text in one piece, the recording's tokens, and then what follows from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, dropout
+
+from vivavoce.checkpoint.config import LMConfig
+from vivavoce.errors import InvalidRequest
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_training.data.store import Corpus
+from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, train
+from vivavoce_training.utterances import steps_in
+
+PAD, CONTROL, TEXT, SPEECH = range(4)
+IGNORED = -100
+"""Target of positions that predict nothing."""
+
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How sequences are put together; shares lie in [0, 1]."""
+
+    joined: float = 0.6
+    """Share of rows that hold several utterances."""
+    most: int = 4
+    """Utterances in one row, at most."""
+    arriving: float = 0.15
+    """Share of rows laid out for text that arrives in pieces."""
+    other_case: float = 0.15
+    """Share of texts in lower or upper case only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Sequences padded to one length.
+
+    kinds: uint8 [n, length], one of PAD, CONTROL, TEXT, SPEECH; ids: int32 [n, length], in the table of the kind;
+    targets: int16 [n, length], what is to be predicted at each position, or IGNORED.
+    """
+
+    kinds: NDArray[np.uint8]
+    ids: NDArray[np.int32]
+    targets: NDArray[np.int16]
+
+    @property
+    def length(self) -> int:
+        """Positions of a row."""
+        return int(self.kinds.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+
+def validation_texts(texts: Sequence[str]) -> frozenset[str]:
+    """Texts, in lower case, that are kept out of training to measure it: 1 in 200, chosen by their hashes.
+
+    Small corpora give up to eight, but not more than 1 in 10.
+    """
+    distinct = sorted({text.lower() for text in texts}, key=lambda text: hashlib.md5(text.encode()).digest())
+    return frozenset(distinct[: max(len(distinct) // 200, min(8, len(distinct) // 10))])
+
+
+def whole_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) -> list[tuple[int, int, int]]:
+    """(kind, id, target) of each position, the whole text before the speech."""
+    vocabulary = config.vocabulary
+    row = [(CONTROL, vocabulary.sos, IGNORED)]
+    row += [(TEXT, token, IGNORED) for token in text]
+    return row + _speech([(CONTROL, vocabulary.task)], speech, vocabulary.eos)
+
+
+def arriving_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) -> list[tuple[int, int, int]]:
+    """(kind, id, target) of each position, the text in blocks between blocks of speech.
+
+    Raises:
+        ValueError: the speech is too short for the blocks.
+    """
+    vocabulary, few, many = config.vocabulary, config.mix_text, config.mix_speech
+    blocks = len(text) // few
+    if len(speech) < blocks * many:
+        raise ValueError(f"{len(speech)} speech tokens are fewer than {blocks} blocks of {many}")
+    row = [(CONTROL, vocabulary.sos, IGNORED)]
+    for block in range(blocks):
+        *first, last = text[block * few : (block + 1) * few]
+        row += [(TEXT, token, IGNORED) for token in first]
+        row += _speech([(TEXT, last)], speech[block * many : (block + 1) * many], vocabulary.fill)
+    row += [(TEXT, token, IGNORED) for token in text[blocks * few :]]
+    return row + _speech([(CONTROL, vocabulary.task)], speech[blocks * many :], vocabulary.eos)
+
+
+def _speech(before: list[tuple[int, int]], speech: Sequence[int], end: int) -> list[tuple[int, int, int]]:
+    """Each position predicts the next token; `before` the first, and the last one `end`."""
+    positions = before + [(SPEECH, token) for token in speech]
+    return [(kind, token, target) for (kind, token), target in zip(positions, [*speech, end], strict=True)]
+
+
+def build_rows(
+    corpus: Corpus,
+    encode: Encode,
+    config: LMConfig,
+    lengths: Sequence[int],
+    count: int,
+    seed: int,
+    mix: Mix = Mix(),
+    validation: bool = False,
+) -> list[Rows]:
+    """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
+
+    A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
+    that is too small to keep any text for validation there are no rows for it.
+    """
+    tokens = np.asarray(corpus.tokens)
+    rng = random.Random(seed)
+    kept = validation_texts(corpus.texts)
+    chosen = [number for number, text in enumerate(corpus.texts) if (text.lower() in kept) is validation]
+    if not chosen:
+        return []
+    by_speaker: dict[int, list[int]] = {}
+    for number in chosen:
+        by_speaker.setdefault(int(corpus.speaker[number]), []).append(number)
+    filed: list[list[list[tuple[int, int, int]]]] = [[] for _ in lengths]
+    for _ in range(count):
+        utterances = [rng.choice(chosen)]
+        if rng.random() < mix.joined:
+            others = by_speaker[int(corpus.speaker[utterances[0]])]
+            utterances += rng.choices(others, k=rng.randint(1, mix.most - 1))
+        arriving = rng.random() < mix.arriving
+        text, speech = _joined(corpus, tokens, utterances, encode, mix, rng, max(lengths) - 2)
+        ready = arriving and len(speech) >= len(text) // config.mix_text * config.mix_speech
+        row = (arriving_text if ready else whole_text)(text, speech, config)
+        place = next((place for place, length in enumerate(lengths) if len(row) <= length), None)
+        if place is not None:
+            filed[place].append(row)
+    return [_padded(rows, length) for rows, length in zip(filed, lengths, strict=True)]
+
+
+def _joined(
+    corpus: Corpus,
+    tokens: NDArray[np.int16],
+    utterances: Sequence[int],
+    encode: Encode,
+    mix: Mix,
+    rng: random.Random,
+    room: int,
+) -> tuple[list[int], list[int]]:
+    """Text ids and speech tokens of the utterances one after another, as many of them as there is room for."""
+    text: list[int] = []
+    speech: list[int] = []
+    for utterance in utterances:
+        words = _case(corpus.texts[utterance], mix.other_case, rng)
+        # A transcript and a text meet without a space, sentences of one text with one.
+        separator = " " if text and rng.random() < 0.5 else ""
+        ids = encode(separator + words)
+        spoken = tokens[corpus.start[utterance] : corpus.start[utterance + 1]].tolist()
+        if text and len(text) + len(speech) + len(ids) + len(spoken) > room:
+            break
+        text += ids
+        speech += spoken
+    return text, speech
+
+
+def _case(text: str, share: float, rng: random.Random) -> str:
+    draw = rng.random()
+    if draw < share * 0.75:
+        return text.lower()
+    return text.upper() if draw < share else text
+
+
+def _padded(rows: Sequence[Sequence[tuple[int, int, int]]], length: int) -> Rows:
+    filled = np.zeros((len(rows), length, 3), np.int32)
+    filled[..., 2] = IGNORED
+    for number, row in enumerate(rows):
+        filled[number, : len(row)] = row
+    return Rows(filled[..., 0].astype(np.uint8), filled[..., 1].copy(), filled[..., 2].astype(np.int16))
+
+
+@dataclass(frozen=True)
+class LMRecipe:
+    """What the language model's training is made of."""
+
+    optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500, weight_decay=0.05))
+    positions_per_step: int = 24_576
+    dropout: float = 0.1
+    token_noise: float = 0.1
+    """Up to this share of a row's speech tokens is replaced by random ones at the input."""
+    label_smoothing: float = 0.05
+
+
+class _Bucket(NamedTuple):
+    """Rows of one length on the device, as in `Rows`; batch: how many of them in a step."""
+
+    kinds: Tensor
+    ids: Tensor
+    targets: Tensor
+    batch: int
+
+
+def train_lm(
+    lm: SpeechLM,
+    rows: Sequence[Rows],
+    held: Sequence[Rows],
+    budget: Budget,
+    folder: Path,
+    *,
+    device: torch.device,
+    recipe: LMRecipe,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Train on `rows`, measure on `held` (both as `build_rows` gives them) → averaged weights by our names."""
+    torch.manual_seed(seed + steps_in(folder, "lm"))
+    step, checks = LMStep(lm, rows, recipe, device, seed), _buckets(held, recipe.positions_per_step, device)
+    judge = partial(validate, lm, checks) if checks else None
+    return train("lm", step, budget, folder, device=device, validate=judge)
+
+
+class LMStep(TrainingStep):
+    """Each variant is a length of rows. InvalidRequest: there are no rows at all."""
+
+    def __init__(
+        self, lm: SpeechLM, rows: Sequence[Rows], recipe: LMRecipe, device: torch.device, seed: int = 0
+    ) -> None:
+        self._lm, self._recipe, self._seed = lm.to(device).requires_grad_(True), recipe, seed
+        self._buckets = _buckets(rows, recipe.positions_per_step, device)
+        if not self._buckets:
+            raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
+        self.positions = [bucket.kinds.numel() for bucket in self._buckets]
+        """Of all rows of each variant."""
+        add_dropout(lm, recipe.dropout)
+        self._optimizer = Optimizer(lm.parameters(), recipe.optimizer)
+        self.modules, self.optimizers = {"lm": lm}, {"lm": self._optimizer}
+
+    def variant(self, step: int, progress: float) -> int:
+        """Each length in proportion to its positions, the same for the same seed and step."""
+        bounds = torch.tensor(self.positions, dtype=torch.float64).cumsum(0)
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        draw = torch.rand(1, generator=generator, dtype=torch.float64)
+        return int(torch.searchsorted(bounds, draw * bounds[-1]))
+
+    def __call__(self, variant: int) -> dict[str, Tensor]:
+        """One step on a fresh batch of rows of one length."""
+        *rows, batch = self._buckets[variant]
+        pick = torch.randint(len(rows[0]), (batch,), device=rows[0].device)
+        kinds, ids, targets = (part[pick] for part in rows)
+        num_speech = self._lm.config.vocabulary.num_speech_tokens
+        logits = _logits(self._lm, kinds, with_noise(ids.long(), kinds, self._recipe.token_noise, num_speech))
+        flat, wanted = logits.flatten(0, 1), targets.long().flatten()
+        loss = cross_entropy(flat, wanted, ignore_index=IGNORED, label_smoothing=self._recipe.label_smoothing)
+        self._optimizer.update(loss)
+        return {"loss": loss, **_measures(flat.detach(), wanted)}
+
+
+def validate(lm: SpeechLM, checks: Sequence[_Bucket]) -> dict[str, float]:
+    """Cross-entropy and right guesses on the first batch of each of `checks`."""
+    sums = {"ce": 0.0, "right": 0.0}
+    for kinds, ids, targets, batch in checks:
+        logits = _logits(lm, kinds[:batch], ids[:batch].long())
+        for name, value in _measures(logits.flatten(0, 1), targets[:batch].long().flatten()).items():
+            sums[name] += float(value) / len(checks)
+    return sums
+
+
+def with_noise(ids: Tensor, kinds: Tensor, most: float, num_speech: int) -> Tensor:
+    """Replace speech tokens by random ones; each row draws its own share up to `most`.
+
+    A decode reads its own mistakes, a training sequence has none (Bengio et al., arXiv:1506.03099).
+    """
+    share = most * torch.rand(len(ids), 1, device=ids.device)
+    noisy = (torch.rand(ids.shape, device=ids.device) < share) & (kinds == SPEECH)
+    return torch.where(noisy, torch.randint_like(ids, num_speech), ids)
+
+
+def add_dropout(lm: SpeechLM, share: float) -> None:
+    """Drop what the layers' two branches add, in training mode only: at inference the modules know no dropout."""
+
+    def drop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return dropout(output, share, module.training)
+
+    for name, module in lm.named_modules():
+        if name.endswith((".attention.o_proj", ".mlp")):
+            module.register_forward_hook(drop)
+
+
+def _logits(lm: SpeechLM, kinds: Tensor, ids: Tensor) -> Tensor:
+    """kinds, ids: [batch, length]  →  [batch, length, logits] float32."""
+    kinds = kinds[..., None]
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda):
+        # Each table is asked for every id, also for those of the other kinds.
+        text, speech, control = (
+            table(ids.clamp(max=table.num_embeddings - 1))
+            for table in (lm.text_embedding, lm.speech_embedding, lm.control_embedding)
+        )
+        hidden = lm(torch.where(kinds == TEXT, text, torch.where(kinds == SPEECH, speech, control)))
+        logits: Tensor = lm.speech_head(hidden)
+    return logits.float()
+
+
+def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    counted = (targets != IGNORED).float()
+    entropy = cross_entropy(logits, targets, ignore_index=IGNORED)
+    right = ((logits.argmax(-1) == targets) * counted).sum() / counted.sum()
+    return {"ce": entropy, "right": right}
+
+
+def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
+    """Those lengths of rows that there are, on the device; a batch has about `positions`, and one row at least."""
+    buckets = []
+    for one in rows:
+        if len(one):
+            kinds, ids, targets = (torch.from_numpy(array).to(device) for array in (one.kinds, one.ids, one.targets))
+            buckets.append(_Bucket(kinds, ids, targets, max(1, positions // one.length)))
+    return buckets

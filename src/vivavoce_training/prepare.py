@@ -1,0 +1,124 @@
+"""A folder of recordings with transcripts → a corpus, with the tokens and embeddings of the checkpoint to be tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
+from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, InvalidText
+from vivavoce.models.encoders import MAX_SECONDS
+from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.audio.resample import resample_sinc
+from vivavoce.service.audio.samples import Audio, check_reference
+from vivavoce.service.front_end import ModelFrontEnd, load_front_end
+from vivavoce_training.data.store import (
+    MELS_PER_TOKEN,
+    SAMPLE_RATE,
+    TOKEN_SAMPLES,
+    Corpus,
+    CorpusWriter,
+    Speaker,
+    Utterance,
+    write_array,
+)
+
+SUFFIXES = frozenset({".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
+
+
+class Recording(NamedTuple):
+    """An audio file and who speaks; what it says stands in `name.txt` beside it."""
+
+    audio: Path
+    speaker: str
+
+
+class Skipped(NamedTuple):
+    """A recording that was left out, and why."""
+
+    audio: Path
+    reason: str
+
+
+def find_recordings(folder: Path) -> list[Recording]:
+    """Audio files of the folder and its subfolders, in the order of their names; InvalidRequest: there are none.
+
+    The subfolder's name is the speaker's; files that lie in the folder itself are of a speaker named as the folder.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise InvalidRequest(f"recordings: {str(folder)!r} holds no audio file; put name.wav and name.txt there")
+    recordings = []
+    for audio in found:
+        below = audio.parent.relative_to(folder).as_posix()
+        recordings.append(Recording(audio, folder.resolve().name if below == "." else below))
+    return recordings
+
+
+def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple[Corpus, list[Skipped]]:
+    """Write a corpus of the recordings: tokens and embeddings are the model's own, phones are not known (silence).
+
+    Recordings that cannot be used (no transcript, no words in it, unreadable, silent, shorter than 0.5 s or longer
+    than 30 s) are left out and returned. Memory holds one recording at a time. InvalidRequest: none can be used;
+    CheckpointError: `model` is no checkpoint that can be run, or its tokens do not last 40 ms.
+    """
+    front_end = load_front_end(model)
+    names = list(dict.fromkeys(recording.speaker for recording in recordings))
+    tokens: list[NDArray[np.int16]] = []
+    embeddings: list[NDArray[np.float16]] = []
+    skipped: list[Skipped] = []
+    with closing(CorpusWriter(folder, [Speaker(name, "recorded") for name in names])) as writer:
+        for audio, speaker in recordings:
+            try:
+                # A text that has nothing to say is found here, before the work.
+                text = " ".join(front_end.text.segments(_transcript(audio.with_suffix(".txt"))))
+                utterance, own_tokens, embedding = _heard(audio, front_end)
+            except (InvalidAudio, InvalidText) as error:
+                skipped.append(Skipped(audio, str(error)))
+                continue
+            writer.append(utterance, names.index(speaker), text)
+            tokens.append(own_tokens)
+            embeddings.append(embedding)
+        if not tokens:
+            raise InvalidRequest(
+                f"recordings: none of {len(skipped)} can be used, the first because of {skipped[0].reason}"
+            )
+        corpus = writer.finish()
+    write_array(folder / "tokens.npy", np.concatenate(tokens))
+    write_array(folder / "embeddings.npy", np.stack(embeddings))
+    return corpus, skipped
+
+
+def _heard(path: Path, front_end: ModelFrontEnd) -> tuple[Utterance, NDArray[np.int16], NDArray[np.float16]]:
+    """A recording with its tokens and its embedding [192]; InvalidAudio: it cannot be used."""
+    decoded = decode_audio(path, field=path.name, max_seconds=MAX_SECONDS)
+    check_reference(decoded, field=path.name)
+    wave = resample_sinc(decoded.samples, decoded.sample_rate, SAMPLE_RATE)
+    wave = torch.nn.functional.pad(wave, (0, -len(wave) % TOKEN_SAMPLES))
+    audio, places = Audio(wave.numpy(), SAMPLE_RATE), len(wave) // TOKEN_SAMPLES
+    tokens = front_end.extractor.speech_tokens(audio).numpy().astype(np.int16)
+    if abs(len(tokens) - places) > 1:
+        raise CheckpointError(
+            f"{SPEECH_TOKENIZER}: gives {len(tokens)} tokens for {places} times 40 ms of {path.name}; "
+            "choose a model of 25 tokens per second"
+        )
+    count = min(places, len(tokens))
+    pcm = (wave[: count * TOKEN_SAMPLES].clamp(-1, 1) * 32767).round().short().numpy()
+    utterance = Utterance(pcm, np.zeros(count * MELS_PER_TOKEN, np.uint8))
+    return utterance, tokens[:count], front_end.extractor.embedding(audio).numpy().astype(np.float16)
+
+
+def _transcript(path: Path) -> str:
+    """The text on one line; InvalidText: missing, or not UTF-8."""
+    try:
+        return " ".join(path.read_text(encoding="utf-8-sig").split())
+    except FileNotFoundError:
+        raise InvalidText(f"transcript: {path.name} is missing; write down what the recording says") from None
+    except UnicodeDecodeError:
+        raise InvalidText(f"transcript: {path.name} is not UTF-8; save it as UTF-8 text") from None

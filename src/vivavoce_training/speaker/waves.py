@@ -1,0 +1,176 @@
+"""Part of the corpus on the device for the speaker encoder's training: waveforms, their filterbank, their degrading."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vivavoce.models.features import NUM_BINS, SAMPLE_RATE
+from vivavoce_training.chance import chance, positions, uniform
+from vivavoce_training.data.store import Corpus
+from vivavoce_training.utterances import HEARD_SAMPLES, Speakers, by_token, find_speakers
+
+
+@dataclass(frozen=True, eq=False)
+class Waves:
+    """Utterances at 16 kHz one after another, ordered by speaker, on one device.
+
+    samples: int16 [n]; speakers: their places in samples.
+    """
+
+    samples: Tensor
+    speakers: Speakers
+
+    def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Crops [batch, length] float32 within one speaker each, and the speakers' indices [batch] int64."""
+        starts, speaker = self.speakers.draw(batch, length)
+        return self.samples[positions(starts, length, 1)].float() / 32768, speaker
+
+
+def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, longest: int) -> Waves:
+    """Bring `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
+
+    longest: crop that will be drawn, in samples; ValueError: no speaker has so much.
+    """
+    speakers = find_speakers(corpus, utterances, -(-longest // HEARD_SAMPLES), device, HEARD_SAMPLES)
+
+    def whole(wave: Tensor) -> Tensor:
+        return (wave * 32768).round().clamp(-32768, 32767).short()
+
+    return Waves(by_token(corpus, utterances, device, whole), speakers)
+
+
+FRAME_SAMPLES, HOP = 400, 160
+_N_FFT = 512
+_PRE_EMPHASIS = 0.97
+_LOWEST_HZ = 20.0
+
+
+class Fbank(nn.Module):
+    """Samples → log-mel energies, each bin less its mean over time."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Povey's: a Hann window to the power 0.85.
+        window = torch.hann_window(FRAME_SAMPLES, periodic=False, dtype=torch.float64).pow(0.85).float()
+        self.register_buffer("window", window, persistent=False)
+        self.register_buffer("filters", _mel_filters(), persistent=False)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """samples: [batch, n ≥ 400] float32 at 16 kHz, ±1 full scale  →  [batch, frames, 80] float32."""
+        frames = samples.unfold(1, FRAME_SAMPLES, HOP)
+        frames = frames - frames.mean(2, keepdim=True)
+        before = torch.cat([frames[..., :1], frames[..., :-1]], dim=2)
+        windowed = (frames - _PRE_EMPHASIS * before) * self.window
+        power = torch.fft.rfft(windowed, _N_FFT).abs().square()
+        energies: Tensor = (power @ self.filters).clamp(min=torch.finfo(torch.float32).eps).log()
+        return energies - energies.mean(1, keepdim=True)
+
+
+def _mel_filters() -> Tensor:
+    """Triangles of height 1, evenly spaced on HTK's mel scale and straight on it: [257, 80]."""
+    hertz = torch.arange(_N_FFT // 2, dtype=torch.float64) * (SAMPLE_RATE / _N_FFT)
+    edges = torch.tensor([_LOWEST_HZ, SAMPLE_RATE / 2], dtype=torch.float64)
+    low, high = _mel(edges).tolist()
+    points = torch.linspace(low, high, NUM_BINS + 2, dtype=torch.float64)
+    left, centre, right = points[:-2], points[1:-1], points[2:]
+    at = _mel(hertz)[:, None]
+    triangles = torch.minimum((at - left) / (centre - left), (right - at) / (right - centre)).clamp(min=0)
+    return functional.pad(triangles, (0, 0, 0, 1)).float()
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz / 700.0)
+
+
+STFT_SIZE, STFT_HOP = 512, 128
+_BINS = STFT_SIZE // 2 + 1
+
+TILT_DB = 10.0
+"""From the lowest to the highest frequency, either way."""
+LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45
+"""Share of the rows, and share of the band that is left at least: 3.6 kHz."""
+LOW_PASS_DB = -60.0
+VOCODED_SHARE = 0.3
+SMEAR_SHARE = 0.5
+"""Of the rows that are vocoded."""
+SNR_DB = (10.0, 45.0)
+PINKEST = 1.0
+"""Largest exponent of the noise's slope: power as 1 / frequency."""
+LEVEL_DB = (-30.0, 6.0)
+
+
+class Degrade(nn.Module):
+    """Samples [batch, n], float32 at 16 kHz, → as heard through something, of the same shape."""
+
+    window: Tensor
+    height: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(STFT_SIZE), persistent=False)
+        self.register_buffer("height", torch.linspace(0, 1, _BINS), persistent=False)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Resynthesis, then colour, noise and level."""
+        level = samples.square().mean(1, keepdim=True).sqrt()
+        spectrum = self._spectrum(samples)
+        spectrum = self._vocode(spectrum) * self._colour(spectrum)
+        spectrum = spectrum + self._noise(spectrum, level)
+        gain = torch.pow(10.0, uniform(samples, *LEVEL_DB) / 20)
+        return self._samples(spectrum, samples.shape[1]) * gain[:, :, 0]
+
+    def _vocode(self, spectrum: Tensor) -> Tensor:
+        """Phases shaken by up to half a turn and, for some rows, magnitudes smeared over time and frequency.
+
+        It stands for what a vocoder gets wrong: it makes a waveform of a mel spectrum, which has neither.
+        """
+        chosen = chance(spectrum, VOCODED_SHARE)
+        turn = uniform(spectrum, 0.2, 1.0) * math.pi * chosen
+        shaken = torch.polar(torch.ones_like(spectrum.real), turn * (2 * torch.rand_like(spectrum.real) - 1))
+        magnitude = spectrum.abs().unsqueeze(1)
+        smeared = functional.avg_pool2d(magnitude, 3, stride=1, padding=1, count_include_pad=False)[:, 0]
+        factor = (smeared + 1e-8) / (magnitude[:, 0] + 1e-8)
+        smear = chosen & chance(spectrum, SMEAR_SHARE)
+        return spectrum * shaken * torch.where(smear, factor.clamp(max=10.0), 1.0)
+
+    def _colour(self, spectrum: Tensor) -> Tensor:
+        """[batch, bins, 1]: a tilt, and for some rows nothing above an edge."""
+        decibels = uniform(spectrum, -TILT_DB, TILT_DB) * self.height[:, None]
+        above = self.height[:, None] > uniform(spectrum, LOWEST_EDGE, 1.0)
+        cut = above & chance(spectrum, LOW_PASS_SHARE)
+        return torch.pow(10.0, (decibels + LOW_PASS_DB * cut) / 20)
+
+    def _noise(self, spectrum: Tensor, level: Tensor) -> Tensor:
+        """Noise from white to pink, 10 to 45 dB below a row's `level` [batch, 1] (root mean square)."""
+        slope = uniform(spectrum, 0.0, PINKEST)
+        shape = (self.height[:, None] * (_BINS - 1)).clamp(min=1.0).pow(-slope / 2)
+        shape = shape / shape.square().mean(1, keepdim=True).sqrt()
+        below = torch.pow(10.0, -uniform(spectrum, *SNR_DB) / 20)
+        # In white noise of deviation 1 each bin's squared magnitude is the window's energy on average. Overlapping
+        # frames of one noise agree; these do not, and add up to a quarter of its power.
+        unit = 2 * self.window.square().sum().sqrt()
+        return torch.randn_like(spectrum) * unit * shape * below * level[:, :, None]
+
+    def _spectrum(self, samples: Tensor) -> Tensor:
+        """[batch, n]  →  complex [batch, bins, frames]."""
+        padded = functional.pad(samples, (STFT_SIZE, STFT_SIZE + -samples.shape[1] % STFT_HOP))
+        spectrum: Tensor = torch.fft.rfft(padded.unfold(1, STFT_SIZE, STFT_HOP) * self.window)
+        return spectrum.transpose(1, 2)
+
+    def _samples(self, spectrum: Tensor, num_samples: int) -> Tensor:
+        """The inverse of `_spectrum`, as `torch.istft` computes it, which would wait for the device."""
+        frames = torch.fft.irfft(spectrum.transpose(1, 2), STFT_SIZE) * self.window
+        length = (frames.shape[1] - 1) * STFT_HOP + STFT_SIZE
+        added = functional.fold(frames.transpose(1, 2), (1, length), (1, STFT_SIZE), stride=(1, STFT_HOP))
+        overlap = 0.375 * STFT_SIZE / STFT_HOP  # what squared Hann windows add up to
+        return added[:, 0, 0, STFT_SIZE : STFT_SIZE + num_samples] / overlap

@@ -1,0 +1,83 @@
+"""The tokenizer's training from a corpus folder to `speech_tokenizer_v2.onnx` and the corpus's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
+from vivavoce.models.encoders import MAX_SECONDS, SpeechTokenizer
+from vivavoce_training.data.store import Corpus, write_array
+from vivavoce_training.loop import Budget, train
+from vivavoce_training.onnx_graph import round_to_half
+from vivavoce_training.record import write_measures
+from vivavoce_training.tokenizer.export import export_tokenizer
+from vivavoce_training.tokenizer.features import load_features
+from vivavoce_training.tokenizer.measure import CROPS, extract_tokens, measure, validation
+from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes
+from vivavoce_training.tokenizer.step import BATCH, CROP_TOKENS, TokenizerStep
+from vivavoce_training.utterances import Split, heard_alone, steps_in
+
+PART = "tokenizer"
+COMPARED_UTTERANCES = 50
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a test makes small; hours: of the corpus that the training holds on the device."""
+
+    model: TokenizerSizes = field(default_factory=TokenizerSizes)
+    batch: int = BATCH
+    crop_tokens: int = CROP_TOKENS
+    validation_crops: int = CROPS
+    hours: float = 25.0
+
+
+def train_tokenizer(
+    corpus_folder: Path,
+    out: Path,
+    budget: Budget,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    others: Path | None = None,
+    sizes: Sizes = Sizes(),
+) -> Path:
+    """Train, or continue in `out`; then export, and write the corpus's `tokens.npy`.
+
+    out: for the state, the log, `speech_tokenizer_v2.onnx` and `tokenizer.measures.json`; seed: of first weights and
+    batches; others: as in `Split`, a corpus folder that gets its `tokens.npy` too. Returns the path of the exported
+    model.
+    """
+    split, crop = Split.open(corpus_folder, others, sizes.hours), sizes.crop_tokens
+    torch.manual_seed(seed)
+    encoder = TokenEncoder(sizes.model).to(device)
+    torch.manual_seed(seed + steps_in(out, PART))
+    features = load_features(split.corpus, split.learned, device, crop)
+    judged = split.judged[np.argsort(split.judged_of.speaker[split.judged], kind="stable")]
+    judged_features = load_features(split.judged_of, judged, device, crop)
+    step = TokenizerStep(features, encoder, batch=sizes.batch, crop_tokens=crop)
+    judge = validation(judged_features, encoder, crop, sizes.validation_crops)
+    encoder.load_state_dict(train(PART, step, budget, out, device=device, validate=judge))
+    del features, judged_features, step
+    round_to_half(encoder)
+    path = out / SPEECH_TOKENIZER
+    export_tokenizer(encoder, path)
+    write_measures(PART, out, {name: _written(one, encoder, path, device, seed) for name, one in split.corpora.items()})
+    return path
+
+
+def _written(corpus: Corpus, encoder: TokenEncoder, path: Path, device: torch.device, seed: int) -> dict[str, float]:
+    """Write a corpus's tokens; what they tell, and the share that the exported model at `path` gives otherwise."""
+    tokens = extract_tokens(corpus, encoder, device)
+    write_array(corpus.folder / "tokens.npy", tokens)
+    tokenizer, differing, total = SpeechTokenizer.from_file(path), 0, 0
+    for utterance in np.random.default_rng(seed).permutation(len(corpus))[:COMPARED_UTTERANCES]:
+        first, last = corpus.start[utterance : utterance + 2]
+        if last - first <= MAX_SECONDS * 25:
+            differing += int((tokenizer(heard_alone(corpus, utterance)).numpy() != tokens[first:last]).sum())
+            total += int(last - first)
+    return measure(corpus, tokens, device, seed) | {"differing": differing / max(1, total)}

@@ -1,0 +1,208 @@
+"""Whole utterances of the corpus on a device, also at the 16 kHz that tokenizer and speaker encoder hear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.checkpoint.config import MelConfig
+from vivavoce.models.features import prompt_mel
+from vivavoce.service.audio.resample import resample_sinc
+from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
+
+HEARD_RATE = 16_000
+HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE
+"""Samples of a token at 16 kHz."""
+BATCH_TOKENS = 45_000
+"""Half an hour of audio: what extraction takes at once."""
+MEL_BATCH_TOKENS = 25 * 600
+
+
+def evenly_by_speaker(corpus: Corpus, hours: float, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Utterances of about `hours` in all (all if there are no more), as much from each speaker, ordered by speaker.
+
+    allowed: [utterances], which may be taken; all if None.
+    """
+    order: NDArray[np.int64] = np.argsort(corpus.speaker, kind="stable")
+    if allowed is not None:
+        order = order[allowed[order]]
+    lengths, speaker = np.diff(corpus.start)[order], corpus.speaker[order]
+    if lengths.sum() * TOKEN_SAMPLES <= hours * 3600 * SAMPLE_RATE:
+        return order
+    share = hours * 3600 * SAMPLE_RATE / TOKEN_SAMPLES / len(np.unique(speaker))
+    before = np.cumsum(lengths) - lengths
+    first_of_speaker = np.searchsorted(speaker, speaker)
+    chosen: NDArray[np.int64] = order[before - before[first_of_speaker] < share]
+    return chosen
+
+
+def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
+    """[utterances]: one of `every`, kept from the training to measure it; drawn, since speakers may take turns."""
+    kept = np.zeros(len(corpus), np.bool_)
+    kept[np.random.default_rng(0).permutation(len(corpus))[: len(corpus) // every]] = True
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """What an encoder learns from, and what it is judged by: utterances of `judged_of`.
+
+    unseen: a corpus of other speakers; None: some utterances of the corpus itself are kept from the training.
+    """
+
+    corpus: Corpus
+    unseen: Corpus | None
+    learned: NDArray[np.int64]
+    judged_of: Corpus
+    judged: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, folder: Path, others: Path | None, hours: float) -> Split:
+        """Of the corpus in `folder`, of which `hours` are learned, and of the one in `others`, if given."""
+        corpus = Corpus.open(folder)
+        if others is not None:
+            unseen = Corpus.open(others)
+            return cls(corpus, unseen, evenly_by_speaker(corpus, hours), unseen, np.arange(len(unseen)))
+        kept = held_out(corpus)
+        return cls(corpus, None, evenly_by_speaker(corpus, hours, ~kept), corpus, np.flatnonzero(kept))
+
+    @property
+    def corpora(self) -> dict[str, Corpus]:
+        """Those that get the trained encoder's arrays, by the names of their measures."""
+        return {"corpus": self.corpus} | ({} if self.unseen is None else {"others": self.unseen})
+
+
+def equal_length_batches(
+    corpus: Corpus, utterances: NDArray[np.int64], batch_tokens: int = BATCH_TOKENS
+) -> Iterator[NDArray[np.int64]]:
+    """Positions in `utterances`, in batches of one length that hold `batch_tokens` at most (but one utterance)."""
+    lengths = np.diff(corpus.start)[utterances]
+    order: NDArray[np.int64] = np.argsort(lengths, kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+        if len(group):
+            size = max(1, batch_tokens // max(1, int(lengths[group[0]])))
+            yield from (group[first : first + size] for first in range(0, len(group), size))
+
+
+def waves(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Samples [batch, tokens · 960], float32 at 24 kHz, of utterances of one length."""
+    starts, ends = corpus.start[batch], corpus.start[batch + 1]
+    # Slices, not one index array: indexing a mapped file sample by sample takes longer than all the rest.
+    rows = [corpus.wav[a * TOKEN_SAMPLES : b * TOKEN_SAMPLES] for a, b in zip(starts, ends, strict=True)]
+    return torch.from_numpy(np.stack(rows)).to(device).float() / 32768
+
+
+def heard(corpus: Corpus, batch: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Samples [batch, tokens · 640], float32 at 16 kHz, of utterances of one length.
+
+    Resampled as prompts are; with `exact_float32`, whatever the device, to the same values.
+    """
+    return resample_sinc(waves(corpus, batch, device), SAMPLE_RATE, HEARD_RATE)
+
+
+def heard_alone(corpus: Corpus, utterance: int) -> Tensor:
+    """Samples [tokens · 640] of one utterance at 16 kHz, on the CPU."""
+    return heard(corpus, np.array([utterance]), torch.device("cpu"))[0]
+
+
+def by_token(
+    corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, made_of: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `made_of` makes of heard samples [batch, n], for utterances one after another: [tokens · m, ...].
+
+    made_of: to [batch, tokens · m, ...]; each utterance is heard whole, in float32.
+    """
+    placed, whole = placed_tokens(corpus, utterances), torch.empty(0)
+    with exact_float32():
+        for rows in equal_length_batches(corpus, utterances):
+            made = made_of(heard(corpus, utterances[rows], device))
+            tokens = int(placed[rows[0] + 1] - placed[rows[0]])
+            parts = made.unflatten(1, (tokens, -1))
+            if not len(whole):
+                whole = torch.empty(int(placed[-1]), *parts.shape[2:], dtype=made.dtype, device=device)
+            whole[torch.from_numpy(placed[rows]).to(device)[:, None] + torch.arange(tokens, device=device)] = parts
+    return whole.flatten(0, 1)
+
+
+def mels_of(corpus: Corpus, config: MelConfig, device: torch.device) -> Tensor:
+    """Mel of every utterance as if it stood alone: [tokens · 2, bins] float16 on the device."""
+    mels = torch.empty(corpus.num_tokens * MELS_PER_TOKEN, config.num_bins, dtype=torch.float16, device=device)
+    for batch in equal_length_batches(corpus, np.arange(len(corpus)), MEL_BATCH_TOKENS):
+        made = prompt_mel(waves(corpus, batch, device), config)
+        first = torch.from_numpy(corpus.start[batch]).to(device)[:, None] * MELS_PER_TOKEN
+        mels[first + torch.arange(made.shape[1], device=device)] = made.half()
+    return mels
+
+
+@dataclass(frozen=True, eq=False)
+class Speakers:
+    """Where the speakers lie in utterances that stand one after another, ordered by speaker; on one device.
+
+    index: int64 [n], into the corpus's speakers; first, last: int64 [n], tokens or samples.
+    """
+
+    index: Tensor
+    first: Tensor
+    last: Tensor
+
+    def draw(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Starts of crops of `length` within one speaker, and the speaker's index: int64 [batch] both.
+
+        Every speaker is as likely as any other. The host is not waited for.
+        """
+        device = self.index.device
+        row = torch.randint(len(self.index), (batch,), device=device)
+        room = self.last[row] - self.first[row] - length + 1
+        # In float64: float32 does not reach every sample of more than 17 minutes.
+        offset = (torch.rand(batch, dtype=torch.float64, device=device) * room).long()
+        return self.first[row] + offset, self.index[row]
+
+
+def find_speakers(
+    corpus: Corpus, utterances: NDArray[np.int64], longest: int, device: torch.device, per_token: int = 1
+) -> Speakers:
+    """The speakers of `utterances`, which are ordered by speaker, that have the `longest` crop in tokens.
+
+    per_token: what the positions count, as a multiple of tokens; ValueError: no speaker has so much.
+    """
+    placed = placed_tokens(corpus, utterances)
+    speaker = corpus.speaker[utterances]
+    first = np.flatnonzero(np.diff(speaker, prepend=-1))
+    last = np.append(first[1:], len(speaker))
+    bounds = np.stack([speaker[first], placed[first] * per_token, placed[last] * per_token], axis=1).astype(np.int64)
+    bounds = bounds[placed[last] - placed[first] >= longest]
+    if not len(bounds):
+        raise ValueError(f"corpus: no speaker has {longest} tokens; make a longer corpus")
+    return Speakers(*torch.from_numpy(bounds).to(device).unbind(1))
+
+
+def placed_tokens(corpus: Corpus, utterances: NDArray[np.int64]) -> NDArray[np.int64]:
+    """First token of each of `utterances` when they stand one after another, and the end: [n + 1]."""
+    return np.concatenate(([0], np.cumsum(np.diff(corpus.start)[utterances])))
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Without TF32, whose ten bits would be heard 60 dB below the loudest value: features reach 80 dB below it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def steps_in(folder: Path, part: str) -> int:
+    """Steps that a training has gone: a later piece adds them to its seed, lest it draw the first one's batches."""
+    state = folder / f"{part}.state.pt"
+    if not state.is_file():
+        return 0
+    return int(torch.load(state, map_location="cpu", weights_only=True, mmap=True)["step"])

@@ -1,0 +1,178 @@
+"""The vocoder's training from a corpus folder to `hift.pt`, with measurements and listening examples on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.service.audio.encode import write_audio
+from vivavoce_training.data.store import SAMPLE_RATE, Corpus
+from vivavoce_training.loop import Budget, train
+from vivavoce_training.utterances import steps_in
+from vivavoce_training.vocoder.crops import Crop, Crops, load_crops, starts_apart_from
+from vivavoce_training.vocoder.step import (
+    BATCH,
+    CROP_TOKENS,
+    PERIOD_CHANNELS,
+    RESOLUTION_CHANNELS,
+    Discriminators,
+    SpectralLoss,
+    VocoderStep,
+)
+from vivavoce_training.weights import initialise, load_part, save_part
+
+PART = "vocoder"
+ADVERSARY_FROM = 0.3
+"""Share of the budget after which the adversary joins: before, it would only learn that noise is no speech."""
+TUNING_RATE = 0.3
+"""Factor on the learning rates when the training starts from a trained vocoder."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a step is, apart from the model."""
+
+    batch: int = BATCH
+    period_channels: tuple[int, ...] = PERIOD_CHANNELS
+    resolution_channels: int = RESOLUTION_CHANNELS
+
+
+def train_vocoder(
+    corpus_folder: Path,
+    out: Path,
+    budget: Budget,
+    device: torch.device,
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    init: Path | None = None,
+    flow_mels: Path | None = None,
+    scale: Scale = Scale(),
+) -> Path:
+    """Train, or continue in `out`, and write `out/hift.pt`, whose path is returned, and `out/samples`.
+
+    config: sizes of the vocoder and of its mel; seed: of first weights and batches; init: start from these weights: a
+    `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`), which brings its adversary
+    along; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the corpus is too small, or
+    `flow_mels` does not fit it; CheckpointError: `init` does not fit `config`.
+    """
+    corpus = Corpus.open(corpus_folder)
+    torch.manual_seed(seed + steps_in(out, PART))
+    model = HiFT(config.vocoder)
+    discriminators = Discriminators(scale.period_channels, scale.resolution_channels)
+    joins_at = _start_from(init, model, discriminators)
+    crops = load_crops(corpus, config.mel, device, flow_mels)
+    utterances = held_out_utterances(corpus)
+    ranges = held_out_ranges(corpus, utterances)
+    starts = starts_apart_from(ranges, corpus.num_tokens, CROP_TOKENS).to(device)
+    rate = 1.0 if init is None else TUNING_RATE
+    networks = model.to(device), discriminators.to(device)
+    step = VocoderStep(crops, starts, *networks, batch=scale.batch, rate=rate, joins_at=joins_at)
+    averages = train(PART, step, budget, out, device=device, validate=validation(model, crops, ranges))
+    save_part(out / "hift.pt", averages)
+    model.load_state_dict(averages)
+    write_samples(model.eval(), corpus, crops, utterances, out / "samples")
+    return out / "hift.pt"
+
+
+def _start_from(init: Path | None, model: HiFT, discriminators: Discriminators) -> float:
+    """Fill the networks; the share of the budget after which the adversary joins."""
+    if init is None:
+        initialise(model)
+        return ADVERSARY_FROM
+    if not init.name.endswith(".state.pt"):
+        load_part(model, init, "hift")
+        return ADVERSARY_FROM
+    state = torch.load(init, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["average"])
+    discriminators.load_state_dict(state["modules"]["discriminators"])
+    return 0.0
+
+
+MOST_UTTERANCES = 16
+ONE_IN = 8
+WINDOW_TOKENS = 50
+"""Windows of one length: on a GPU, each new one would cost a search for the fastest convolutions."""
+NUM_SAMPLES = 4
+
+
+def held_out_utterances(corpus: Corpus) -> list[int]:
+    """Indices of the utterances that are kept from training, evenly spread; ValueError: too few to spare one."""
+    count = min(MOST_UTTERANCES, len(corpus) // ONE_IN)
+    if not count or corpus.num_tokens < WINDOW_TOKENS:
+        raise ValueError(
+            f"corpus: {len(corpus)} utterances, {corpus.num_tokens} tokens; "
+            f"give at least {ONE_IN} utterances and {WINDOW_TOKENS} tokens"
+        )
+    return [i * len(corpus) // count for i in range(count)]
+
+
+def held_out_ranges(corpus: Corpus, utterances: list[int]) -> list[tuple[int, int]]:
+    """Tokens [first, last) of the utterances, at least a validation window each."""
+    bounds = ((int(corpus.start[i]), int(corpus.start[i + 1])) for i in utterances)
+    return [(first, max(last, first + WINDOW_TOKENS)) for first, last in bounds]
+
+
+def validation(model: HiFT, crops: Crops, ranges: list[tuple[int, int]]) -> Callable[[], dict[str, float]]:
+    """A function that vocodes a window of each held-out range from its predicted pitch, and measures.
+
+    It gives the STFT and mel losses, the mean pitch error in % over frames voiced on both sides, and the share of
+    frames in % whose voicing is wrong.
+    """
+    device = crops.wave.device
+    last = crops.num_tokens - WINDOW_TOKENS
+    starts = torch.tensor([min(first, last) for first, _ in ranges], device=device)
+    spectral = SpectralLoss(model.config.sample_rate).to(device)
+    threshold = model.config.voiced_threshold_hz
+
+    def measure() -> dict[str, float]:
+        crop = crops.cut(starts, WINDOW_TOKENS)
+        pitch = model.f0(crop.mel, None)
+        stft, mel = spectral(_vocoded(model, crop, pitch), crop.wave)
+        ours, theirs = pitch > threshold, crop.pitch > 0
+        both = ours & theirs
+        error = ((pitch - crop.pitch).abs() / crop.pitch.clamp(min=1))[both].mean()
+        return {
+            "stft": float(stft),
+            "mel": float(mel),
+            "pitch_percent": 100 * float(error.nan_to_num()),
+            "voicing_percent": 100 * float((ours != theirs).float().mean()),
+        }
+
+    return measure
+
+
+@torch.no_grad()
+def write_samples(model: HiFT, corpus: Corpus, crops: Crops, utterances: list[int], folder: Path) -> list[Path]:
+    """Write a few held-out utterances as `<index>.real.wav` and `<index>.vocoded.wav`; from the flow's mel too, where
+    there is one, as `<index>.flow.wav`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for i in utterances[:: max(1, len(utterances) // NUM_SAMPLES)][:NUM_SAMPLES]:
+        first, last = int(corpus.start[i]), int(corpus.start[i + 1])
+        start = torch.tensor([first], device=crops.wave.device)
+        real = crops.cut(start, last - first)
+        waves = {"real": real.wave, "vocoded": _vocoded(model, real, model.f0(real.mel, None))}
+        if crops.flow_mel is not None:
+            flow = crops.cut(start, last - first, flow_share=1.0)
+            waves["flow"] = _vocoded(model, flow, model.f0(flow.mel, None))
+        for kind, samples in waves.items():
+            path = folder / f"{i}.{kind}.wav"
+            write_audio(path, samples[0].cpu().numpy(), SAMPLE_RATE)
+            written.append(path)
+    return written
+
+
+def _vocoded(model: HiFT, crop: Crop, pitch: Tensor) -> Tensor:
+    """[batch, samples], the same each time: the source's noise has a generator of its own."""
+    generator = torch.Generator(pitch.device).manual_seed(0)
+    shape = (len(pitch), *model.noise_shape(pitch.shape[1]))
+    noise = torch.randn(shape, device=pitch.device, generator=generator)
+    return model.decode(crop.mel, model.source(pitch, noise))
