@@ -287,6 +287,7 @@ async def test_a_task_that_is_cancelled_frees_its_slots_and_its_source(tts):
             await task
         ended.clear()
         waiting.clear()
+    wait_until_free(tts)
     before = tts.statistics.requests.cancelled
     speaking = asyncio.create_task(tts.aspeak(LONG))
     while not tts.statistics.slots.used:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -27,9 +28,6 @@ from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import VoiceStore, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _untrained = logging.getLogger("vivavoce.untrained")
 """Of its own, so that a program that tells its user by itself can switch this one warning off."""

@@ -31,7 +31,6 @@ T = TypeVar("T")
 _ENDING_S = 1.0
 """How long threads that bring texts may take to leave when the interpreter ends; a block takes a third of that."""
 Text = str | Iterable[str] | AsyncIterable[str]
-"""A text, or pieces of it that arrive."""
 Later = tuple[Text, Callable[[], Voice], SpeakOptions]
 AHEAD = 4
 """Segments that the engine has beyond the one that is heard: enough for no gap, and a bound on what waits unheard."""
@@ -275,7 +274,6 @@ def _read_in_loop(text: AsyncIterable[str], progress: _Progress) -> Iterator[str
 
 
 _feeding: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
-"""Threads that read texts, and what tells them to end."""
 
 
 def _start_thread(call: Callable[[], None], leave: Callable[[], object]) -> None:
@@ -285,10 +283,7 @@ def _start_thread(call: Callable[[], None], leave: Callable[[], object]) -> None
 
 
 async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
-    """What `call` returns, in a daemon thread of its own: one that waits for a text holds up no other, nor the end.
-
-    leave: tells it to end early, when nobody waits for it any more.
-    """
+    """What `call` returns, in a daemon thread of its own, as it may wait for a text; leave: tells it to end early."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 

@@ -35,7 +35,6 @@ from vivavoce.service.voices.voice import Voice, check_fits
 _LOOK_S = 0.01
 """How often a `speak` that another thread can cancel looks whether the engine is done."""
 _PLAYERS = ("ffplay -nodisp -autoexit -loglevel error", "pw-play", "paplay", "aplay -q", "afplay", "mpv --no-video")
-"""Programs that play a file: FFmpeg's, those of Linux' sound servers, macOS' own, mpv."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,7 @@ class Speech:
             for one in other.marks
         )
         timings = Timings(*map(sum, zip(astuple(self.timings), astuple(other.timings), strict=True)))
-        samples = np.concatenate((self.samples, other.samples))
-        return Speech(samples, self.sample_rate, timings, (*self.marks, *moved))
+        return Speech(np.concatenate((self.samples, other.samples)), self.sample_rate, timings, (*self.marks, *moved))
 
     @property
     def duration_s(self) -> float:
@@ -95,8 +93,7 @@ class Speech:
 
     def to_bytes(self, format: AudioFormat | str = AudioFormat.WAV, sample_rate: int | None = None) -> bytes:
         """A file in memory: "wav", "mp3", "opus", "aac", "flac", "pcm" … InvalidRequest: another name, or rate."""
-        codec = parse_format(format, field="format").codec
-        return encode_whole(codec, self.samples, self.sample_rate, sample_rate)
+        return encode_whole(parse_format(format, field="format").codec, self.samples, self.sample_rate, sample_rate)
 
     def play(self) -> None:
         """Play it and wait for its end, by the package sounddevice or by a program (ffplay, aplay, afplay …).
@@ -152,11 +149,10 @@ class _Making:
 
     def speech(self, spoken: Spoken) -> Speech:
         """What the engine has made of it."""
-        spent, rate = spoken.timings, self.rate
-        total_s = self.text_s + (spent.finished_s or 0.0)
-        timings = Timings(self.text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, total_s)
-        marks = marks_of(self.text, self.spans, spoken.segment_samples, rate, spoken.cut)
-        return Speech(spoken.samples, rate, timings, marks)
+        spent, text_s = spoken.timings, self.text_s
+        timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
+        marks = marks_of(self.text, self.spans, spoken.segment_samples, self.rate, spoken.cut)
+        return Speech(spoken.samples, self.rate, timings, marks)
 
 
 class Synthesizer:
@@ -226,11 +222,7 @@ class Synthesizer:
         return self._submit([self.front_end.plan_conversion(source, voice, speed, seed)], started).result()
 
     def stream(
-        self,
-        text: str | Iterable[str],
-        voice: Voice,
-        options: SpeakOptions = SpeakOptions(),
-        policy: ChunkPolicy | None = None,
+        self, text: Text, voice: Voice, options: SpeakOptions = SpeakOptions(), policy: ChunkPolicy | None = None
     ) -> RequestSession:
         """Audio in chunks as it is made, see `RequestSession.start`; a segment holds 300 s, its reference included."""
         session = RequestSession(self.engine, self.front_end, policy)

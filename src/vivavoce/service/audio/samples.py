@@ -45,10 +45,7 @@ class Audio:
 
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
-    """The audio of (array, rate): an array or tensor, [n], [channels, n] or [n, channels], of floats or any integers.
-
-    Channels are averaged. InvalidAudio: it is no such pair.
-    """
+    """Mono of (array, rate): [n], [channels, n] or [n, channels], floats or integers; InvalidAudio: it is none."""
     try:
         array, rate = pair
         array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
