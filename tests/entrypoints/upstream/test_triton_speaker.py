@@ -222,7 +222,7 @@ async def test_a_model_without_our_inputs_takes_their_defaults_alone(
 
 async def test_voices_are_the_folder_s_recordings(folder: Path) -> None:
     async with speaking(folder) as (speaker, fake):
-        voices = await speaker.voices("somebody")
+        voices = [voice for voice in await speaker.voices("somebody") if voice.kind != "alias"]
         assert [(voice.name, voice.public, voice.transcript) for voice in voices] == [("anna", True, "What Anna says.")]
         await heard(await speaker.speak(SpeechRequest("Hello.", voice="anna")))
         assert fake.seen[0]["reference_text"] == "What Anna says."

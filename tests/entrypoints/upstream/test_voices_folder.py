@@ -13,6 +13,7 @@ import soundfile
 
 from vivavoce.entrypoints.upstream.voices_folder import VoicesFolder, usable_reference
 from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceNotFound
+from vivavoce.service.voices.names import NameRules
 
 
 def write(file: Path | io.BytesIO, seconds: float = 1.0, rate: int = 24_000) -> None:
@@ -33,12 +34,31 @@ def test_pairs_of_recordings_and_texts(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no recording")
     (tmp_path / "cover.png").write_bytes(b"")
     folder = VoicesFolder(tmp_path)
-    told = [(voice.name, voice.transcript) for voice in folder.voices()]
+    told = [(voice.name, voice.transcript) for voice in folder.voices() if voice.kind != "alias"]
     assert told == [("Bert B", ""), ("anna", "What Anna says.")]
     samples, transcript = found(folder, "anna")
     assert (samples.dtype, samples.shape, transcript) == (np.float32, (16_000,), "What Anna says.")
     assert folder.find(None) is None
     with pytest.raises(VoiceNotFound, match="known: Bert B, anna"):
+        folder.find("nobody")
+
+
+def test_openai_names_and_an_operators_are_recordings_too(tmp_path: Path) -> None:
+    for seconds, name in ((1.0, "anna"), (2.0, "bert")):
+        write(tmp_path / f"{name}.wav", seconds)
+    folder = VoicesFolder(tmp_path, NameRules(aliases={"me": "ash"}, default="bert", unknown="default"))
+    for name, recording in (("alloy", "anna"), ("ash", "bert"), ("me", "bert"), ("nobody", "bert"), (None, "bert")):
+        assert folder.find(name) == found(folder, recording)
+    listed = {voice.name: voice.stands_for for voice in folder.voices() if voice.kind == "alias"}
+    assert (len(listed), listed["alloy"], listed["me"]) == (14, "anna", "bert")
+    write(tmp_path / "alloy.wav", 1.5)
+    assert len(found(folder, "alloy")[0]) == 24_000
+
+
+def test_openai_names_mean_the_servers_own_voice_where_there_is_no_other(tmp_path: Path) -> None:
+    folder = VoicesFolder(tmp_path)
+    assert folder.find("alloy") is None
+    with pytest.raises(VoiceNotFound):
         folder.find("nobody")
 
 
@@ -62,7 +82,7 @@ def test_names_that_are_none_and_names_that_are_there_twice_are_left_out(tmp_pat
     write(tmp_path / ".hidden.wav")
     write(tmp_path / "a+b.wav")
     folder = VoicesFolder(tmp_path)
-    assert [voice.name for voice in folder.voices()] == ["anna"]
+    assert [voice.name for voice in folder.voices() if voice.kind != "alias"] == ["anna"]
     assert len(found(folder, "anna")[0]) == 16_000
 
 
@@ -73,7 +93,7 @@ def test_a_manifest_alone_says_which_voices_there_are(tmp_path: Path) -> None:
     line = {"name": "bert", "reference_audio": "takes/7.wav", "reference_text": "What Bert says."}
     (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n\n")
     folder = VoicesFolder(tmp_path)
-    assert [voice.name for voice in folder.voices()] == ["bert"]
+    assert [voice.name for voice in folder.voices() if voice.kind != "alias"] == ["bert"]
     assert len(found(folder, "bert")[0]) == 32_000
 
 
@@ -98,7 +118,7 @@ def test_a_slip_in_a_manifest_takes_no_voice_away(tmp_path: Path) -> None:
     write(tmp_path / "anna.wav")
     folder = VoicesFolder(tmp_path)
     (tmp_path / "manifest.jsonl").write_text("{")
-    assert [voice.name for voice in folder.voices()] == ["anna"]
+    assert [voice.name for voice in folder.voices() if voice.kind != "alias"] == ["anna"]
 
 
 def test_of_long_silence_no_more_is_decoded_than_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from vivavoce.service.operations.settings_checks import tls_problems
 from vivavoce.service.operations.settings_sources import unread_variables
 from vivavoce.service.operations.telemetry import Tracing
 from vivavoce.service.speaker import Speaker
+from vivavoce.service.voices.names import NameRules
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,8 @@ async def _speaker(
         return engine, engine
     from vivavoce.entrypoints.upstream.triton_speaker import TritonSpeaker
 
-    upstream = await _unless(stop, TritonSpeaker.open(server.upstream, server.reference_dir))
+    rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)
+    upstream = await _unless(stop, TritonSpeaker.open(server.upstream, server.reference_dir, rules=rules))
     if upstream is not None:
         stack.push_async_callback(upstream.close)
     return upstream, None

@@ -41,7 +41,7 @@ from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, 
 from vivavoce.service.text.arriving import Sentence, SentenceSplitter
 from vivavoce.service.text.checks import check_text
 from vivavoce.service.text.reading import is_speakable
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 
 log = logging.getLogger(__name__)
 
@@ -201,12 +201,14 @@ class TritonSpeaker:
         reference_dir: str | Path | None,
         *,
         model: str | None = None,
+        rules: NameRules = NameRules(),
         clock: Callable[[], float] = time.monotonic,
     ) -> TritonSpeaker:
         """Connect to triton://HOST:PORT, a server's gRPC interface; the scheme may be left out.
 
         reference_dir: recordings that are voices (see `voices_folder`), None: the served model's own voice alone;
-        model: by its name, None: the first of `MODELS` that is served.
+        model: by its name, None: the first of `MODELS` that is served; rules: what is meant by names that no recording
+        has.
 
         Raises:
             EngineStopped: the server does not answer, or serves no such model.
@@ -214,7 +216,7 @@ class TritonSpeaker:
             InvalidRequest: the folder cannot be read.
             MissingDependency: tritonclient is not installed.
         """
-        folder = None if reference_dir is None else await asyncio.to_thread(VoicesFolder, Path(reference_dir))
+        folder = None if reference_dir is None else await asyncio.to_thread(VoicesFolder, Path(reference_dir), rules)
         speaker = cls(address.removeprefix("triton://").rstrip("/"), folder, clock)
         async with AsyncExitStack() as stack:
             for connection in (speaker._speech, speaker._checks):
@@ -312,7 +314,7 @@ class TritonSpeaker:
             return await loop.run_in_executor(self._decoding_thread, usable_reference, *given), voice.transcript
         if self._folder is not None:
             return await self._in_folder(partial(self._folder.find, voice)) or (None, "")
-        if voice is not None:
+        if voice is not None and voice not in OPENAI_VOICES:  # these mean the only voice there is
             raise unknown(voice, ())
         return None, ""
 

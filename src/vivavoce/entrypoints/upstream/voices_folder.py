@@ -21,7 +21,15 @@ from vivavoce.measure import read_lines
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
 from vivavoce.service.text.checks import excerpt
-from vivavoce.service.voices.names import MAX_LISTED, VoiceSummary, check_voice_name, folded
+from vivavoce.service.voices.names import (
+    MAX_LISTED,
+    OPENAI_VOICES,
+    NameRules,
+    VoiceSummary,
+    check_voice_name,
+    folded,
+    meant_by,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +59,21 @@ class FolderVoice:
 class VoicesFolder:
     """Looked at with each question, and read again when a file came, went or changed. For one thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        """InvalidRequest: it is no folder, or its manifest cannot be used."""
-        self.folder = folder
+    def __init__(self, folder: Path, rules: NameRules = NameRules()) -> None:
+        """rules: what is meant by names that no recording has. InvalidRequest: no folder, or a bad manifest."""
+        self.folder, self._rules = folder, rules
         self._decoded: LruCache[Samples] = LruCache(_KEPT)
         self._state = self._look()
         self._voices = self._read(self._state)
 
     def voices(self) -> list[VoiceSummary]:
-        """All of them, by name."""
+        """All of them, by name, and then aliases."""
         self._refresh()
-        return [
-            VoiceSummary(name, "built_in", True, f"recording {voice.path.name}", voice.transcript)
+        found = {
+            name: VoiceSummary(name, "built_in", True, f"recording {voice.path.name}", voice.transcript)
             for name, voice in sorted(self._voices.items())
-        ]
+        }
+        return [*found.values(), *self._rules.alias_summaries(found, found)]
 
     def find(self, name: str | None) -> tuple[Samples, str] | None:
         """A voice's recording, [n] float32 at 16 kHz, and what it says; None: none is named, and there is no default.
@@ -72,13 +81,16 @@ class VoicesFolder:
         VoiceNotFound lists what there is; InvalidAudio: the recording cannot be used.
         """
         self._refresh()
-        voice = self._voices.get(DEFAULT_VOICE if name is None else name)
+        table, default = self._rules.table(sorted(self._voices)), self._rules.default or DEFAULT_VOICE
+        voice = self._voices.get(meant_by(name or default, self._voices, table))
+        if voice is None and self._rules.unknown == "default":
+            voice = self._voices.get(default)
         if voice is not None:
             samples = self._decoded.get(
                 (voice.path, voice.changed), lambda: usable_reference(voice.path, f"voice {voice.name}")
             )
             return samples, voice.transcript
-        if name is not None:
+        if name is not None and name not in OPENAI_VOICES:  # which mean the server's own voice if there is no other
             raise unknown(name, sorted(self._voices))
         return None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Literal
 
@@ -37,6 +37,10 @@ _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, n
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
 """Code points that NFC may join into one. Longer names are refused as they are: normalising is quadratic at worst."""
+
+
+ALIASES_IN_A_ROW = 2
+"""An operator's name may stand for one of OpenAI's, and that for a voice."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,23 @@ class NameRules:
         """
         own = list(built_in) or ([] if self.default is None else [self.default])
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
+
+    def alias_summaries(self, voices: Mapping[str, VoiceSummary], built_in: Iterable[str]) -> list[VoiceSummary]:
+        """The aliases of these voices, as far as none of them has the name."""
+        table = self.table(built_in)
+        found = {name: voices.get(meant_by(name, voices, table)) for name in table if name not in voices}
+        return [
+            replace(voice, name=name, kind="alias", stands_for=voice.name)
+            for name, voice in found.items()
+            if voice is not None
+        ]
+
+
+def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str:
+    """The name itself if it is a voice's, else the one that it stands for: an operator's may stand for OpenAI's."""
+    for _ in range(ALIASES_IN_A_ROW):
+        name = name if name in voices else table.get(name, name)
+    return name
 
 
 def check_voice_name(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,15 @@ from vivavoce.lru_cache import CacheCounts, LruCache
 from vivavoce.service.speech import Recording
 from vivavoce.service.text.checks import excerpt
 from vivavoce.service.voices.extract import AudioSource, take_recording
-from vivavoce.service.voices.names import PUBLIC, NameRules, VoiceSummary, check_voice_name, unknown_voice
+from vivavoce.service.voices.names import (
+    ALIASES_IN_A_ROW,
+    PUBLIC,
+    NameRules,
+    VoiceSummary,
+    check_voice_name,
+    meant_by,
+    unknown_voice,
+)
 from vivavoce.service.voices.stores import Quota, VoiceStore, taken_name
 from vivavoce.service.voices.voice import Voice
 
@@ -24,9 +31,6 @@ _AUDIO_SUFFIXES = frozenset(
     {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}
 )
 _PATH_EXCERPT = 200
-_ALIASES_IN_A_ROW = 2
-"""An operator's name may stand for one of OpenAI's, and that for a voice."""
-
 log = logging.getLogger(__name__)
 
 
@@ -140,9 +144,7 @@ class VoiceRegistry:
     def built_in_of(self, name: str | None) -> Voice | None:
         """The model's voice that a name means if no stored one has it; needs no store."""
         name = name or self.rules.default or next(iter(self.built_in), "")
-        for _ in range(_ALIASES_IN_A_ROW):
-            name = name if name in self.built_in else self._aliases.get(name, name)
-        return self.built_in.get(name)
+        return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
     def warn_of_missing(self) -> None:
         """Log what the rules name and nobody has: it may be stored later."""
@@ -173,15 +175,7 @@ class VoiceRegistry:
             if name not in own and name not in public
         )
         voices = {one.name: one for one in (*built_in, *public.values(), *own.values())}
-        found = {
-            name: voices.get(voice) or voices.get(self._aliases.get(voice, "")) for name, voice in self._aliases.items()
-        }
-        aliases = [
-            replace(voice, name=name, kind="alias", stands_for=voice.name)
-            for name, voice in found.items()
-            if voice is not None and name not in voices
-        ]
-        return [*voices.values(), *aliases]
+        return [*voices.values(), *self.rules.alias_summaries(voices, self.built_in)]
 
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
         """Keep a voice under its name; for everybody if the owner is "".
@@ -258,7 +252,7 @@ class VoiceRegistry:
             )
         return voice
 
-    def _find(self, name: str, owner: str, aliases: int = _ALIASES_IN_A_ROW) -> Voice | None:
+    def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """The voice `name` of the first that has it: the owner, the public ones, the model; else the one it stands for.
 
         A store that is away, or refuses, and cannot tell is passed over: those after it may have the name. One that is
