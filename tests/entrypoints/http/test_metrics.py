@@ -131,11 +131,13 @@ def page_of(settings: ServerSettings | None = None, *callers: str) -> httpx.Resp
     """The page of a server that has spoken, and refused a request."""
 
     async def work() -> httpx.Response:
-        state = make_state(BusySpeaker(told=busy_engine()))
+        speaker = BusySpeaker(told=busy_engine())
+        state = make_state(speaker)
         state = state if settings is None else replace(state, settings=settings)
         for name in callers or ("",):
             await speak(state, "A secret. Two. Three.", name=name)
-        await refused(state, "")
+        speaker.refuses_with = Overloaded("server: it is busy", 3.0)
+        await refused(state, "Hello.")
         return await scrape(state)
 
     return asyncio.run(work())
