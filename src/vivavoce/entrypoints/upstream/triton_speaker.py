@@ -230,8 +230,13 @@ class TritonSpeaker:
     @property
     def about(self) -> ModelAbout:
         """The served model, as it was found last."""
+        model = self._model
         return ModelAbout(
-            self._model.name, f"{self._model.name} of a Triton server", self._model.sample_rate, demo=False
+            model.name,
+            f"{model.name} of a Triton server",
+            model.sample_rate,
+            demo=False,
+            instructions="instruct_text" in model.inputs,
         )
 
     @property
@@ -252,7 +257,7 @@ class TritonSpeaker:
         if request.text is not None and not is_speakable(request.text):
             raise _unspeakable()
         reference, transcript = await self._voice_of(request.voice)
-        transcript = _transcript_for(request, self._model, transcript, spoken_by_recording=reference is not None)
+        transcript = _transcript_for(request, transcript, spoken_by_recording=reference is not None)
         model, identity = self._model, secrets.token_hex(8)
         takes_seed = request.seed != 0 or "seed" in model.inputs
 
@@ -409,7 +414,7 @@ def _refuse_foreign(request: SpeechRequest) -> None:
             raise InvalidRequest(f"{field}: the Triton server that speaks here does not take it; leave it out")
 
 
-def _transcript_for(request: SpeechRequest, model: ServedModel, transcript: str, *, spoken_by_recording: bool) -> str:
+def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
     """What is sent of a recording's transcript, which tells the server the mode. InvalidRequest: it cannot be done.
 
     There is no tensor for a mode: the server takes a recording with its text for zero_shot, one without for
@@ -417,8 +422,6 @@ def _transcript_for(request: SpeechRequest, model: ServedModel, transcript: str,
     """
     mode = request.mode
     if request.instruct is not None:
-        if "instruct_text" not in model.inputs:
-            raise InvalidRequest("instruct: the model that speaks here takes no instructions; leave them out")
         if mode not in (None, Mode.INSTRUCT):
             raise InvalidRequest(f"instruct: is not used in mode {Mode(mode).value}; leave the mode out")
     elif mode is Mode.INSTRUCT:
