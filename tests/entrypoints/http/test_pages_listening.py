@@ -117,7 +117,7 @@ class SlowGate(Gate):
 def test_a_slow_server_is_heard_without_gaps(browser: Browser) -> None:
     with visiting(browser, FakeSpeaker(gate=SlowGate(0))) as world:
         page = world.open()
-        sound = world.speak("A text that takes a while. " * 7)
+        sound = world.speak("A text that takes a while. " * 5)
         expect(page.get_by_text("This server speaks slower than it is heard")).to_be_visible()
         expect(page.get_by_role("button", name="Play now")).to_be_visible()
         expect(sound).to_have_attribute("data-state", "finished", timeout=30_000)
@@ -128,7 +128,7 @@ def test_a_slow_server_is_heard_without_gaps(browser: Browser) -> None:
 def test_who_does_not_want_to_wait_hears_it_now(browser: Browser) -> None:
     with visiting(browser, FakeSpeaker(gate=SlowGate(0))) as world:
         page = world.open()
-        sound = world.speak("A text that takes a while. " * 7)
+        sound = world.speak("A text that takes a while. " * 5)
         page.get_by_role("button", name="Play now").click()
         expect(sound).to_have_attribute("data-state", "playing")
         assert world.speaker.streams[0].verdict is None
@@ -275,8 +275,7 @@ def violations(page: Page) -> list[Any]:
     return [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing(browser: Browser, scheme: Any, width: int) -> None:
     size: Any = {"width": width, "height": 800}
     with visiting(browser, FakeSpeaker(), color_scheme=scheme, viewport=size) as world:

@@ -109,10 +109,10 @@ export class Utterance {
       const soon = (await freed) ? [...SOON_S] : [];
       this.abort.signal.throwIfAborted();
       await this.askUntilTaken(soon, arrived);
-      this.pace.remember();
     } catch (error) {
       this.fail(error);
     }
+    this.pace.remember();
     // What came before a failure is played to its end; where nothing came, there is nothing to wait for.
     if (this.take.length || this.ending === "finished") this.player.end();
     else this.player.stop();
