@@ -19,6 +19,7 @@ class RealClient:
     pip: tuple[str, ...] = ()
     npm: tuple[str, ...] = ()
     program: str = ""
+    python: str = "python3.10"
     secure: bool = False
     light: bool = False
 
@@ -28,6 +29,8 @@ CLIENTS = (
     RealClient("openai (Node)", "openai_node.mjs", npm=("openai@6.49.0",)),
     RealClient("wyoming", "wyoming_python.py", pip=("wyoming==1.10.2",), light=True),
     RealClient("curl", "curl.py", program="curl", light=True),
+    RealClient("ffmpeg", "ffmpeg.py", program="ffmpeg", light=True),
+    RealClient("Chromium", "chromium.py", program="chromium", light=True),
     RealClient("litellm", "litellm_speech.py", pip=("litellm==1.106.2",)),
     RealClient("ElevenLabs (Python)", "eleven_python.py", pip=("elevenlabs==2.78.0",), secure=True),
     RealClient("ElevenLabs (Node)", "eleven_node.mjs", npm=("@elevenlabs/elevenlabs-js@2.73.0",)),
@@ -36,4 +39,12 @@ CLIENTS = (
     RealClient("requests, as CosyVoice's client", "cosyvoice_http.py", pip=("requests==2.34.2",), light=True),
     RealClient("grpcio, as CosyVoice's client", "cosyvoice_grpc.py", pip=("grpcio==1.85.1", "grpcio-tools==1.85.1")),
     RealClient("openapi-python-client", "made_by_openapi.py", pip=("openapi-python-client==0.29.1",)),
+    RealClient("openai-agents", "openai_agents.py", pip=("openai-agents[voice]==0.24.0",)),
+    RealClient("semantic-kernel", "semantic_kernel_speech.py", pip=("semantic-kernel==1.45.0",)),
+    RealClient("Vercel AI", "vercel.mjs", npm=("ai@6.0.326", "@ai-sdk/openai@3.0.141")),
+    RealClient("pipecat (openai)", "pipecat_openai.py", pip=("pipecat-ai[openai]==1.14.0",)),
+    RealClient("livekit (openai)", "livekit_openai.py", pip=("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9")),
+    RealClient("wyoming-openai", "wyoming_openai.py", pip=("wyoming-openai==0.8.0",), python="python3.12"),
+    RealClient("openapi-typescript", "openapi_typescript.mjs", npm=("openapi-typescript@7.13.0", "typescript@5.9.3")),
+    RealClient("schemathesis", "schemathesis_run.py", pip=("schemathesis==4.32.5",)),
 )

@@ -112,7 +112,8 @@ def command_of(client: RealClient) -> list[str]:
         shutil.rmtree(environment, ignore_errors=True)
         environment.mkdir(parents=True)
         if is_python:
-            _quietly(sys.executable, "-m", "venv", "--without-pip", environment)
+            newer = tuple(map(int, client.python.removeprefix("python").split("."))) > sys.version_info
+            _quietly(client.python if newer else sys.executable, "-m", "venv", "--without-pip", environment)
             if client.pip:
                 _quietly(sys.executable, "-m", "pip", "--python", python, "install", "-q", *client.pip)
         if client.npm:
