@@ -44,7 +44,7 @@ CLIENTS = (
     RealClient("Vercel AI", "vercel.mjs", npm=("ai@6.0.326", "@ai-sdk/openai@3.0.141")),
     RealClient("pipecat (openai)", "pipecat_openai.py", pip=("pipecat-ai[openai]==1.14.0",)),
     RealClient("livekit (openai)", "livekit_openai.py", pip=("livekit-plugins-openai==1.8.9", "livekit-agents==1.8.9")),
-    RealClient("wyoming-openai", "wyoming_openai.py", pip=("wyoming-openai==0.8.0",), python="python3.12"),
+    RealClient("wyoming-openai", "wyoming_proxy.py", pip=("wyoming-openai==0.8.0",), python="python3.12"),
     RealClient("openapi-typescript", "openapi_typescript.mjs", npm=("openapi-typescript@7.13.0", "typescript@5.9.3")),
     RealClient("schemathesis", "schemathesis_run.py", pip=("schemathesis==4.32.5",)),
 )

@@ -133,4 +133,4 @@ def _quietly(*command: object) -> None:
 def _version_of(program: str) -> str:
     flag = "-version" if program.startswith("ff") else "--version"
     lines = subprocess.run([program, flag], capture_output=True, text=True, check=True).stdout.splitlines()
-    return next(word for word in lines[0].split() if word[0].isdigit())
+    return next(word for word in lines[0].split() if word[0].isdigit()).partition("-")[0]

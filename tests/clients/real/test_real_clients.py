@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.real.catalogue import CLIENTS, RealClient
-from tests.clients.real.running import Servers, run_client
+from tests.clients.real.running import ROOT, SCRIPTS, Servers, run_client
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
@@ -31,3 +32,28 @@ def test_every_call_is_right(client: RealClient, servers: Servers, tmp_path: Pat
     rows = list(run_client(client, servers, tmp_path / "heard"))
     assert rows
     assert [row for row in rows if row.fault] == []
+
+
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for _, code in re.findall(r"^```(python|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        for line in code.splitlines()
+    ],
+)
+def test_no_line_of_the_page_is_not_run(line: str) -> None:
+    """A script has it, with the server's address and a voice in place of the page's."""
+    run = line.replace('"ws://127.0.0.1:8880"', 'URL.replace("http", "ws", 1)').replace('"calm"', "VOICE")
+    python = run.replace('"http://127.0.0.1:8880"', "URL").replace('"http://127.0.0.1:8880', 'f"{URL}')
+    javascript = re.sub(r'"http://127.0.0.1:8880([^"]*)"', r"`${SERVER}\1`", run)
+    known = {own.strip() for path in SCRIPTS.iterdir() for own in path.read_text(encoding="utf-8").splitlines()}
+    assert {python, javascript} & known
+
+
+def test_the_page_names_the_versions_that_are_run() -> None:
+    pins = {pin.replace("@", "=").rpartition("=")[2] for client in CLIENTS for pin in (client.pip + client.npm)[:1]}
+    assert set(re.findall(r"\| (\d[\d.]+) \|$", PAGE, re.MULTILINE)) <= pins

@@ -16,7 +16,7 @@ def run(*command: object, **more: object) -> None:
         raise RuntimeError(done.stderr)
 
 
-for kind in ("mp3", "opus", "aac", "flac", "wav"):
+for kind in ("mp3", "opus", "wav"):
     with call(f"curl | ffmpeg, {kind}", ".wav", rate=48_000 if kind == "opus" else 24_000) as file:
         body = json.dumps({"input": TEXT, "voice": VOICE, "response_format": kind})
         asked = ("curl", "-sSN", f"{URL}/v1/audio/speech", "-H", "content-type: application/json", "-d", body)

@@ -9,7 +9,8 @@ from telling import TEXT, URL, VOICE, call
 
 
 def made(**settings: object) -> TTS:
-    return TTS(base_url=f"{URL}/v1", api_key="none", **settings)
+    tts = TTS(base_url=f"{URL}/v1", api_key="none", **settings)
+    return tts
 
 
 async def speak(tts: TTS) -> bytes:
