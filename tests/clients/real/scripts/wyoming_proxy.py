@@ -38,7 +38,7 @@ def reachable() -> None:
 
 
 asked = ("--uri", f"tcp://127.0.0.1:{PORT}", "--tts-openai-url", f"{URL}/v1", "--tts-openai-key", "none")
-models = ("--languages", "en", "--tts-models", "tts-1")
+models = ("--languages", "en", "--tts-models", "tts-1", "--tts-voices", "alloy", VOICE)
 with subprocess.Popen([sys.executable, "-m", "wyoming_openai", *asked, *models], stdout=sys.stderr) as bridge:
     try:
         with call("describe"):
