@@ -10,8 +10,9 @@ class RealClient:
     """One client.
 
     script: a file in `scripts`, .py or .mjs; pip, npm: what its environment holds, the client itself first; program:
-    one of the system that it needs instead, and whose version is told; secure: it also needs the server with TLS and
-    keys; light: it needs nothing but the development installation, and runs with every change.
+    one of the system that it needs instead, and whose version is told; python: the least that its packages run
+    with; secure: it also needs the server with TLS and keys; light: it needs nothing but the development installation,
+    and runs with every change.
     """
 
     name: str
