@@ -82,6 +82,19 @@ def test_list_names_models_and_states(run: Run) -> None:
     assert "to download" in first
     assert len(others) == 4
     assert all("not supported" in line for line in others)
+    for column in ("disk", "RAM (CPU)", "licence"):
+        assert column in header
+    for cell in ("3.09 GB", "4.09 GB", "Apache-2.0"):
+        assert cell in first
+
+
+def test_list_as_json_has_the_bytes_that_are_here(run: Run, hub: None, babble: Path) -> None:
+    known = {one["name"]: one for one in json.loads(run("download --list --json").text)}
+    assert (known[NAME]["state"], known[NAME]["bytes"]) == ("to download", 3_085_869_618)
+    run("download", NAME, "-q")
+    here = json.loads(run("download --list --json").text)[0]
+    paths = (path for path in babble.rglob("*") if is_needed(path.relative_to(babble).as_posix()))
+    assert (here["state"], here["bytes"]) == ("here", sum(path.stat().st_size for path in paths))
 
 
 def test_a_generation_that_does_not_run_is_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,13 @@ def test_list_tells_names_and_limits_but_no_key(run: Run, monkeypatch: pytest.Mo
     assert second == ["b", "house", "no", "–", "–", "–", "2999-01-01", "00:00"]
 
 
+def test_a_list_as_json_has_no_hash(run: Run) -> None:
+    run("keys add b --file keys.toml --expires 2999-01-01 -q")
+    (listed,) = json.loads(run("keys list --file keys.toml --json").text)
+    assert (listed["name"], listed["expires"], listed["expired"]) == ("b", "2999-01-01 00:00:00+00:00", False)
+    assert "sha256" not in listed
+
+
 def test_an_empty_file_says_how_to_fill_it(run: Run) -> None:
     Path("keys.toml").touch(mode=0o600)
     assert "vivavoce keys add NAME --file keys.toml" in run("keys list --file keys.toml").err

@@ -24,6 +24,10 @@ COMMANDS = (
     "eval",
     "doctor",
 )
+COMPLETING = """import os
+os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
+from vivavoce.entrypoints.cli.main import main
+raise SystemExit(main())"""
 HEAVY = ("torch", "numpy", "onnxruntime", "httpx", "rich", "safetensors", "tokenizers", "av", "wetext")
 
 
@@ -60,6 +64,30 @@ def test_help_shows_an_example_that_parses(run: Run, command: str) -> None:
     assert "Example" in text
     assert f"vivavoce {command}" in text.split("Example")[1]
     assert all(len(line) < 100 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("vivavoce sp", "speak"), ("vivavoce speak --tra", "--transcript"), ("vivavoce train pre", "prepare")],
+)
+def test_a_shell_learns_what_a_line_may_go_on_with(words: str, expected: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_VIVAVOCE_COMPLETE": "complete_bash"}
+    code = f"import os; os.environ.update({asked!r}); {COMPLETING}"
+    assert spawn(program=("-c", code)).text.split() == [expected]
+
+
+def test_a_shell_is_given_its_script() -> None:
+    script = spawn("--show-completion", "bash", program=("-c", COMPLETING))
+    assert "_VIVAVOCE_COMPLETE=complete_bash" in script.text
+
+
+def test_the_help_calls_arguments_by_their_names(run: Run) -> None:
+    text = run("voice export --help").text
+    assert text.startswith("Usage: vivavoce voice export [OPTIONS] NAME...\n")
+    assert "  NAME  The voices' names." in text
+    assert run("speak --help").text.startswith("Usage: vivavoce speak [OPTIONS] [TEXT]\n")
+    listed = run("--help").text.split("Commands:")[1]
+    assert listed.index("  speak ") < listed.index("  serve ") < listed.index("  eval ")
 
 
 def test_help_shows_defaults(run: Run) -> None:

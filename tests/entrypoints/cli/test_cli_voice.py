@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,29 @@ def test_list_knows_other_models_and_skips_damage(kept: Run, home: Path) -> None
     assert "another one" in result.text
     assert "you" not in result.text
     assert result.err.startswith("note: voice: 'you'")
+
+
+def test_list_names_the_packages_own_model(run: Run, recording: Path) -> None:
+    added = run("voice add me --model mini", recording, "--text", "some words")
+    assert added.code == 0
+    assert "note: model mini is" in added.err
+    assert "note" not in run("voice add you --model mini", recording).err, "once on a machine"
+    assert [line.split()[-1] for line in run("voice list").text.splitlines()[1:]] == ["mini", "mini"]
+
+
+def test_lists_are_json_where_wanted(kept: Run) -> None:
+    (listed,) = json.loads(kept("voice list --json").text)
+    assert listed == json.loads(kept("voice show me --json").text)
+    assert listed | {"fingerprint": ""} == {
+        **{"name": "me", "speech_s": 1.2, "transcript": "some\nwords", "description": "mine", "licence": "CC0"},
+        **{"model": "babble", "fingerprint": ""},
+    }
+
+
+def test_a_transcript_that_cannot_be_read_is_told_from_the_text(run: Run, recording: Path) -> None:
+    for option in ("--transcript", "--prompt-text"):
+        error = run("speak Hi. --model mini --voice", recording, option, "希望").error
+        assert error.startswith("error: transcript: the model does not know the letters '希'")
 
 
 def test_show_tells_everything(kept: Run) -> None:
