@@ -81,6 +81,7 @@ $(SETUP): pyproject.toml constraints.txt
 	@command -v $(PYTHON3) >/dev/null || { echo 'error: $(PYTHON3) is not installed; install Python 3.10 or newer, or name one: make PYTHON3=python3.12' >&2; exit 1; }
 	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON3) -V) is too old; install Python 3.10 or newer, or name one: make PYTHON3=python3.12" >&2; exit 1; }
 	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || { echo 'error: $(PYTHON3) lacks the venv module; install the package python3-venv (apt-get install python3-venv)' >&2; exit 1; }
+	@[ -n "$$TORCH_INDEX_URL" ] || [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null || echo 'note: no NVIDIA GPU was found; torch without CUDA is 2 GB smaller: Ctrl-C, then the same with TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu' >&2
 	@[ -x $(PYTHON) ] || $(PYTHON3) -m venv .venv
 	@[ -z "$$TORCH_INDEX_URL" ] || $(PYTHON) -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
 	$(PYTHON) -m pip install -c constraints.txt -e .

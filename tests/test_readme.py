@@ -1,11 +1,16 @@
-"""What the README shows runs."""
+"""What the README shows runs, and what the documents name is there."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+from benchmarks.cards import table
+from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "training/README.md"})
 
 
 @pytest.mark.parametrize(
@@ -21,9 +26,29 @@ def test_python_examples_run(code, tmp_path, monkeypatch, capsys):
     assert "real-time factor" in capsys.readouterr().out
 
 
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (Path(__file__).parents[1] / target).exists(), target
+def anchors(page):
+    """What GitHub calls the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_speeds_of_cards_are_those_that_are_computed():
+    assert table() in (ROOT / "docs/install.md").read_text(encoding="utf-8")
+
+
+def test_marks_are_those_of_the_vocabulary():
+    text = (ROOT / "docs/tags.md").read_text(encoding="utf-8")
+    named = re.findall(r"\[[a-z_-]+\](?!\()|</?(?:strong|laughter)>", text)
+    assert set(named) - {"[pause]"} == {token for token in SPECIAL_TOKENS if "|" not in token}
 
 
 def test_commands_exist():
