@@ -10,7 +10,7 @@ from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "training/README.md"})
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
 @pytest.mark.parametrize(
