@@ -1,4 +1,4 @@
-"""`python -m benchmarks.cards`: what common cards should reach with CosyVoice2's sizes in float16. Computed, not measured.
+"""`python -m benchmarks.cards`: what cards should reach with CosyVoice2's sizes in float16. Computed, not measured.
 
 A second of speech takes 25 decode steps, which read the language model's weights once for all that share the step, and
 the flow's and the vocoder's arithmetic. One H200 was measured: the share of these bounds that it reaches is taken for
