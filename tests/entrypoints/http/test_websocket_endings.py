@@ -7,13 +7,16 @@ import gc
 import json
 import logging
 import socket
+import ssl
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
+from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream
 from tests.entrypoints.http.websocket_serving import (
     CANCEL,
@@ -274,6 +277,25 @@ async def test_who_leaves_while_audio_is_stuck_is_no_defect(
         await asyncio.wait_for(served.speaker.streams[0].cancelled.wait(), LATE_S)
         await served.dispatcher.drain(LATE_S)
     gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@needs_openssl
+async def test_who_leaves_a_tls_connection_without_a_word_is_no_defect(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    files = certified(tmp_path)
+    context = ssl.create_default_context(cafile=files["tls_certificate"])
+    async with serving(**files) as served:
+        address = f"wss://127.0.0.1:{served.port}/v1/audio/stream"
+        async with connect(address, ssl=context) as client:
+            await send(client, start(text="A long sentence, spoken again. " * 640))
+            assert (await next_reply(client))["type"] == "started"
+            client.transport.abort()
+            await asyncio.wait_for(served.speaker.streams[0].cancelled.wait(), LATE_S)
+        await served.dispatcher.drain(LATE_S)
+        while served.listener.connections:
+            await asyncio.sleep(0)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

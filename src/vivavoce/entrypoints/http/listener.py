@@ -180,7 +180,7 @@ class BoundedConnection(asyncio.Protocol):
         self._requests -= 1
         self._head_begun = False
         self._may_answer_late_head = body_was_read
-        if self._requests:
+        if self._requests or self._has_left:
             return
         # What the client has still to read is not cut as soon as others come.
         reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
