@@ -1,7 +1,4 @@
-"""`vivavoce export`: a model's language model in the form of another runtime.
-
-Another form is added with one line, at the end of this file.
-"""
+"""`vivavoce export`: a model's language model in the form of another runtime."""
 
 from __future__ import annotations
 

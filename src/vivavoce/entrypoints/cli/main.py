@@ -47,8 +47,7 @@ _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 _ORDER = (
     *("speak", "voice", "convert", "download", "info", "doctor", "serve", "config", "keys"),
     *("client", "triton", "export", "bench", "eval", "train"),
-)
-"""Commands as the help lists them: what is needed first comes first."""
+)  # as the help lists them
 
 
 class _Root(TyperGroup):

@@ -94,20 +94,34 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
                 return
         for line in _ready_lines(settings, speaker, listeners, time.perf_counter() - began):
             report(line)
-        if server.grpc_port is not None:
-            from vivavoce.entrypoints.grpc.server import start_grpc
-
-            grpc, port = await start_grpc(dispatcher, keys, server)
-            stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
-            report(f"CosyVoice's gRPC service is at {server.host}:{port}")
-        if home is not None:
-            port = await stack.enter_async_context(serving_wyoming(dispatcher, keys, server, home))
-            report(f"Home Assistant's protocol Wyoming is at {server.host}:{port}")
+        for line in await _other_protocols(dispatcher, keys, server, home, stack):
+            report(line)
         await stop.wait()
         report(f"stopping: requests that run: {dispatcher.active}, seconds that they have: {server.drain_s:g}")
         await _unless(hurry, dispatcher.drain(server.drain_s))
         await dispatcher.drain(0.0)  # after a second signal, running requests end as if their time was over
         report("stopped")
+
+
+async def _other_protocols(
+    dispatcher: RequestDispatcher,
+    keys: KeyRing,
+    server: ServerSection,
+    home: socket.socket | None,
+    stack: AsyncExitStack,
+) -> list[str]:
+    """Begin gRPC and Wyoming where they are wanted; a line on each."""
+    lines = []
+    if server.grpc_port is not None:
+        from vivavoce.entrypoints.grpc.server import start_grpc
+
+        grpc, port = await start_grpc(dispatcher, keys, server)
+        stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
+        lines.append(f"CosyVoice's gRPC service is at {server.host}:{port}")
+    if home is not None:
+        port = await stack.enter_async_context(serving_wyoming(dispatcher, keys, server, home))
+        lines.append(f"Home Assistant's protocol Wyoming is at {server.host}:{port}")
+    return lines
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:

@@ -238,16 +238,15 @@ class PartwiseSpeech:
                     yield chunk.samples
 
     def _keep(self, before: int, marks: Sequence[Mark], place: int, begins_s: float) -> None:
-        self.marks[before:] = (
-            replace(
-                mark,
-                start_character=mark.start_character + place,
-                end_character=mark.end_character + place,
-                start_s=mark.start_s + begins_s,
-                end_s=mark.end_s + begins_s,
-            )
-            for mark in marks
-        )
+        moved: dict[str, Any] = {
+            "start_character": place,
+            "end_character": place,
+            "start_s": begins_s,
+            "end_s": begins_s,
+        }
+        self.marks[before:] = [
+            replace(mark, **{name: getattr(mark, name) + by for name, by in moved.items()}) for mark in marks
+        ]
 
 
 def _write_as_made(

@@ -117,9 +117,8 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/v2/voices", summary="All voices in one page", responses=failures(401, 429, 503))
     async def found_voices(principal: ListReader, search: str = "") -> dict[str, Any]:
-        found = [
-            one for one in await voices_of(principal) if search.lower() in f"{one['name']} {one['description']}".lower()
-        ]
+        known = await voices_of(principal)
+        found = [one for one in known if search.lower() in f"{one['name']} {one['description']}".lower()]
         return {"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None}
 
     @routes.get("/v1/voices/{voice_id}", summary="One voice", responses=failures(401, 404, 429, 503))
@@ -131,15 +130,7 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/v1/user", summary="Who asks", responses=ENGINE_FAILURES)
     async def user(principal: KnownPrincipal) -> dict[str, Any]:
-        known = {
-            "user_id": principal.name,
-            "workspace_id": principal.owner,
-            "created_at": 0,
-            "seat_type": "workspace_admin",
-        }
-        switches = ("is_new_user", "can_use_delayed_payment_methods")
-        done = ("is_onboarding_completed", "is_onboarding_checklist_completed")
-        return {**known, **dict.fromkeys(switches, False), **dict.fromkeys(done, True), "subscription": _SUBSCRIPTION}
+        return {"user_id": principal.name, "workspace_id": principal.owner, **_USER}
 
     @routes.get("/v1/user/subscription", summary="A subscription without limits", responses=ENGINE_FAILURES)
     async def subscription(_: KnownPrincipal) -> dict[str, Any]:
@@ -159,6 +150,11 @@ _SUBSCRIPTION: dict[str, Any] = {
     **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
 }
 """Their clients look here for what is left of a month's characters; the limits of a key are told where they are met."""
+_USER: dict[str, Any] = {
+    **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
+    **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),
+    **dict.fromkeys(("is_onboarding_completed", "is_onboarding_checklist_completed"), True),
+}
 
 
 def _endpoint(
@@ -260,12 +256,8 @@ async def _timed(
             if mark["type"] == "done":
                 characters, times = told.take(mark)
                 times = [round(time, 3) for time in times]
-                starts, ends = times[:-1], times[1:]
-                return {
-                    "characters": characters,
-                    "character_start_times_seconds": starts,
-                    "character_end_times_seconds": ends,
-                }
+                starts, ends = "character_start_times_seconds", "character_end_times_seconds"
+                return {"characters": characters, starts: times[:-1], ends: times[1:]}
         return None
 
     with closing(output.open(active.sample_rate)) as encoder:

@@ -8,17 +8,14 @@ from html import escape
 from typing import Any
 
 _HEAD = """<!doctype html>
-<html lang="en">
-<head>
+<html lang="en"><head>
   <meta charset="utf-8">
   <meta name="viewport" content="width=device-width, initial-scale=1">
   <meta name="color-scheme" content="light dark">
   <title>{title} · reference</title>
   <link rel="icon" href="web/icon.svg" type="image/svg+xml">
   <link rel="stylesheet" href="web/style.css">
-</head>
-<body>
-<main>
+</head><body><main>
 <h1>{title} {version}</h1>
 <p>{about} Programs read the same in <a href="openapi.json">openapi.json</a>.</p>
 """
@@ -65,9 +62,8 @@ def _operation(method: str, path: str, operation: dict[str, Any], address: str) 
 
 def _field(name: str, where: str, schema: dict[str, Any]) -> str:
     kinds = [one.get("type", "object") for one in schema.get("anyOf", ())] or [schema.get("type", "")]
-    choices = [
-        str(one) for part in (schema, *schema.get("anyOf", ())) for one in part.get("enum", ()) if one is not None
-    ]
+    parts = (schema, *schema.get("anyOf", ()))
+    choices = [str(one) for part in parts for one in part.get("enum", ()) if one is not None]
     limits = [f"{words} {schema[key]}" for key, words in _LIMITS.items() if schema.get(key) not in (None, "")]
     about = ", ".join(filter(None, [" or ".join(kind for kind in kinds if kind != "null"), where, *limits]))
     listed = f" One of {', '.join(choices)}." if choices else ""
