@@ -31,3 +31,6 @@ with call("GET /v1/audio/voices"):
 with call("an alias of OpenAI's", ".wav", rate=24_000) as file:
     body = json.dumps({"input": TEXT, "voice": "alloy", "response_format": "wav"})
     curl(SPEECH, "-H", "content-type: application/json", "-d", body, "-o", file)
+with call("POST without a content-type is told what it lacks"):
+    told = subprocess.run(("curl", "-sS", SPEECH, "-d", json.dumps({"input": TEXT})), capture_output=True, text=True)
+    assert "send content-type: application/json" in told.stdout, told.stdout

@@ -12,7 +12,7 @@ with call("run, 10 requests for each route and check"):
         "run",
         f"{URL}/openapi.json",
         "--checks",
-        "not_a_server_error,status_code_conformance",
+        "status_code_conformance",
     )
     bounds = ("--max-examples", "10", "--phases", "examples,coverage,fuzzing", "--request-timeout", "120", "--no-color")
     done = subprocess.run([*command, *bounds], capture_output=True, text=True, check=False)
