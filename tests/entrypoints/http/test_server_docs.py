@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -191,6 +192,16 @@ def test_the_description_says_how_a_key_is_sent(tmp_path: Path) -> None:
         "/health/ready",
         "/metrics",
     ]
+
+
+@pytest.mark.parametrize("build", [build_app, build_legacy_app])
+def test_what_the_description_refers_to_is_there(build: Callable[..., Any]) -> None:
+    """Generators of clients stop at a reference that leads nowhere."""
+    description = build(make_state()).openapi()
+    for reference in re.findall(r'"\$ref": "([^"]+)"', json.dumps(description)):
+        found = description
+        for name in reference.removeprefix("#/").split("/"):
+            found = found[name]
 
 
 def test_no_answer_is_documented_that_never_comes(server: Served) -> None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.entrypoints.http.speech_input import CommonFields, read_json, validated
+from vivavoce.entrypoints.http.speech_input import CommonFields, json_schema, read_json, validated
 from vivavoce.entrypoints.http.streaming import SegmentClock, encode, speak
 from vivavoce.entrypoints.http.ws_messages import ClientMessage, Dialect, Reply, Signal, Start, Text, natural
 from vivavoce.errors import InvalidRequest, VoiceNotFound
@@ -39,6 +39,7 @@ _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
 """Contexts that failed and whose text may still come."""
 _SPEECH = "/v1/text-to-speech/{voice_id}"
+_OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
 _AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
 
 
@@ -85,6 +86,8 @@ def router(state: AppState) -> APIRouter:
     routes = APIRouter()
     dispatcher = state.dispatcher
     told_as_json = "application/json"
+    body = {"required": True, "content": {told_as_json: {"schema": json_schema(SpeechBody)}}}
+    told = {"requestBody": body, "parameters": [TIMEOUT, _OUTPUT_FORMAT]}
     for path, summary, form, media_type in (
         ("", "Speak a text", None, ""),
         ("/stream", "Speak a text", None, ""),
@@ -98,13 +101,7 @@ def router(state: AppState) -> APIRouter:
             response_class=Response,
             summary=f"{summary}, as ElevenLabs' clients ask",
             responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _AUDIO},
-            openapi_extra={
-                "requestBody": {
-                    "required": True,
-                    "content": {told_as_json: {"schema": SpeechBody.model_json_schema()}},
-                },
-                "parameters": [TIMEOUT, {"name": "output_format", "in": "query", "schema": {"type": "string"}}],
-            },
+            openapi_extra=told,
         )
 
     async def voices_of(principal: Principal) -> list[dict[str, Any]]:
@@ -117,8 +114,8 @@ def router(state: AppState) -> APIRouter:
 
     @routes.get("/v2/voices", summary="All voices in one page", responses=failures(401, 429, 503))
     async def found_voices(principal: ListReader, search: str = "") -> dict[str, Any]:
-        known = await voices_of(principal)
-        found = [one for one in known if search.lower() in f"{one['name']} {one['description']}".lower()]
+        wanted, known = search.lower(), await voices_of(principal)
+        found = [one for one in known if wanted in f"{one['name']} {one['description']}".lower()]
         return {"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None}
 
     @routes.get("/v1/voices/{voice_id}", summary="One voice", responses=failures(401, 404, 429, 503))

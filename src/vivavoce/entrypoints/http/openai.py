@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from vivavoce.entrypoints.http import elevenlabs
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
-from vivavoce.entrypoints.http.speech_input import SpeechFields, check_model, read_speech
+from vivavoce.entrypoints.http.speech_input import SpeechFields, check_model, json_schema, read_speech
 from vivavoce.entrypoints.http.streaming import speak, speech_events
 from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.keys import SPEECH_PATH
@@ -132,26 +132,12 @@ async def spoken(
 
 def _request_body() -> dict[str, Any]:
     """The schema of a body that the route reads by itself, for it may be JSON or a form."""
-    schema = SpeechFields.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    inlined = _inline(schema, definitions)
+    inlined = json_schema(SpeechFields)
     form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
     return {
         "required": True,
         "content": {"application/json": {"schema": inlined}, "multipart/form-data": {"schema": form}},
     }
-
-
-def _inline(value: Any, definitions: dict[str, Any]) -> Any:
-    """The schema with its references replaced by what they refer to."""
-    if isinstance(value, list):
-        return [_inline(one, definitions) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" in value:
-        rest = {key: one for key, one in value.items() if key != "$ref"}
-        return {**_inline(definitions[value["$ref"].rpartition("/")[2]], definitions), **rest}
-    return {key: _inline(one, definitions) for key, one in value.items()}
 
 
 def _model(about: ModelAbout, created: int) -> ModelEntry:

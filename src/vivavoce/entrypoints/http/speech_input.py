@@ -235,6 +235,23 @@ async def off_loop(size: int, work: Callable[[], _Result]) -> _Result:
     return work() if size <= SMALL_BYTES else await asyncio.to_thread(work)
 
 
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What JSON of the model has to be, in one piece: routes that read their bodies show it in `/openapi.json`."""
+    return dict(_inline(schema := model.model_json_schema(), schema.pop("$defs", {})))
+
+
+def _inline(value: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with its references replaced by what they refer to."""
+    if isinstance(value, list):
+        return [_inline(one, definitions) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        rest = {key: one for key, one in value.items() if key != "$ref"}
+        return {**_inline(definitions[value["$ref"].rpartition("/")[2]], definitions), **rest}
+    return {key: _inline(one, definitions) for key, one in value.items()}
+
+
 def validated(model: type[_Model], fields: dict[str, Any], where: str = "body") -> _Model:
     """The model with these fields. InvalidRequest names the one that is missing, unknown or out of its limits."""
     try:
