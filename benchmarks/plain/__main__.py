@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--words", help="MIN-MAX")
     parser.add_argument("--tokens", type=int, help="speech tokens of every request, whatever the model says")
     parser.add_argument("--voice", action="append", default=[])
-    parser.add_argument("--prompt-text", action="append", default=[])
+    parser.add_argument("--transcript", action="append", default=[])
     parser.add_argument("--offline", action="store_true")
     parser.add_argument("--policy")
     parser.add_argument("--first-hop", type=int)

@@ -69,14 +69,14 @@ class PlainTalker:
         """Stop the thread that works."""
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def speak(self, text: str, voice: Voice | None, *, seed: int, sampling: SamplingParams) -> Whole:
-        """A whole text, segment by segment."""
+    async def aspeak(self, text: str, voice: Voice | None, *, seed: int, sampling: SamplingParams) -> Whole:
+        """A whole text, segment by segment, as soon as all requests before it are done."""
 
         def work() -> list[NDArray[np.float32]]:
             requests = self._requests(text, voice, seed, sampling)
             return [plain_speech(self._models, request).samples for request in requests]
 
-        return Whole(np.concatenate(self._worker.submit(work).result()))
+        return Whole(np.concatenate(await asyncio.get_running_loop().run_in_executor(self._worker, work)))
 
     async def astream(
         self, text: str, voice: Voice | None, *, policy: ChunkPolicy, seed: int, sampling: SamplingParams

@@ -146,7 +146,7 @@ def test_more_tokens_than_slots_wait_and_the_queue_has_an_end(lm):
         first = engine.submit(endless(lm))
         next(iter_of := iter(first))
         waits = engine.submit(ask(lm))
-        with pytest.raises(Overloaded, match="max_waiting is 1"):
+        with pytest.raises(Overloaded, match="busy with other requests"):
             engine.submit(ask(lm))
         iter_of.close()  # cancelled
         assert drawn(waits)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.entrypoints.cli.main import main
 from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce_training.text_tokenizer import NUM_MERGES, learn_tokenizer, text_tokenizer
+from vivavoce_training.text_tokenizer import NUM_MERGES, learn_tokenizer
 from vivavoce_training.weights import MINI
 
 SENTENCES = Path(__file__).parents[2] / "benchmarks" / "sentences" / "held_out.txt"
@@ -46,10 +45,7 @@ def test_the_vocabulary_is_bytes_merges_and_marks(learned: Path) -> None:
 
 
 def test_the_same_texts_give_the_same_files(learned: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(text_tokenizer)
-    result = CliRunner().invoke(app, [str(SENTENCES), str(tmp_path)])
-    assert result.exit_code == 0, result.output
+    assert main(["train", "text-tokenizer", str(SENTENCES), str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == FILES
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (learned / name).read_bytes()

@@ -39,7 +39,7 @@ class Manner:
     """How sentences are spoken, as `vivavoce.Vivavoce.speak` takes it; sentence i (from 0) has the seed `seed` + i."""
 
     mode: Any = None
-    instruct: str | None = None
+    instructions: str | None = None
     seed: int = 0
     sampling: Any = None
     stream: bool = False
@@ -83,7 +83,7 @@ def speak_all(
 
 
 def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, seed: int) -> Clip:
-    keywords = {"mode": manner.mode, "instruct": manner.instruct, "sampling": manner.sampling, "seed": seed}
+    keywords = {"mode": manner.mode, "instructions": manner.instructions, "sampling": manner.sampling, "seed": seed}
     started = time.perf_counter()
     whole = tts.speak(case.text, voice, **keywords).samples
     work_s = time.perf_counter() - started

@@ -143,6 +143,7 @@ async def test_one_that_takes_nothing_is_sent_no_more_and_ended(monkeypatch: pyt
 STAND_INS = """
 import asyncio, os, time
 from types import SimpleNamespace
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import EngineStopped
 from vivavoce.service.engine_process import process
 from vivavoce.service.speaker import ModelAbout
@@ -150,7 +151,8 @@ from vivavoce.service.speaker import ModelAbout
 class ModelService:
     about = ModelAbout("stand-in", "nothing", 24_000, demo=True)
     healthy, max_coming = False, 4
-    synthesizer = SimpleNamespace(engine=SimpleNamespace(check_load=lambda streaming: None), front_end=None)
+    engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings())
+    synthesizer = SimpleNamespace(engine=engine, front_end=None)
     async def voice(self, owner, voice):
         pass
     async def read(self, text, work):
