@@ -124,6 +124,7 @@ FORMS = [
     (part("input", b"\xff\xfe") + END, "input: is no UTF-8 from byte 0 on"),
     (part("input", b"ab\xed\xa0\x80") + END, "input: is no UTF-8 from byte 2 on"),
     (part("\ud800", b"x") + END, "a field's name: is no UTF-8"),
+    (part("in\nput", b"\xff") + END, "a field: is no UTF-8 from byte 0 on"),
     (part("input", "e\u0301".encode() * 20_000) + END, "input: string should have at most 20000"),
     (part("input", b"x") + part("sampling", b'{"a":' * 100_000) + END, "sampling: is no JSON"),
     (part("input", b"x") + part("voice", b"{" * 200_000) + END, "voice: holds 200000 commas and brackets"),

@@ -379,4 +379,5 @@ def _utf_8(encoded: bytes, field: str) -> str:
     try:
         return encoded.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{field[:40]}: is no UTF-8 from byte {error.start} on; send UTF-8") from None
+        name = field[:40] if field.isprintable() else "a field"
+        raise InvalidRequest(f"{name}: is no UTF-8 from byte {error.start} on; send UTF-8") from None

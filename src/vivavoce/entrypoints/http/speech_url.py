@@ -98,8 +98,7 @@ def _properties() -> dict[str, Any]:
 
 
 def _parameters() -> list[dict[str, Any]]:
-    texts = {name: {"type": "string", "description": about} for name, about in _SIGNED.items()}
-    found = {**_properties(), **texts}
+    found = {**_properties(), **{name: {"type": "string", "description": about} for name, about in _SIGNED.items()}}
     return [{"name": name, "in": "query", "required": name == "input", "schema": found[name]} for name in found]
 
 
