@@ -182,32 +182,25 @@ class WavEncoder(Encoder):
         return wav_header(self._sample_rate, self._num_samples)
 
 
-class _G711Encoder(Encoder):
-    """One byte a sample: its sign, the place of its highest bit, and the four bits below (ITU-T G.711)."""
+class UlawEncoder(Encoder):
+    """One byte a sample: its sign, the place of its highest bit, and the four bits below (ITU-T G.711, μ-law)."""
 
     def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
-        return [self._bytes(samples.astype(np.int32)).astype(np.uint8).tobytes()]
-
-    def _bytes(self, samples: NDArray[np.int32]) -> NDArray[np.int32]:
-        raise NotImplementedError
-
-
-class UlawEncoder(_G711Encoder):
-    """The law of North America and Japan."""
-
-    def _bytes(self, samples: NDArray[np.int32]) -> NDArray[np.int32]:
-        levels = np.minimum(np.abs(samples), 32_635) + 132
+        levels = np.minimum(np.abs(samples.astype(np.int32)), 32_635) + 132
         exponents = np.frexp(levels)[1] - 8
-        return ~(np.where(samples < 0, 128, 0) | exponents << 4 | levels >> (exponents + 3) & 15) & 255
+        codes = ~(np.where(samples < 0, 128, 0) | exponents << 4 | levels >> (exponents + 3) & 15) & 255
+        return [codes.astype(np.uint8).tobytes()]
 
 
-class AlawEncoder(_G711Encoder):
-    """The law of the rest of the world."""
+class AlawEncoder(Encoder):
+    """The same by the A-law, of all but North America and Japan."""
 
-    def _bytes(self, samples: NDArray[np.int32]) -> NDArray[np.int32]:
-        levels = (samples ^ (samples >> 31)) >> 3
+    def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
+        wide = samples.astype(np.int32)
+        levels = (wide ^ (wide >> 31)) >> 3
         exponents = np.maximum(np.frexp(levels)[1] - 5, 0)
-        return (exponents << 4 | levels >> np.maximum(exponents, 1) & 15) ^ np.where(samples < 0, 0x55, 0xD5)
+        codes = (exponents << 4 | levels >> np.maximum(exponents, 1) & 15) ^ np.where(samples < 0, 0x55, 0xD5)
+        return [codes.astype(np.uint8).tobytes()]
 
 
 class _CodecEncoder(Encoder):
