@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, Gate
-from tests.entrypoints.http.browsing import CHROMIUM, TEXT, World, chromium, frames_of, saved, sound_file, visiting
+from tests.entrypoints.http.browsing import CHROMIUM, TEXT, World, frames_of, saved, sound_file, visiting
 from vivavoce.entrypoints.http import pages
 from vivavoce.errors import InvalidText, Overloaded
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry
@@ -25,18 +24,6 @@ COLOURS = """() => {
     return new Set(new Uint32Array(data.buffer)).size;
 }"""
 """How many the picture has."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
-def world(browser: Browser) -> Iterator[World]:
-    with visiting(browser, FakeSpeaker()) as made:
-        yield made
 
 
 def test_sound_plays_while_the_answer_goes_on(world: World) -> None:

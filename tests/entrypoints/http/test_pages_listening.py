@@ -7,7 +7,6 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +17,7 @@ import soundfile
 from playwright.sync_api import Browser, Page, expect
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, FakeStream, Gate
-from tests.entrypoints.http.browsing import CHROMIUM, TEXT, World, chromium, saved, visiting
+from tests.entrypoints.http.browsing import CHROMIUM, TEXT, World, saved, visiting
 from vivavoce.entrypoints.http import pages
 from vivavoce.errors import Overloaded
 from vivavoce.service.speaker import ModelAbout
@@ -27,18 +26,6 @@ from vivavoce.service.subtitles import to_srt, to_vtt
 from vivavoce.service.voices.names import VoiceSummary
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
-def world(browser: Browser) -> Iterator[World]:
-    with visiting(browser, FakeSpeaker()) as made:
-        yield made
 
 
 @dataclass
