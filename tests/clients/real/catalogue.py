@@ -25,6 +25,12 @@ class RealClient:
     light: bool = False
 
 
+OPENAPI_GENERATOR = (
+    "openapi-generator-cli==7.26.0",
+    *("urllib3==2.7.0", "python-dateutil==2.9.0.post0", "pydantic==2.13.4", "typing-extensions==4.15.0"),
+)
+"""The program, and what the clients need that it writes."""
+
 CLIENTS = (
     RealClient("openai (Python)", "openai_python.py", pip=("openai==3.54.0",), light=True),
     RealClient("openai (Node)", "openai_node.mjs", npm=("openai@6.49.0",)),
@@ -40,6 +46,7 @@ CLIENTS = (
     RealClient("requests, as CosyVoice's client", "cosyvoice_http.py", pip=("requests==2.34.2",), light=True),
     RealClient("grpcio, as CosyVoice's client", "cosyvoice_grpc.py", pip=("grpcio==1.85.1", "grpcio-tools==1.85.1")),
     RealClient("openapi-python-client", "made_by_openapi.py", pip=("openapi-python-client==0.29.1",)),
+    RealClient("openapi-generator", "openapi_java.py", pip=OPENAPI_GENERATOR, program="java"),
     RealClient("openai-agents", "openai_agents.py", pip=("openai-agents[voice]==0.24.0",)),
     RealClient("semantic-kernel", "semantic_kernel_speech.py", pip=("semantic-kernel==1.45.0",)),
     RealClient("Vercel AI", "vercel.mjs", npm=("ai@6.0.326", "@ai-sdk/openai@3.0.141")),
