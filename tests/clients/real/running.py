@@ -43,10 +43,10 @@ class Servers:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
 
-    def _start(self, name: str, *flags: object) -> ServerProcess:
+    def _start(self, name: str, *flags: object, **settings: object) -> ServerProcess:
         home = self._folder / name
         home.mkdir()
-        return self._stack.enter_context(serving_process(home, "--model", "mini", *flags))
+        return self._stack.enter_context(serving_process(home, "--model", "mini", *flags, **settings))
 
     @cached_property
     def plain(self) -> Mapping[str, str]:
@@ -57,11 +57,12 @@ class Servers:
 
     @cached_property
     def secure(self) -> Mapping[str, str]:
-        """With TLS, by a certificate that every client's environment trusts, and keys."""
+        """With TLS, by a certificate that every client's environment trusts, and keys, which lists do not want."""
         tls, key, keys = certified(self._folder), new_key(), self._folder / "keys.toml"
         add_key(keys, new_entry(key, "client"))
         certificate = str(tls["tls_certificate"])
-        server = self._start("secure", "--tls-cert", certificate, "--tls-key", tls["tls_key"], "--keys", keys)
+        flags = ("--tls-cert", certificate, "--tls-key", tls["tls_key"], "--keys", keys)
+        server = self._start("secure", *flags, VIVAVOCE_AUTH_OPEN_LISTS=True)
         trusting = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), certificate)
         return {"SECURE_URL": server.url, "KEY": key, **trusting}
 
@@ -115,7 +116,10 @@ def command_of(client: RealClient) -> list[str]:
             newer = tuple(map(int, client.python.removeprefix("python").split("."))) > sys.version_info
             _quietly(client.python if newer else sys.executable, "-m", "venv", "--without-pip", environment)
             if client.pip:
-                _quietly(sys.executable, "-m", "pip", "--python", python, "install", "-q", *client.pip)
+                pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
+                _quietly(*pip, *client.pip[client.bare :])
+                if client.bare:
+                    _quietly(*pip, "--no-deps", client.pip[0])
         if client.npm:
             _quietly("npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", environment, *client.npm)
         stamp.write_text(pins, encoding="utf-8")

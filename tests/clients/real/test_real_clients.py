@@ -41,7 +41,7 @@ PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
     "line",
     [
         line
-        for _, code in re.findall(r"^```(python|js)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+        for _, code in re.findall(r"^```(python|js|ini)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
         for line in code.splitlines()
     ],
 )
@@ -50,8 +50,9 @@ def test_no_line_of_the_page_is_not_run(line: str) -> None:
     run = line.replace('"ws://127.0.0.1:8880"', 'URL.replace("http", "ws", 1)').replace('"calm"', "VOICE")
     python = run.replace('"http://127.0.0.1:8880"', "URL").replace('"http://127.0.0.1:8880', 'f"{URL}')
     javascript = re.sub(r'"http://127.0.0.1:8880([^"]*)"', r"`${SERVER}\1`", run)
+    setting = line.replace("http://127.0.0.1:8880", "{URL}").replace("=calm", "={VOICE}")
     known = {own.strip() for path in SCRIPTS.iterdir() for own in path.read_text(encoding="utf-8").splitlines()}
-    assert {python, javascript} & known
+    assert {python, javascript, setting} & known
 
 
 def test_the_page_names_the_versions_that_are_run() -> None:
