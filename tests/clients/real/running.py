@@ -73,7 +73,11 @@ def run_client(client: RealClient, servers: Servers, folder: Path) -> Iterator[R
     folder.mkdir()
     variables = {**servers.plain, **(servers.secure if client.secure else {})}
     own = {name: value for name, value in os.environ.items() if not name.startswith(("VIVAVOCE_", "PYTHONPATH"))}
-    command, told = command_of(client), 0
+    try:
+        command, told = command_of(client), 0
+    except (OSError, subprocess.CalledProcessError) as error:
+        yield Row(client.name, version, "its environment", "", str(error), 0.0)
+        return
     asked = {"TEXT": TEXT, "VOICE": VOICE, "OUT": str(folder), "PYTHONPATH": str(SCRIPTS), "HOME": str(folder)}
     with (
         open(folder / "stderr.txt", "w+", encoding="utf-8") as errors,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.real import running
 from tests.clients.real.catalogue import CLIENTS, RealClient
 from tests.clients.real.running import ROOT, SCRIPTS, Servers, run_client
 
@@ -32,6 +33,16 @@ def test_every_call_is_right(client: RealClient, servers: Servers, tmp_path: Pat
     rows = list(run_client(client, servers, tmp_path / "heard"))
     assert rows
     assert [row for row in rows if row.fault] == []
+
+
+def test_a_client_without_its_python_does_not_end_the_others(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "ENVIRONMENTS", tmp_path)
+    client = RealClient("curl", "curl.py", pip=("curl==1",), python="python9.9")
+    (row,) = run_client(client, servers, tmp_path / "heard")
+    assert (row.version, row.call) == ("1", "its environment")
+    assert "python9.9" in row.fault
 
 
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
