@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.clients.triton.utterance import Manner, Utterance
+from vivavoce.clients.triton.utterance import Manner, Mode, Utterance
 from vivavoce.clients.triton.wire import Connection, request_tensors
 from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
 from vivavoce.entrypoints.triton.model_repository import ModelSet, RepositoryPlan, render_repository
@@ -57,10 +57,12 @@ class ServedReport:
 
 
 @contextmanager
-def served(model: Path, installation: ServerInstallation, folder: Path) -> Iterator[TritonServer]:
+def served(
+    model: Path, installation: ServerInstallation, folder: Path, mode: Mode = Mode.STREAMING
+) -> Iterator[TritonServer]:
     """A server of every model on the CPU, at ports of its own; `folder` takes repository, log and voices."""
     values = {"model_dir": str(model), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}
-    render_repository(RepositoryPlan(values, models=ModelSet.BOTH), folder / "repository")
+    render_repository(RepositoryPlan(values, mode, ModelSet.BOTH), folder / "repository")
     settings = TritonServerSettings(http_port=0, grpc_port=0, metrics_port=0, variables={"OMP_NUM_THREADS": "1"})
     with TritonServer(installation, folder / "repository", folder / "server.log", settings) as server:
         yield server

@@ -12,8 +12,9 @@ class RealClient:
     script: a file in `scripts`, .py or .mjs; pip, npm: what its environment holds, the client itself first; bare: the
     client comes without the packages that it asks for, and the others of pip are those of them that are needed;
     program: one of the system that it needs, whose version is told if there are no packages; python: the least that
-    its packages run with; secure: it also needs the server with TLS and keys; light: it needs nothing but the
-    development installation, and runs with every change.
+    its packages run with; source: owner/repository@commit at GitHub, whose files are the client itself; secure: it also
+    needs the server with TLS and keys; triton: Triton servers, and one in front of them; light: it needs nothing but
+    the development installation, and runs with every change.
     """
 
     name: str
@@ -23,7 +24,9 @@ class RealClient:
     bare: bool = False
     program: str = ""
     python: str = "python3.10"
+    source: str = ""
     secure: bool = False
+    triton: bool = False
     light: bool = False
 
 
@@ -45,6 +48,10 @@ OPENAPI_GENERATOR = (
 )
 """The program, and what the clients need that it writes."""
 
+COSYVOICE = "FunAudioLLM/CosyVoice@ace7c47f41bbd303aa6bf1ea80e6f9fbd595cd40"
+ITS_LIBRARIES = ("torch==2.3.1", "torchaudio==2.3.1", "numpy==1.26.4", "grpcio==1.57.0", "grpcio-tools==1.57.0")
+"""As CosyVoice pins them. They bring CUDA, 5 GB; PIP_EXTRA_INDEX_URL can name an index without it."""
+
 CLIENTS = (
     RealClient("openai (Python)", "openai_python.py", pip=("openai==3.54.0",), light=True),
     RealClient("openai (Node)", "openai_node.mjs", npm=("openai@6.49.0",)),
@@ -59,6 +66,20 @@ CLIENTS = (
     RealClient("livekit (ElevenLabs)", "livekit_eleven.py", pip=("livekit-plugins-elevenlabs==1.8.9",), secure=True),
     RealClient("requests, as CosyVoice's client", "cosyvoice_http.py", pip=("requests==2.34.2",), light=True),
     RealClient("grpcio, as CosyVoice's client", "cosyvoice_grpc.py", pip=("grpcio==1.85.1", "grpcio-tools==1.85.1")),
+    RealClient(
+        "CosyVoice's client.py",
+        "cosyvoice_own.py",
+        pip=(*ITS_LIBRARIES, "protobuf==4.25.0", "setuptools==80.9.0", "soundfile==0.14.0", "requests==2.34.2"),
+        source=COSYVOICE,
+        triton=True,
+    ),
+    RealClient(
+        "CosyVoice's Triton clients",
+        "cosyvoice_triton.py",
+        pip=("tritonclient[grpc]==2.73.0", "soundfile==0.14.0", "requests==2.34.2"),
+        source=COSYVOICE,
+        triton=True,
+    ),
     RealClient("openapi-python-client", "made_by_openapi.py", pip=("openapi-python-client==0.29.1",)),
     RealClient("openapi-generator", "openapi_java.py", pip=OPENAPI_GENERATOR, program="java", secure=True),
     RealClient("openai-agents", "openai_agents.py", pip=("openai-agents[voice]==0.24.0",)),

@@ -12,17 +12,26 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import urlopen
 
 from tests.clients.real.catalogue import RealClient
 from tests.clients.real.judging import TEXT, VOICE, faults
 from tests.entrypoints.certificates import certified
 from tests.entrypoints.http.serve_process import ServerProcess, serving_process
+from tests.soak.served import served
+from vivavoce.clients.triton.utterance import Mode
+from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
+from vivavoce.errors import DownloadError, MissingDependency
+from vivavoce.service.model_choice import MINI
 from vivavoce.service.operations.keys import add_key, new_entry, new_key
 
 ROOT, SCRIPTS = Path(__file__).parents[3], Path(__file__).parent / "scripts"
 ENVIRONMENTS = ROOT / ".venv" / "clients"
 LATE_S = 900.0
 """No script takes so long."""
+DOORS = ("--legacy", "--legacy-port", 0, "--grpc-port", 0)
+"""CosyVoice's own services."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,12 @@ class Servers:
     def _start(self, name: str, *flags: object, **settings: object) -> ServerProcess:
         home = self._folder / name
         home.mkdir()
-        return self._stack.enter_context(serving_process(home, "--model", "mini", *flags, **settings))
+        return self._stack.enter_context(serving_process(home, *flags, **settings))
 
     @cached_property
     def plain(self) -> Mapping[str, str]:
         """Every door, without TLS and keys: the variables that scripts know it by."""
-        server = self._start("plain", "--legacy", "--legacy-port", 0, "--grpc-port", 0, "--wyoming-port", 0)
+        server = self._start("plain", "--model", "mini", *DOORS, "--wyoming-port", 0)
         own = {"COSYVOICE_URL": server.legacy_url, "COSYVOICE_GRPC": server.grpc_address}
         return {"URL": server.url, "WYOMING": server.address(r"Wyoming is at (\S+)"), **own}
 
@@ -62,16 +71,92 @@ class Servers:
         add_key(keys, new_entry(key, "client"))
         certificate = str(tls["tls_certificate"])
         flags = ("--tls-cert", certificate, "--tls-key", tls["tls_key"], "--keys", keys)
-        server = self._start("secure", *flags, VIVAVOCE_AUTH_OPEN_LISTS=True)
+        server = self._start("secure", "--model", "mini", *flags, VIVAVOCE_AUTH_OPEN_LISTS=True)
         trusting = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), certificate)
         return {"SECURE_URL": server.url, "KEY": key, **trusting}
+
+    @cached_property
+    def triton(self) -> Mapping[str, str]:
+        """Real Triton servers that answer whole and in a stream, our own in front of the latter, and a recording."""
+        whole, stream = (
+            self._stack.enter_context(served(MINI, triton(), self._folder / mode.value, mode))
+            for mode in (Mode.OFFLINE, Mode.STREAMING)
+        )
+        voices = self._folder / "recordings"
+        voices.mkdir()
+        asked = {"input": TEXT, "voice": VOICE, "response_format": "wav", "sample_rate": 16_000}
+        with urlopen(f"{self.plain['URL']}/v1/audio/speech?{urlencode(asked)}", timeout=60) as answer:
+            (voices / f"{VOICE}.wav").write_bytes(answer.read())
+        (voices / f"{VOICE}.txt").write_text(TEXT, encoding="utf-8")
+        front = self._start("front", "--upstream", f"triton://{stream.grpc_url}", "--reference-dir", voices, *DOORS)
+        own = {"FRONT_COSYVOICE_URL": front.legacy_url, "FRONT_COSYVOICE_GRPC": front.grpc_address}
+        servers = {"TRITON_HTTP": whole.http_url, "TRITON_GRPC": whole.grpc_url, "TRITON_STREAM": stream.grpc_url}
+        return {**servers, **own, "RECORDING": str(voices / f"{VOICE}.wav")}
+
+
+def triton() -> ServerInstallation:
+    """A Triton server that can be started."""
+    return find_installation(Path(os.environ.get("VIVAVOCE_TRITON_ENV") or ROOT / ".venv" / "triton"))
+
+
+def lacking(client: RealClient) -> str:
+    """Why it cannot be run on this machine; "": it can."""
+    if client.program and shutil.which(client.program) is None:
+        return f"{client.program} is not installed"
+    try:
+        if client.source:
+            source_of(client)
+        if client.triton:
+            triton()
+    except (DownloadError, MissingDependency) as error:
+        return str(error)
+    except subprocess.CalledProcessError as error:
+        said = (str(error.stderr).strip().splitlines() or [str(error)])[-1]
+        return f"{client.source} cannot be fetched ({said}); {_given(client)} can name a folder that holds it"
+    return ""
+
+
+def source_of(client: RealClient) -> Path:
+    """The repository whose files it is: a folder that a variable names, or what git fetches.
+
+    Git compares every file with the commit's hash, and puts right what was changed since.
+    """
+    if given := os.environ.get(_given(client)):
+        return Path(given).absolute()
+    repository, _, commit = client.source.partition("@")
+    folder = ENVIRONMENTS / repository.replace("/", "-")
+
+    def git(*words: str) -> None:
+        own = ["git", f"--git-dir={folder / '.git'}", f"--work-tree={folder}"]
+        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        subprocess.run([*own, *words], check=True, capture_output=True, text=True, env=environment)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        git("checkout", "-qf", commit)
+    except subprocess.CalledProcessError:
+        git("init", "-q")
+        git("fetch", "-q", "--depth=1", f"https://github.com/{repository}", commit)
+        git("checkout", "-qf", commit)
+    return folder
+
+
+def _given(client: RealClient) -> str:
+    """The variable that may name the folder of its source, as COSYVOICE_SOURCE."""
+    return client.source.partition("@")[0].rpartition("/")[2].upper() + "_SOURCE"
 
 
 def run_client(client: RealClient, servers: Servers, folder: Path) -> Iterator[Row]:
     """Run its script; folder: takes its audio."""
-    version = (client.pip or client.npm or (_version_of(client.program),))[0].rpartition("==")[2].rpartition("@")[2]
+    version = _version_of(client)
     folder.mkdir()
-    variables = {**servers.plain, **(servers.secure if client.secure else {})}
+    variables = {
+        **servers.plain,
+        **(servers.secure if client.secure else {}),
+        **(servers.triton if client.triton else {}),
+    }
+    if client.source:
+        variables["SOURCE"] = str(source_of(client))
     own = {name: value for name, value in os.environ.items() if not name.startswith(("VIVAVOCE_", "PYTHONPATH"))}
     try:
         command, told = command_of(client), 0
@@ -138,7 +223,14 @@ def _quietly(*command: object) -> None:
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
 
 
-def _version_of(program: str) -> str:
+def _version_of(client: RealClient) -> str:
+    if client.source:
+        return "a folder" if os.environ.get(_given(client)) else client.source.partition("@")[2][:7]
+    pins = client.pip or client.npm
+    return pins[0].rpartition("==")[2].rpartition("@")[2] if pins else _program_version(client.program)
+
+
+def _program_version(program: str) -> str:
     flag = "-version" if program.startswith("ff") else "--version"
     lines = subprocess.run([program, flag], capture_output=True, text=True, check=True).stdout.splitlines()
     return next(word for word in lines[0].split() if word[0].isdigit()).partition("-")[0]

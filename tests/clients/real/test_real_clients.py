@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 
 from tests.clients.real import running
 from tests.clients.real.catalogue import CLIENTS, RealClient
-from tests.clients.real.running import ROOT, SCRIPTS, Servers, run_client
+from tests.clients.real.running import ROOT, SCRIPTS, Servers, lacking, run_client
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
@@ -23,13 +23,39 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         yield Servers(tmp_path_factory.mktemp("servers"), stack)
 
 
+def test_a_source_is_what_its_commit_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, named = tmp_path / "github" / "someone" / "Thing", tmp_path / "named"
+    origin.mkdir(parents=True)
+    (origin / "client.py").write_text("as it was written\n")
+
+    def git(*words: str) -> str:
+        known = ("-c", "user.name=a", "-c", "user.email=a@b", "-C", str(origin))
+        return subprocess.run(["git", *known, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "It")):
+        git(*words)
+    monkeypatch.setattr(running, "ENVIRONMENTS", tmp_path / "environments")
+    redirected = {"COUNT": "1", "KEY_0": f"url.{tmp_path / 'github'}/.insteadOf", "VALUE_0": "https://github.com/"}
+    for name, value in redirected.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    client = RealClient("thing", "thing.py", source=f"someone/Thing@{git('rev-parse', 'HEAD')}")
+    for _ in range(2):
+        file = running.source_of(client) / "client.py"
+        assert file.read_text() == "as it was written\n"
+        file.write_text("changed since\n")
+    unknown = RealClient("thing", "thing.py", source=f"someone/Thing@{'0' * 40}")
+    assert re.search(r"cannot be fetched \(.+\); THING_SOURCE can name a folder", lacking(unknown))
+    monkeypatch.setenv("THING_SOURCE", str(named))
+    assert (running.source_of(unknown), lacking(unknown)) == (named, "")
+
+
 @pytest.mark.parametrize(
     "client",
     [pytest.param(one, id=one.script, marks=() if one.light else pytest.mark.long) for one in CLIENTS],
 )
 def test_every_call_is_right(client: RealClient, servers: Servers, tmp_path: Path) -> None:
-    if client.program and shutil.which(client.program) is None:
-        pytest.skip(f"{client.program} is not installed")
+    if reason := lacking(client):
+        pytest.skip(reason)
     rows = list(run_client(client, servers, tmp_path / "heard"))
     assert rows
     assert [row for row in rows if row.fault] == []
@@ -68,4 +94,5 @@ def test_no_line_of_the_page_is_not_run(line: str) -> None:
 
 def test_the_page_names_the_versions_that_are_run() -> None:
     pins = {pin.replace("@", "=").rpartition("=")[2] for client in CLIENTS for pin in (client.pip + client.npm)[:1]}
-    assert set(re.findall(r"\| (\d[\d.]+) \|$", PAGE, re.MULTILINE)) <= pins
+    pins |= {client.source.partition("@")[2][:7] for client in CLIENTS}
+    assert set(re.findall(r"\| ([\da-f.]+) \|$", PAGE, re.MULTILINE)) <= pins
