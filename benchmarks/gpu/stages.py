@@ -125,6 +125,7 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
             for stream in streams:
                 stage.close(stream)
         steps_ms, whole_ms = (sorted(column)[len(column) // 2] for column in zip(*timings[1:], strict=True))
+        assert isinstance(models.flow.estimator, UNet)
         operations = models.config.flow.num_steps * estimator_flops(
             models.flow.estimator, 2 * case.rows, case.frames, case.past
         )

@@ -12,7 +12,7 @@ from torch.nn.functional import leaky_relu, pad
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, Flow, FlowInput, Path, fixed_noise
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, TokenEncoder
 from vivavoce.models.layers import keys_before
 
 _LOOKAHEAD_SLOPE = 0.01
@@ -61,6 +61,7 @@ def stream_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int]
     flow = models.flow
     encoder, device = flow.encoder, flow.speaker_projection.weight.device
     row = _row(conditioning, tokens).to(device)
+    assert isinstance(encoder, TokenEncoder)
     embedded = encoder.embed(flow.token_embedding(row.clamp(min=0))[None])
     ends = torch.tensor(_block_ends(units, flow.config.encoder.chunk), device=device)
     size, up = len(ends), flow.config.encoder.upsampling

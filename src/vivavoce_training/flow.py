@@ -20,6 +20,7 @@ from torch import Tensor
 from vivavoce.checkpoint.config import MelConfig
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.flow.model import Flow
+from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.layers import valid_positions
 from vivavoce_training.chance import positions
 from vivavoce_training.data.store import MELS_PER_TOKEN, Corpus
@@ -170,6 +171,7 @@ class FlowStep(TrainingStep):
 def start_at_mean(flow: Flow, speech: SpeakerMajor) -> None:
     """Let an untrained flow answer the mean mel: log-mels lie far from zero."""
     mean = speech.mels[:: max(1, len(speech.mels) // 100_000)].float().mean(0)
+    assert isinstance(flow.encoder, TokenEncoder)
     with torch.no_grad():
         for bias in (flow.estimator.out.bias, flow.encoder.mu_projection.bias):
             assert bias is not None

@@ -15,6 +15,7 @@ from tests.parity.stages import Greedy, ids_of, stage_mel
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import FlowInput
+from vivavoce.models.vocoder.causal import CausalHiFT
 
 
 @torch.inference_mode()
@@ -69,6 +70,10 @@ def _mel(name: str, mel: torch.Tensor, case: str, golden: Golden) -> Iterator[Ch
 
 
 def _vocoder(golden: Golden, models: Models) -> Iterator[Check]:
+    if isinstance(models.vocoder, CausalHiFT):
+        yield from _causal_vocoder("hift", True, golden, models.vocoder)
+        yield from _causal_vocoder("hift/not_final", False, golden, models.vocoder)
+        return
     arrays, vocoder, name = golden.arrays, models.vocoder, f"{golden.label} hift"
     mel = arrays.tensor("hift/mel")[None]
     f0 = vocoder.f0(mel, None)
@@ -80,6 +85,19 @@ def _vocoder(golden: Golden, models: Models) -> Iterator[Check]:
     yield close(f"{name} wave, first samples", wave[: len(first)], first, 3e-2)
     yield close(f"{name} wave, last samples", wave[-len(last) :], last, 3e-2)
     yield _sum(f"{name} wave, mean magnitude", wave, golden.meta["cases"]["hift/"]["wave"], 2e-3)
+
+
+def _causal_vocoder(case: str, final: bool, golden: Golden, vocoder: CausalHiFT) -> Iterator[Check]:
+    arrays, name = golden.arrays, f"{golden.label} {case}"
+    mel = arrays.tensor("hift/mel")[None]
+    yield close(f"{name} f0", vocoder.f0(mel, final)[0], arrays[f"{case}/f0"], 1e-2)
+    source = vocoder.source(arrays.tensor(f"{case}/f0")[None], None)
+    yield close(f"{name} source of golden f0", source[0, 0, :2000], arrays[f"{case}/source_first2000"], 1e-4)
+    wave = vocoder.decode(mel, source, final)[0]
+    first, last = arrays[f"{case}/wave_first4000"], arrays[f"{case}/wave_last1000"]
+    yield close(f"{name} wave, first samples", wave[: len(first)], first, 3e-2)
+    yield close(f"{name} wave, last samples", wave[-len(last) :], last, 3e-2)
+    yield _sum(f"{name} wave, mean magnitude", wave, golden.meta["cases"][f"{case}/"]["wave"], 2e-3)
 
 
 def _sum(name: str, ours: torch.Tensor, statistics: dict, tolerance: float) -> Check:

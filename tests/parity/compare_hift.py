@@ -8,12 +8,19 @@ import torch
 
 from tests.parity.check import Check, Skip, close, close_rms, guarded
 from tests.parity.reference import Arrays, Golden, Reference
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 
 @torch.inference_mode()
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     vocoder = reference.models(*golden.checkpoint).vocoder
+    if isinstance(vocoder, CausalHiFT):
+        for array in golden.arrays.under(""):
+            if array.endswith("/wave"):
+                name = f"{golden.label} {array.removesuffix('/wave')}"
+                yield from guarded(name, _causal(name, array.removesuffix("/wave"), golden.arrays, vocoder))
+        return
     stored = {array.removesuffix("/mel") for array in golden.arrays.under("") if array.endswith("/mel")}
     for case in sorted(stored | set(golden.meta["cases"])):
         name = f"{golden.label} {case}"
@@ -41,3 +48,23 @@ def _case(name: str, case: str, arrays: Arrays, vocoder: HiFT) -> Iterator[Check
         given[..., : len(kept)] = kept
         theirs = arrays[f"{case}/wave_with_cache"]
         yield close(f"{name} wave with kept source", vocoder.decode(mel, given)[0], theirs, 5e-5)
+
+
+def _causal(name: str, case: str, arrays: Arrays, vocoder: CausalHiFT) -> Iterator[Check]:
+    """One call of the causal vocoder, with all of a mel or with what a stream has of it."""
+    final = not case.endswith("finalize0")
+    mel = arrays.tensor(f"{case.rpartition('/finalize')[0] or case}/mel")[None]
+    noise = arrays.tensor(f"{case}/noise").float()[None] if f"{case}/noise" in arrays else None
+    if f"{case}/phase" in arrays:
+        arrays[f"{case}/phase"]  # the initial phase is never read by this generation's source
+    f0 = vocoder.f0(mel, final)
+    if f"{case}/f0" in arrays:
+        yield close(f"{name} f0", f0[0], arrays[f"{case}/f0"], 1e-2)
+        exact = vocoder.source(arrays.tensor(f"{case}/f0")[None], noise)
+        yield close(f"{name} source of golden f0", exact[0, 0], arrays[f"{case}/source"], 1e-4)
+    yield close(f"{name} source", vocoder.source(f0, noise)[0, 0], arrays[f"{case}/source"], 2e-2)
+    wave = vocoder(mel, noise, final)[0]
+    yield close(f"{name} wave", wave, arrays[f"{case}/wave"], 3e-2)
+    yield close_rms(f"{name} wave rms", wave, arrays[f"{case}/wave"], 2e-3)
+    given = vocoder.decode(mel, arrays.tensor(f"{case}/source")[None, None], final)[0]
+    yield close(f"{name} wave of golden source", given, arrays[f"{case}/wave"], 5e-5)

@@ -18,6 +18,7 @@ from vivavoce.models.build import Models
 from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 
+TEXT_AFTER_SYSTEM = "text that arrives behind a system prompt: CosyVoice3 does not speak yet"
 NO_FILTER = "silence filter: belongs to a later generation"
 
 
@@ -36,7 +37,9 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     for case, settings in golden.meta["cases"].items():
         name = f"{golden.label} {case}"
         kind = settings.get("kind")
-        if kind in kinds:
+        if kind == "bistream" and golden.meta["generation"] == "v3":
+            yield Skip(name, TEXT_AFTER_SYSTEM)
+        elif kind in kinds:
             yield from guarded(name, kinds[kind](name, case, settings, golden, models))
         elif kind == "silence_filter" and not settings["silent_tokens"]:
             yield equal_ids(

@@ -1,6 +1,6 @@
 """`python -m tests.parity.excerpt FOLDER OUT`: cut a folder of goldens down to what the repository carries.
 
-Keeps the front end and one tiny checkpoint's goldens, a few cases of each kind, with the files that they need.
+Keeps the front end and tiny checkpoints' goldens, a few cases of each kind, with the files that they need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-MANIFEST = "v2-tiny"
+MANIFEST, CAUSAL = "v2-tiny", "v3-tiny"
 RECORDING = "zero_shot_prompt.wav"
 KEPT = {
     "frontend/audio": ["zero_shot"],
@@ -32,6 +32,9 @@ KEPT = {
     f"{MANIFEST}/flow": ["prompt_31_target_40"],
     f"{MANIFEST}/hift": ["unvoiced", "noisy"],
     f"{MANIFEST}/e2e": ["cross_lingual", "speed_1.3", "sft", "vc_offline"],
+    f"{CAUSAL}/llm": ["teacher/no_prompt", "greedy/one_word", "greedy/zero_shot", "greedy/stop_at_once", "stop"],
+    f"{CAUSAL}/flow": ["no_prompt_37"],
+    f"{CAUSAL}/hift": ["unvoiced", "noisy"],
 }
 SHARED = re.compile(r"rand_noise/|t_span|estimator/")
 DROPPED = re.compile(r"mel_v3|mel_v1_true22k|logp_last|estimator/out_streaming0")
@@ -43,11 +46,17 @@ def keep(name: str, cases: list[str]) -> bool:
 
 
 def cut(source: Path, target: Path) -> None:
-    for path in ("make_checkpoint.py", f"manifests/{MANIFEST}.json", f"wavs/{RECORDING}", "goldens/frontend/text.json"):
+    for path in (
+        "make_checkpoint.py",
+        f"manifests/{MANIFEST}.json",
+        f"manifests/{CAUSAL}.json",
+        f"wavs/{RECORDING}",
+        "goldens/frontend/text.json",
+    ):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, target / path)
-    manifest = target / "manifests" / f"{MANIFEST}.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text("utf-8")), ensure_ascii=False), "utf-8")
+    for manifest in (target / "manifests").glob("*.json"):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text("utf-8")), ensure_ascii=False), "utf-8")
     for label, cases in KEPT.items():
         meta = json.loads((source / "goldens" / f"{label}.json").read_text("utf-8"))
         meta["cases"] = {name: case for name, case in meta["cases"].items() if keep(name, cases)}

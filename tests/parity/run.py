@@ -15,7 +15,7 @@ from tests.parity import (
     compare_text,
 )
 from tests.parity.check import Check, Skip, guarded
-from tests.parity.reference import Golden, Reference
+from tests.parity.reference import STAGES, Golden, Reference
 
 COMPARISONS = {
     "audio": compare_audio.compare,
@@ -27,7 +27,8 @@ COMPARISONS = {
     "e2e": compare_e2e.compare,
     "full": compare_full.compare,
 }
-SUPPORTED = ("v2",)
+SUPPORTED = {"v2": STAGES, "v3": ("llm", "flow", "hift", "full")}
+"""What can be compared of each generation: of CosyVoice3 its networks, which the engine does not run yet."""
 
 
 def compare_all(reference: Reference, only: str = "") -> Iterator[Check | Skip]:
@@ -47,8 +48,8 @@ def compare_one(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
             yield Skip(golden.label, missing)
             return
         generation = reference.generation(manifest)
-        if generation not in SUPPORTED:
-            yield Skip(golden.label, f"of generation {generation}, which is not supported")
+        if golden.stage not in SUPPORTED.get(generation, ()):
+            yield Skip(golden.label, f"of generation {generation}, which does not speak yet")
             return
     yield from guarded(golden.label, COMPARISONS[golden.stage](golden, reference))
     for name in sorted(golden.arrays.names - golden.arrays.used):

@@ -41,7 +41,8 @@ class Vocabulary:
     """Special ids of the speech language model, by meaning.
 
     `num_speech_tokens` (V) ids are speech; ids from V on control the decode. `sos` and `task` index the control
-    embedding. `masked_before_minimum` is the one logit forbidden until the minimum length is reached.
+    embedding: one of its own, or (CosyVoice3) that of all ids. `masked_before_minimum` is the one logit forbidden until
+    the minimum length is reached.
     """
 
     num_speech_tokens: int
@@ -51,6 +52,11 @@ class Vocabulary:
     eos: int
     fill: int
     masked_before_minimum: int
+
+    @property
+    def has_own_controls(self) -> bool:
+        """Whether `sos` and `task` have an embedding of their own; the head has a bias then, too."""
+        return self.sos < self.num_speech_tokens
 
     @property
     def stop_ids(self) -> range:
@@ -118,6 +124,17 @@ class TokenEncoderConfig:
 
 
 @dataclass(frozen=True)
+class LookaheadConfig:
+    """CosyVoice3's layer in the encoder's place; fields as in `TokenEncoderConfig`, channels: of its inner layer."""
+
+    input_size: Annotated[int, FileKey("pre_lookahead_layer.in_channels")]
+    channels: Annotated[int, FileKey("pre_lookahead_layer.channels")]
+    lookahead: Annotated[int, FileKey("pre_lookahead_len")]
+    upsampling: Annotated[int, FileKey("token_mel_ratio")]
+    chunk: int
+
+
+@dataclass(frozen=True)
 class UNetConfig:
     """The causal U-Net that estimates the flow's velocity; chunk: mel frames per attention chunk when streaming."""
 
@@ -132,6 +149,24 @@ class UNetConfig:
 
 
 @dataclass(frozen=True)
+class DiTConfig:
+    """The transformer that estimates the flow's velocity in CosyVoice3; chunk: as in `UNetConfig`."""
+
+    size: Annotated[int, FileKey("dim")]
+    num_blocks: Annotated[int, FileKey("depth", most=MAX_BLOCKS)]
+    num_heads: Annotated[int, FileKey("heads")]
+    head_dim: Annotated[int, FileKey("dim_head")]
+    expansion: Annotated[int, FileKey("ff_mult")]
+    out_channels: Annotated[int, FileKey("out_channels")]
+    chunk: Annotated[int, FileKey("static_chunk_size")]
+
+    @property
+    def in_channels(self) -> int:
+        """Features of a frame: x, mu, speaker and condition."""
+        return 4 * self.out_channels
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """Speech tokens → mel by conditional flow matching (arXiv:2210.02747) with classifier-free guidance."""
 
@@ -140,8 +175,8 @@ class FlowConfig:
     speaker_size: Annotated[int, FileKey("spk_embed_dim")]
     guidance: Annotated[float, FileKey("decoder.cfm_params.content.inference_cfg_rate")]
     num_steps: int
-    encoder: TokenEncoderConfig
-    estimator: UNetConfig
+    encoder: TokenEncoderConfig | LookaheadConfig
+    estimator: UNetConfig | DiTConfig
 
 
 @dataclass(frozen=True)
@@ -172,6 +207,13 @@ class VocoderConfig:
     def samples_per_frame(self) -> int:
         """Waveform samples per mel frame."""
         return self.hop * math.prod(self.upsample_rates)
+
+
+@dataclass(frozen=True)
+class CausalVocoderConfig(VocoderConfig):
+    """CosyVoice3's causal HiFT; lookahead: mel frames that its first convolution hears ahead."""
+
+    lookahead: Annotated[int, FileKey("conv_pre_look_right")]
 
 
 @dataclass(frozen=True)

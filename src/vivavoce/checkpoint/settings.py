@@ -6,16 +6,20 @@ An error gives the setting's full path.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from vivavoce.checkpoint.config import (
     MAX_BLOCKS,
     MAX_SIZE,
+    CausalVocoderConfig,
+    DiTConfig,
     FileKey,
     FlowConfig,
+    Generation,
     LMConfig,
+    LookaheadConfig,
     MelConfig,
     ModelConfig,
     SamplingDefaults,
@@ -47,14 +51,14 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     if not backbone_path.is_file():
         raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
     backbone, llm = Section(f"{BACKBONE}/config.json", read_json(backbone_path)), root.section("llm")
-    sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(VocoderConfig)
+    sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(_VOCODERS[generation])
     try:
         rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
     except ValueError as error:
         raise CheckpointError(f"{name}: sample_rate: {error}; download the file again") from None
-    lm, mel = lm_config(backbone, llm, llm.integer("speech_token_size")), root.section("feat_extractor")
+    lm, mel = lm_config(backbone, llm, llm.integer("speech_token_size"), generation), root.section("feat_extractor")
     highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
-    flow = _flow(root.section("flow"), flow_keys)
+    flow = _FLOWS[generation](root.section("flow"), flow_keys)
     config = ModelConfig(generation, rates, lm, flow, vocoder, mel.read(MelConfig, fmax_hz=highest))
     for contradiction in _contradictions(config):
         raise CheckpointError(f"model: {contradiction}; download the yaml file and CosyVoice-BlankEN/config.json again")
@@ -139,7 +143,22 @@ class Section:
         return CheckpointError(f"{self.where(key)}: expected {wanted}, found {found}; download the file again")
 
 
-def lm_config(backbone: Section, speech: Section, num_speech_tokens: int, **known: float) -> LMConfig:
+def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
+    """CosyVoice2: three ids after the speech tokens (end, task, fill), all of which end a plain decode; CosyVoice3:
+    200, of which the first four are begin, end, task and fill.
+    """
+    size = num_speech_tokens
+    if generation is Generation.V2:
+        return Vocabulary(size, size + 3, sos=0, task=1, eos=size, fill=size + 2, masked_before_minimum=size)
+    # The official code forbids the first id before the minimum, which is the end in CosyVoice2 only.
+    return Vocabulary(
+        size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size
+    )
+
+
+def lm_config(
+    backbone: Section, speech: Section, num_speech_tokens: int, generation: Generation, **known: float
+) -> LMConfig:
     """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
@@ -150,16 +169,7 @@ def lm_config(backbone: Section, speech: Section, num_speech_tokens: int, **know
         LMConfig,
         mix_text=mix[0],
         mix_speech=mix[1],
-        # CosyVoice2: three ids after the speech tokens (end, task, fill), all of which end a plain decode.
-        vocabulary=Vocabulary(
-            num_speech_tokens=num_speech_tokens,
-            num_logits=num_speech_tokens + 3,
-            sos=0,
-            task=1,
-            eos=num_speech_tokens,
-            fill=num_speech_tokens + 2,
-            masked_before_minimum=num_speech_tokens,
-        ),
+        vocabulary=vocabulary_of(generation, num_speech_tokens),
         sampling=speech.section("sampling").read(SamplingDefaults),
         **known,
     )
@@ -179,6 +189,22 @@ def _flow(flow: Section, flow_keys: Iterable[str]) -> FlowConfig:
     )
 
 
+def _causal_flow(flow: Section, _: Iterable[str]) -> FlowConfig:
+    estimator = flow.section("decoder").section("estimator").read(DiTConfig)
+    encoder = flow.read(LookaheadConfig, chunk=estimator.chunk // flow.integer("token_mel_ratio"))
+    return flow.read(FlowConfig, num_steps=NUM_EULER_STEPS, encoder=encoder, estimator=estimator)
+
+
+_FLOWS: Mapping[Generation, Callable[[Section, Iterable[str]], FlowConfig]] = {
+    Generation.V2: _flow,
+    Generation.V3: _causal_flow,
+}
+_VOCODERS: Mapping[Generation, type[VocoderConfig]] = {
+    Generation.V2: VocoderConfig,
+    Generation.V3: CausalVocoderConfig,
+}
+
+
 def _contradictions(config: ModelConfig) -> Iterator[str]:
     lm, vocoder = config.lm, config.vocoder
     if lm.hidden_size % lm.num_heads:
@@ -190,12 +216,10 @@ def _contradictions(config: ModelConfig) -> Iterator[str]:
     if lm.rope_theta <= 0:
         yield f"rope_theta {lm.rope_theta:g} is not above 0"
     encoder, rates, mel = config.flow.encoder, config.rates, config.mel
-    if encoder.num_up_blocks > MAX_BLOCKS:
-        yield f"flow: encoder.up_encoders has {encoder.num_up_blocks} blocks, the limit is {MAX_BLOCKS}"
-    if encoder.hidden_size % encoder.num_heads:
-        yield f"flow.encoder: attention_heads {encoder.num_heads} does not divide output_size {encoder.hidden_size}"
-    if encoder.hidden_size % 2:
-        yield f"flow.encoder: output_size {encoder.hidden_size} is odd"
+    if isinstance(encoder, LookaheadConfig):
+        yield from _of_causal_flow(config.flow, encoder)
+    else:
+        yield from _of_encoder(encoder)
     if encoder.upsampling != rates.frames_per_token:
         yield f"flow: token_mel_ratio {encoder.upsampling}, but the rates give {rates.frames_per_token}"
     for name, sample_rate in (("hift", vocoder.sample_rate), ("feat_extractor", mel.sample_rate)):
@@ -206,6 +230,25 @@ def _contradictions(config: ModelConfig) -> Iterator[str]:
     if not 0 <= mel.fmin_hz < mel.fmax_hz <= mel.sample_rate / 2:
         yield f"feat_extractor: fmin {mel.fmin_hz:g} and fmax {mel.fmax_hz:g} are no band below half the sample rate"
     yield from _of_vocoder(vocoder)
+
+
+def _of_encoder(encoder: TokenEncoderConfig) -> Iterator[str]:
+    if encoder.num_up_blocks > MAX_BLOCKS:
+        yield f"flow: encoder.up_encoders has {encoder.num_up_blocks} blocks, the limit is {MAX_BLOCKS}"
+    if encoder.hidden_size % encoder.num_heads:
+        yield f"flow.encoder: attention_heads {encoder.num_heads} does not divide output_size {encoder.hidden_size}"
+    if encoder.hidden_size % 2:
+        yield f"flow.encoder: output_size {encoder.hidden_size} is odd"
+
+
+def _of_causal_flow(flow: FlowConfig, encoder: LookaheadConfig) -> Iterator[str]:
+    bins, estimator = flow.num_mel_bins, flow.estimator
+    if encoder.input_size != bins:
+        yield f"flow.pre_lookahead_layer: in_channels {encoder.input_size} is not output_size {bins}"
+    if estimator.out_channels != bins:
+        yield f"flow.decoder.estimator: out_channels {estimator.out_channels} is not output_size {bins}"
+    if estimator.head_dim % 2:
+        yield f"flow.decoder.estimator: dim_head {estimator.head_dim} is odd"
 
 
 def _of_vocoder(vocoder: VocoderConfig) -> Iterator[str]:

@@ -186,7 +186,7 @@ LM = (
     ("llm.model.model.layers.{n}.input_layernorm", "layers.{n}.attention_norm"),
     ("llm.model.model.layers.{n}.post_attention_layernorm", "layers.{n}.mlp_norm"),
     ("llm.model.model.norm", "norm"),
-    ("llm_embedding", "control_embedding"),
+    ("llm_embedding", "own_controls"),
     ("llm_decoder", "speech_head"),
 )
 FLOW = (
@@ -211,6 +211,32 @@ FLOW = (
     ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
     ("decoder.estimator.final_block.block.2", "estimator.final_norm"),
     ("decoder.estimator.final_proj", "estimator.out"),
+)
+DIT_FLOW = (
+    ("input_embedding", "token_embedding"),
+    ("spk_embed_affine_layer", "speaker_projection"),
+    ("pre_lookahead_layer.conv1", "encoder.lookahead_conv"),
+    ("pre_lookahead_layer.conv2", "encoder.history_conv"),
+    ("decoder.estimator.time_embed.time_mlp.0", "estimator.time_embedding.expand"),
+    ("decoder.estimator.time_embed.time_mlp.2", "estimator.time_embedding.project"),
+    ("decoder.estimator.input_embed.proj", "estimator.input"),
+    ("decoder.estimator.input_embed.conv_pos_embed.conv1.0", "estimator.position_conv.convs.0"),
+    ("decoder.estimator.input_embed.conv_pos_embed.conv2.0", "estimator.position_conv.convs.1"),
+    *_under(
+        "decoder.estimator.transformer_blocks.{n}",
+        "estimator.blocks.{n}",
+        (
+            (".attn_norm.linear", ".modulation"),
+            (".attn.to_q", ".attention.query"),
+            (".attn.to_k", ".attention.key"),
+            (".attn.to_v", ".attention.value"),
+            (".attn.to_out.0", ".attention.out"),
+            (".ff.ff.0.0", ".feed_forward.expand"),
+            (".ff.ff.2", ".feed_forward.contract"),
+        ),
+    ),
+    ("decoder.estimator.norm_out.linear", "estimator.last_modulation"),
+    ("decoder.estimator.proj_out", "estimator.out"),
 )
 VOCODER = (
     *((f"f0_predictor.condnet.{2 * i}", f"f0.convs.{i}") for i in range(5)),
@@ -250,4 +276,5 @@ def _translate(name: str, rows: Rows) -> str:
 
 LM_NAMES = NameTable(LM, unused=frozenset({"llm.model.lm_head.weight"}))
 FLOW_NAMES = NameTable(FLOW)
+DIT_FLOW_NAMES = NameTable(DIT_FLOW, unused=frozenset({"decoder.estimator.rotary_embed.inv_freq"}))
 VOCODER_NAMES = NameTable(VOCODER)

@@ -290,7 +290,9 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
-    return lm_config(Section(CONFIG, data), Section(SPEECH, speech), vocabulary.num_speech_tokens, **known)
+    return lm_config(
+        Section(CONFIG, data), Section(SPEECH, speech), vocabulary.num_speech_tokens, MERGED_GENERATION, **known
+    )
 
 
 def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:

@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.weights import FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable, fold_weight_norm
+from vivavoce.checkpoint.weights import DIT_FLOW_NAMES, FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable, fold_weight_norm
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
 from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
@@ -42,6 +43,13 @@ NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
         "vocoder": NetworkPart(
             "hift", lambda config: HiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
         ),
-    }
+    },
+    Generation.V3: {
+        "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
+        "flow": NetworkPart("flow", lambda config: Flow(config.flow), DIT_FLOW_NAMES),
+        "vocoder": NetworkPart(
+            "hift", lambda config: CausalHiFT(config.vocoder), VOCODER_NAMES, fold_weight_norm, float32=True
+        ),
+    },
 }
 """Networks by generation, and by the name of their field in `Models`."""

@@ -24,6 +24,7 @@ from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket,
 from vivavoce.models.build import Models
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderPast, PackedEncoder
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
+from vivavoce.models.flow.unet import UNet
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.encoder_windows import EncoderTails
 from vivavoce.models.kernels.flow_products import TAIL, ConvTails
@@ -256,7 +257,9 @@ class PackedPath:
     """
 
     def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
-        flow, models = context.models.config.flow, context.models
+        flow, models, estimator = context.models.config.flow, context.models, context.models.flow.estimator
+        if not isinstance(estimator, UNet):
+            raise ValueError("the flow's kernels know CosyVoice2's networks only; run without kernels")
         self._pool, self._up = context.pool.buffers[2], flow.encoder.upsampling
         if self._pool.positions != KEY_TILE or self._up < TAIL:
             raise ValueError(
@@ -264,7 +267,7 @@ class PackedPath:
                 "run without kernels"
             )
         self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
-        self._network = PackedUNet(models.flow.estimator, context.schedule, flow.guidance, invariant=deterministic)
+        self._network = PackedUNet(estimator, context.schedule, flow.guidance, invariant=deterministic)
         sizes = FRAME_SIZES.within(most_frames)
         self._most = sizes.common(sizes.positions[-1], True)
         tokens = TOKEN_SIZES.within(-(-self._most.positions // self._up))

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig
 from vivavoce.entrypoints.cli.console import Reporter, print_table, size_text
 from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
 from vivavoce.errors import CheckpointError
@@ -82,12 +83,21 @@ def _sizes(config: ModelConfig) -> list[tuple[str, str]]:
         f"{rates.tokens_per_second} speech tokens per second",
         "language model": f"{lm.num_layers} layers of {lm.hidden_size}, {lm.num_heads} heads ({lm.num_kv_heads} for "
         f"keys), {lm.vocabulary.num_speech_tokens} speech tokens, {lm.max_positions} positions",
-        "flow": f"{flow.encoder.num_blocks} + {flow.encoder.num_up_blocks} encoder blocks of "
-        f"{flow.encoder.hidden_size}, {flow.estimator.num_mid_blocks} U-Net blocks of {flow.estimator.channels}, "
-        f"{flow.num_steps} steps",
+        "flow": f"{_flow_sizes(flow)}, {flow.num_steps} steps",
         "vocoder": f"{vocoder.num_mel_bins} mel bins, {vocoder.samples_per_frame} samples per frame",
     }
     return list(texts.items())
+
+
+def _flow_sizes(flow: FlowConfig) -> str:
+    encoder, estimator = flow.encoder, flow.estimator
+    if isinstance(encoder, TokenEncoderConfig) and isinstance(estimator, UNetConfig):
+        return (
+            f"{encoder.num_blocks} + {encoder.num_up_blocks} encoder blocks of {encoder.hidden_size}, "
+            f"{estimator.num_mid_blocks} U-Net blocks of {estimator.channels}"
+        )
+    assert isinstance(estimator, DiTConfig)
+    return f"{estimator.num_blocks} DiT blocks of {estimator.size}"
 
 
 def _count(number: int) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from vivavoce.checkpoint.config import FlowConfig
+from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
+from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import Memory, additive, visible_keys
@@ -51,14 +52,14 @@ def time_steps(num_steps: int) -> list[tuple[float, float]]:
 class EulerSchedule:
     """The Euler steps of one estimator; times and what the estimator makes of them are the same for all rows.
 
-    times: (t, dt); biases: of `UNet.time_biases`, [levels, 1, 1, channels] for each step.
+    times: (t, dt); biases: of the estimator's `time_biases`, [levels, 1, 1, channels] for each step.
     """
 
     times: tuple[tuple[float, float], ...]
     biases: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, estimator: UNet, num_steps: int) -> EulerSchedule:
+    def of(cls, estimator: UNet | DiT, num_steps: int) -> EulerSchedule:
         """Steps of `estimator` with its present weights."""
         times = time_steps(num_steps)
         t = torch.tensor([t for t, _ in times], device=estimator.out.weight.device)
@@ -76,7 +77,7 @@ class Path:
 
     def __init__(
         self,
-        estimator: UNet,
+        estimator: UNet | DiT,
         schedule: EulerSchedule,
         guidance: float,
         noise: Tensor,
@@ -127,8 +128,13 @@ class Flow(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.num_tokens, config.encoder.input_size)
         self.speaker_projection = nn.Linear(config.speaker_size, config.num_mel_bins)
-        self.encoder = TokenEncoder(config.encoder, config.num_mel_bins)
-        self.estimator = UNet(config.estimator)
+        encoder, estimator = config.encoder, config.estimator
+        self.encoder = (
+            LookaheadEncoder(encoder)
+            if isinstance(encoder, LookaheadConfig)
+            else TokenEncoder(encoder, config.num_mel_bins)
+        )
+        self.estimator = UNet(estimator) if isinstance(estimator, UNetConfig) else DiT(estimator)
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """embedding: [batch, speaker size]  →  [batch, bins]."""

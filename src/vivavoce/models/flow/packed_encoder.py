@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from vivavoce.checkpoint.config import TokenEncoderConfig
 from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, UPSAMPLING_KERNEL, ConformerBlock, TokenEncoder
@@ -155,6 +156,7 @@ class PackedEncoderWeights:
     def of(cls, flow: Flow) -> PackedEncoderWeights:
         """Those of a flow; what is not worked out anew is shared with it."""
         encoder = flow.encoder
+        assert isinstance(encoder, TokenEncoder)
         up, table = encoder.config.upsampling, flow.token_embedding.weight
         blocks, ahead = _blocks(encoder.blocks, MAX_FRAMES // up)
         up_blocks, up_ahead = _blocks(encoder.up_blocks, MAX_FRAMES)
@@ -238,6 +240,7 @@ class PackedEncoder:
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         config = flow.encoder.config
+        assert isinstance(config, TokenEncoderConfig)
         for size in (config.hidden_size, config.feed_forward_size, flow.config.num_mel_bins):
             tile_of(size, 16)
         self._weights, self._up, self._invariant = PackedEncoderWeights.of(flow), config.upsampling, invariant

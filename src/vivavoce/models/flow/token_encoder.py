@@ -147,14 +147,14 @@ class TokenEncoder(nn.Module):
     def _look_ahead(self, x: Tensor, size: int, memory: Memory | None, lookahead_ends: Tensor | None) -> Tensor:
         y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
         weight, bias = self.lookahead_conv.weight, self.lookahead_conv.bias
-        y = convolve(y, weight, bias) if lookahead_ends is None else _up_to_ends(y, lookahead_ends, weight, bias)
+        y = convolve(y, weight, bias) if lookahead_ends is None else up_to_ends(y, lookahead_ends, weight, bias)
         # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
         y = leaky_relu(y, 0.01)
         y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
         return x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)
 
 
-def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)

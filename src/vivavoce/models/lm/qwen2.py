@@ -100,10 +100,16 @@ class SpeechLM(nn.Module):
         vocabulary = config.vocabulary
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.hidden_size)
         self.speech_embedding = nn.Embedding(vocabulary.num_logits, config.hidden_size)
-        self.control_embedding = nn.Embedding(2, config.hidden_size)
+        if vocabulary.has_own_controls:
+            self.own_controls = nn.Embedding(2, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.speech_head = nn.Linear(config.hidden_size, vocabulary.num_logits)
+        self.speech_head = nn.Linear(config.hidden_size, vocabulary.num_logits, bias=vocabulary.has_own_controls)
+
+    @property
+    def control_embedding(self) -> nn.Embedding:
+        """Of the rows `sos` and `task`."""
+        return self.own_controls if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
         """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape.

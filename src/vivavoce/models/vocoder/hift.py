@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear
+from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import VocoderConfig
 from vivavoce.models.layers import valid_positions, zero_padding
@@ -24,6 +24,12 @@ def convolve(conv: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(conv, nn.Conv1d)
     across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
     return conv2d(x, conv.weight[:, :, None], conv.bias, (1, across), (0, beside), (1, step))
+
+
+def convolve_behind(conv: nn.Module, x: Tensor) -> Tensor:
+    """What the Conv1d `conv`, which pads nothing, computes of positions and what precedes them; as `convolve`."""
+    assert isinstance(conv, nn.Conv1d)
+    return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)))
 
 
 def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
@@ -180,16 +186,21 @@ class Snake(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: snake, dilated convolution, snake, convolution, added to the input."""
+    """For each dilation: snake, dilated convolution, snake, convolution, added to the input.
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+    causal: a position hears what precedes it only.
+    """
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, causal: bool = False) -> None:
         super().__init__()
+        self._convolve = convolve_behind if causal else convolve
+        half = 0 if causal else kernel // 2
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.convs1 = nn.ModuleList(
-            nn.Conv1d(channels, channels, kernel, dilation=d, padding=d * (kernel - 1) // 2) for d in dilations
+            nn.Conv1d(channels, channels, kernel, dilation=d, padding=d * half) for d in dilations
         )
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=kernel // 2) for _ in dilations)
+        self.convs2 = nn.ModuleList(nn.Conv1d(channels, channels, kernel, padding=half) for _ in dilations)
 
     def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
         """x: [batch, channels, 1, time], zero past each row's length; inside: [batch, 1, 1, time], 1 within it and 0
@@ -197,8 +208,8 @@ class ResBlock(nn.Module):
         """
         stages = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in stages:
-            h = keep(convolve(conv1, snake1(x)), inside)
-            x = keep(convolve(conv2, snake2(h)), inside).add_(x)
+            h = keep(self._convolve(conv1, snake1(x)), inside)
+            x = keep(self._convolve(conv2, snake2(h)), inside).add_(x)
         return x
 
 

@@ -1,0 +1,224 @@
+"""CosyVoice3's flow networks: a lookahead in place of an encoder, and the transformer that estimates the velocity.
+
+The transformer is DiT (arXiv:2212.09748) as F5-TTS has it (arXiv:2410.06885): time modulates every norm and gate.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, gelu, layer_norm, leaky_relu, linear, pad, scaled_dot_product_attention, silu
+
+from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig
+from vivavoce.models.flow.layout import convolve, lay_for_windows, mish
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, up_to_ends
+from vivavoce.models.flow.unet import TimeEmbedding
+from vivavoce.models.layers import FeedForward, Memory, MemoryShape, valid_positions, visible_keys
+
+POSITION_KERNEL = 31
+POSITION_GROUPS = 16
+TIME_SINUSOIDS = 256
+NORM_EPS = 1e-6
+_ROTARY_BASE = 10000.0
+_PER_BLOCK = 6
+"""Modulations of a block: shift, scale and gate of its attention, and of its feed-forward."""
+
+
+class LookaheadEncoder(nn.Module):
+    """Embedded tokens → mu: each hears the next `lookahead` tokens and the two before it, and stands for its frames."""
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.lookahead_conv = nn.Conv1d(config.input_size, config.channels, config.lookahead + 1)
+        self.history_conv = nn.Conv1d(config.channels, config.input_size, HISTORY_KERNEL)
+
+    @property
+    def memory_shapes(self) -> tuple[MemoryShape, MemoryShape]:
+        """What is kept at token rate, and at mel rate nothing."""
+        return MemoryShape(0, 0, HISTORY_KERNEL - 1, self.config.channels), MemoryShape(0, 0, 0, 0)
+
+    def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
+        """As `TokenEncoder.forward`; nothing attends, so it is the same whether chunked or not."""
+        kept = torch.where(final, lengths, lengths - self.config.lookahead)
+        return self.encode(x, lengths, x.shape[1]), kept * self.config.upsampling
+
+    def encode(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        size: int,
+        masks: tuple[Tensor | None, Tensor | None] = (None, None),
+        keys: int | None = None,
+        past: Tensor | None = None,
+        memory: tuple[Memory, Memory] | None = None,
+        lookahead_ends: Tensor | None = None,
+    ) -> Tensor:
+        """As `TokenEncoder.encode`, without attention: masks, keys and past say nothing."""
+        x = x * valid_positions(lengths, x.shape[1])[..., None]
+        y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
+        weight, bias = self.lookahead_conv.weight, self.lookahead_conv.bias
+        y = convolve(y, weight, bias) if lookahead_ends is None else up_to_ends(y, lookahead_ends, weight, bias)
+        y = leaky_relu(y, 0.01)
+        y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory[0].extend(0, y)
+        mu = x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)
+        return mu.repeat_interleave(self.config.upsampling, dim=1)
+
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them; nothing that it computes changes."""
+        lay_for_windows(self.lookahead_conv)
+        lay_for_windows(self.history_conv)
+
+
+class PositionConv(nn.Module):
+    """Two causal convolutions in groups, with Mish after each: where a frame stands among its neighbours."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(size, size, POSITION_KERNEL, groups=POSITION_GROUPS) for _ in range(2))
+
+    def forward(self, x: Tensor, memory: Memory | None) -> Tensor:
+        """x: [batch, frames, size]; memory: what precedes x, zeros if None  →  the same shape."""
+        for place, conv in enumerate(self.convs):
+            assert isinstance(conv, nn.Conv1d)
+            first = place * x.shape[2]
+            x = pad(x, (0, 0, POSITION_KERNEL - 1, 0)) if memory is None else memory.extend(first, x)
+            x = mish(conv1d(x.transpose(1, 2), conv.weight, conv.bias, groups=POSITION_GROUPS).transpose(1, 2))
+        return x
+
+
+class RotaryAttention(nn.Module):
+    """Self-attention of which the official code gives positions to the first head alone."""
+
+    site = 0
+    """Its place among the network's attentions."""
+
+    def __init__(self, size: int, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, inner = num_heads, head_dim, num_heads * head_dim
+        self.query, self.key, self.value = (nn.Linear(size, inner) for _ in range(3))
+        self.out = nn.Linear(inner, size)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, memory: Memory | None) -> Tensor:
+        """x: [batch, frames, size]; rotation: of `rotation_of`; mask: as in `DiT.velocity`  →  as x."""
+        query, key = (self._rotated(one(x), rotation) for one in (self.query, self.key))
+        keys = torch.cat((key, self.value(x)), dim=-1)
+        if memory is not None:
+            keys = memory.recall(self.site, keys)
+        key, value = keys.chunk(2, dim=-1)
+        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def _rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        first, others = x[..., : self.head_dim], x[..., self.head_dim :]
+        even, odd = first.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = rotation
+        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(2)
+        return torch.cat((turned.to(x.dtype), others), dim=-1)
+
+
+def rotation_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each pair (2i, 2i + 1); positions: [rows, frames] int  →  two of [rows, frames, dim / 2]."""
+    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[..., None].float() * (1.0 / _ROTARY_BASE**exponent)
+    return angles.cos(), angles.sin()
+
+
+class DiTBlock(nn.Module):
+    """Attention and feed-forward, each behind a norm that the time shifts and scales, and through a gate of it."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(config.size, _PER_BLOCK * config.size)
+        self.attention = RotaryAttention(config.size, config.num_heads, config.head_dim)
+        self.feed_forward = FeedForward(config.size, config.expansion * config.size, _tanh_gelu)
+
+    def forward(
+        self,
+        x: Tensor,
+        modulations: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        memory: Memory | None,
+    ) -> Tensor:
+        """x: [batch, frames, size]; modulations: [6, batch or 1, 1, size]  →  as x."""
+        shift, scale, gate, later_shift, later_scale, later_gate = modulations.unbind()
+        x = x + gate * self.attention(_modulated(x, shift, scale), rotation, mask, memory)
+        return x + later_gate * self.feed_forward(_modulated(x, later_shift, later_scale))
+
+
+class DiT(nn.Module):
+    """(x, mu, speaker, condition, t) → velocity, in the place of CosyVoice2's `UNet`."""
+
+    def __init__(self, config: DiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.time_embedding = TimeEmbedding(TIME_SINUSOIDS, config.size)
+        self.input = nn.Linear(4 * config.out_channels, config.size)
+        self.position_conv = PositionConv(config.size)
+        self.blocks = nn.ModuleList(DiTBlock(config) for _ in range(config.num_blocks))
+        for site, attention in enumerate(one for one in self.modules() if isinstance(one, RotaryAttention)):
+            attention.site = site
+        self.last_modulation = nn.Linear(config.size, 2 * config.size)
+        self.out = nn.Linear(config.size, config.out_channels)
+
+    @property
+    def memory_shape(self) -> MemoryShape:
+        """What one pass leaves behind: keys and values of each block, and the inputs of the two convolutions."""
+        config = self.config
+        keys = 2 * config.num_heads * config.head_dim
+        return MemoryShape(config.num_blocks, keys, POSITION_KERNEL - 1, 2 * config.size)
+
+    def forward(
+        self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
+    ) -> Tensor:
+        """As `UNet.forward`."""
+        mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
+        features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
+        return self.velocity(features, self.time_biases(t), mask)
+
+    def time_biases(self, t: Tensor) -> Tensor:
+        """All modulations at flow time t: [batch] float32  →  [6 · blocks + 2, batch, 1, size], those of the last norm,
+        its scale and its shift, at the end.
+        """
+        time = silu(self.time_embedding(t))
+        blocks = [cast(DiTBlock, block) for block in self.blocks]
+        parts = [block.modulation(time).chunk(_PER_BLOCK, dim=-1) for block in blocks]
+        parts.append(self.last_modulation(time).chunk(2, dim=-1))
+        return torch.stack([one for part in parts for one in part])[:, :, None]
+
+    def velocity(
+        self,
+        features: Tensor,
+        biases: Tensor,
+        mask: Tensor | None,
+        memory: Memory | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """As `UNet.velocity`; positions: [batch or 1, frames] int, places in the whole row, None: from its start."""
+        if positions is None:
+            positions = torch.arange(features.shape[1], device=features.device)[None]
+        rotation = rotation_of(positions, self.config.head_dim)
+        # The official order is x, condition, mu, speaker.
+        first, condition, mu, speaker = self.input.weight.chunk(4, dim=1)
+        x = linear(features, torch.cat((first, mu, speaker, condition), dim=1), self.input.bias)
+        x = x + self.position_conv(x, memory)
+        *modulations, scale, shift = biases.unbind()
+        grouped = torch.stack(modulations).unflatten(0, (-1, _PER_BLOCK))
+        for block, own in zip(self.blocks, grouped, strict=True):
+            x = block(x, own, rotation, mask, memory)
+        return self.out(_modulated(x, shift, scale))
+
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them: they lie so."""
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return layer_norm(x, x.shape[-1:], eps=NORM_EPS) * (1 + scale) + shift
+
+
+def _tanh_gelu(x: Tensor) -> Tensor:
+    return gelu(x, approximate="tanh")
