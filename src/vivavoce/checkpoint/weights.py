@@ -186,7 +186,7 @@ LM = (
     ("llm.model.model.layers.{n}.input_layernorm", "layers.{n}.attention_norm"),
     ("llm.model.model.layers.{n}.post_attention_layernorm", "layers.{n}.mlp_norm"),
     ("llm.model.model.norm", "norm"),
-    ("llm_embedding", "own_controls"),
+    ("llm_embedding", "control_embedding"),
     ("llm_decoder", "speech_head"),
 )
 FLOW = (

@@ -37,8 +37,10 @@ from vivavoce.service.voices.voice import built_in_voices
 _ONNX_FILES = (SPEECH_TOKENIZER, SPEAKER_ENCODER)
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
-_NETWORKS = {part.part: part for parts in NETWORKS.values() for part in parts.values()}
-"""Networks of all generations that run, by their weights' file without the suffix."""
+_NETWORKS = {generation: {one.part: one for one in parts.values()} for generation, parts in NETWORKS.items()}
+"""Networks by generation, and by their weights' file without the suffix."""
+_PARTS = tuple(dict.fromkeys(part for parts in _NETWORKS.values() for part in parts))
+"""These files, of any generation."""
 _LFS_POINTER = b"version https://git-lfs"
 
 Found = TypeVar("Found")
@@ -108,11 +110,11 @@ def inspect_model(folder: Path) -> ModelReport:
     usable = _readable_files(report)
     report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
     supported = report.attempt(detect_generation, folder) is not None
-    paths = {part: path for part in _NETWORKS if (path := _part_path(folder, part)) is not None}
+    paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
     if supported or (report.generation is None and report.files):
         tokenizer = () if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
         required = (*_ONNX_FILES, f"{BACKBONE}/config.json", *tokenizer)
-        missing = [f"{part}.pt" for part in _NETWORKS if part not in paths]
+        missing = [f"{part}.pt" for part in _PARTS if part not in paths]
         missing += [path for path in required if not (folder / path).is_file()]
         if missing:
             report.add(f"missing {', '.join(missing)}; download the whole folder")
@@ -169,7 +171,7 @@ def _part_path(folder: Path, part: str) -> Path | None:
 
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
     """Compare names and shapes with the network of that configuration; neither takes any memory here."""
-    network_part = _NETWORKS[part]
+    network_part = _NETWORKS[config.generation][part]
     with torch.device("meta"):
         network = network_part.build(config)
     shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
@@ -177,7 +179,8 @@ def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: Mod
 
 
 def _part_report(part: str, path: Path, tensors: Mapping[str, Tensor]) -> PartReport:
-    used = [tensor for key, tensor in tensors.items() if key not in _NETWORKS[part].names.unused]
+    unused = frozenset[str]().union(*(parts[part].names.unused for parts in _NETWORKS.values()))
+    used = [tensor for key, tensor in tensors.items() if key not in unused]
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in used})
     return PartReport(part, path.name, sum(tensor.numel() for tensor in used), tuple(dtypes))
 

@@ -65,7 +65,7 @@ class FusedLM:
         self._tiles, self._strips, device = tiles, strips, lm.speech_head.weight.device
         self._options: Any = {"dependent": dependent_launches(device)}
         self._tables: Tables = (
-            lm.control_embedding.weight.detach(),
+            lm.control_rows.weight.detach(),
             lm.text_embedding.weight.detach(),
             lm.speech_embedding.weight.detach(),
         )

@@ -101,15 +101,15 @@ class SpeechLM(nn.Module):
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.hidden_size)
         self.speech_embedding = nn.Embedding(vocabulary.num_logits, config.hidden_size)
         if vocabulary.has_own_controls:
-            self.own_controls = nn.Embedding(2, config.hidden_size)
+            self.control_embedding = nn.Embedding(2, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.speech_head = nn.Linear(config.hidden_size, vocabulary.num_logits, bias=vocabulary.has_own_controls)
 
     @property
-    def control_embedding(self) -> nn.Embedding:
-        """Of the rows `sos` and `task`."""
-        return self.own_controls if self.config.vocabulary.has_own_controls else self.speech_embedding
+    def control_rows(self) -> nn.Embedding:
+        """The embedding of `sos` and `task`."""
+        return self.control_embedding if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
         """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape.
@@ -145,9 +145,9 @@ def prompt_rows(lm: SpeechLM, prompt: LMPrompt) -> Tensor:
     """[sos, prompt text, text, task, prompt speech]  →  [rows, hidden]."""
     vocabulary = lm.config.vocabulary
     parts = (
-        (lm.control_embedding, (vocabulary.sos,)),
+        (lm.control_rows, (vocabulary.sos,)),
         (lm.text_embedding, prompt.prompt_text + prompt.text),
-        (lm.control_embedding, (vocabulary.task,)),
+        (lm.control_rows, (vocabulary.task,)),
         (lm.speech_embedding, prompt.prompt_speech),
     )
     return torch.cat([table(torch.tensor(ids, dtype=torch.int64, device=table.weight.device)) for table, ids in parts])

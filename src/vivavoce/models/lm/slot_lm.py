@@ -206,7 +206,7 @@ class SlotLM:
         weight = lm.speech_head.weight
         self._device, self._dtype = weight.device, weight.dtype
         self._group = config.num_heads // config.num_kv_heads
-        embeddings = (lm.control_embedding, lm.text_embedding, lm.speech_embedding)
+        embeddings = (lm.control_rows, lm.text_embedding, lm.speech_embedding)
         self._tables = [one.weight.detach() for one in embeddings]
         self._layers = JoinedLayer.all(lm, joined)
         self._norm, self._head = lm.norm.weight.detach(), joined([lm.speech_head])
