@@ -9,12 +9,12 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, gelu, layer_norm, leaky_relu, linear, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import conv1d, gelu, layer_norm, linear, pad, silu
 
 from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig
-from vivavoce.models.flow.layout import convolve, lay_for_windows, mish
-from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, up_to_ends
-from vivavoce.models.flow.unet import TimeEmbedding
+from vivavoce.models.flow.layout import lay_for_windows, mish
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
+from vivavoce.models.flow.unet import TimeEmbedding, attend
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, valid_positions, visible_keys
 
 POSITION_KERNEL = 31
@@ -58,12 +58,8 @@ class LookaheadEncoder(nn.Module):
     ) -> Tensor:
         """As `TokenEncoder.encode`, without attention: masks, keys and past say nothing."""
         x = x * valid_positions(lengths, x.shape[1])[..., None]
-        y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
-        weight, bias = self.lookahead_conv.weight, self.lookahead_conv.bias
-        y = convolve(y, weight, bias) if lookahead_ends is None else up_to_ends(y, lookahead_ends, weight, bias)
-        y = leaky_relu(y, 0.01)
-        y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory[0].extend(0, y)
-        mu = x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)
+        of_tokens = memory[0] if memory else None
+        mu = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
         return mu.repeat_interleave(self.config.upsampling, dim=1)
 
     def lay_out(self) -> None:
@@ -107,10 +103,7 @@ class RotaryAttention(nn.Module):
         keys = torch.cat((key, self.value(x)), dim=-1)
         if memory is not None:
             keys = memory.recall(self.site, keys)
-        key, value = keys.chunk(2, dim=-1)
-        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(attend(query, keys, self.num_heads, mask))
 
     def _rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         first, others = x[..., : self.head_dim], x[..., self.head_dim :]
@@ -157,7 +150,7 @@ class DiT(nn.Module):
         super().__init__()
         self.config = config
         self.time_embedding = TimeEmbedding(TIME_SINUSOIDS, config.size)
-        self.input = nn.Linear(4 * config.out_channels, config.size)
+        self.input = nn.Linear(config.in_channels, config.size)
         self.position_conv = PositionConv(config.size)
         self.blocks = nn.ModuleList(DiTBlock(config) for _ in range(config.num_blocks))
         for site, attention in enumerate(one for one in self.modules() if isinstance(one, RotaryAttention)):

@@ -126,7 +126,7 @@ class TokenEncoder(nn.Module):
         config, keys = self.config, keys or size
         of_tokens, of_frames = memory or (None, None)
         x = self.embed(x) * valid_positions(lengths, x.shape[1])[..., None]
-        x = self._look_ahead(x, size, of_tokens, lookahead_ends)
+        x = look_ahead(x, size, self.lookahead_conv, self.history_conv, of_tokens, lookahead_ends)
         span = RelativeSpan.of(x, keys, masks[0], past)
         for block in self.blocks:
             x = block(x, span, of_tokens)
@@ -144,17 +144,31 @@ class TokenEncoder(nn.Module):
         for conv in (self.lookahead_conv, self.history_conv, self.up_conv):
             lay_for_windows(conv)
 
-    def _look_ahead(self, x: Tensor, size: int, memory: Memory | None, lookahead_ends: Tensor | None) -> Tensor:
-        y = pad(x, (0, 0, 0, size + self.config.lookahead - x.shape[1]))
-        weight, bias = self.lookahead_conv.weight, self.lookahead_conv.bias
-        y = convolve(y, weight, bias) if lookahead_ends is None else up_to_ends(y, lookahead_ends, weight, bias)
-        # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
-        y = leaky_relu(y, 0.01)
-        y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
-        return x[:, :size] + convolve(y, self.history_conv.weight, self.history_conv.bias)
+
+def look_ahead(
+    x: Tensor,
+    size: int,
+    ahead: nn.Conv1d,
+    behind: nn.Conv1d,
+    memory: Memory | None,
+    lookahead_ends: Tensor | None,
+) -> Tensor:
+    """Add to the first `size` tokens what a convolution hears ahead of them, and one behind it of that.
+
+    x: [batch, tokens, channels]; memory, lookahead_ends: as in `TokenEncoder.encode`  →  [batch, size, channels]
+    """
+    y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
+    if lookahead_ends is None:
+        y = convolve(y, ahead.weight, ahead.bias)
+    else:
+        y = _up_to_ends(y, lookahead_ends, ahead.weight, ahead.bias)
+    # The official layer leaves the slope at PyTorch's default, unlike the vocoder's.
+    y = leaky_relu(y, 0.01)
+    y = pad(y, (0, 0, HISTORY_KERNEL - 1, 0)) if memory is None else memory.extend(0, y)
+    return x[:, :size] + convolve(y, behind.weight, behind.bias)
 
 
-def up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)

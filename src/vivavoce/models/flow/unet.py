@@ -80,6 +80,15 @@ class ResnetBlock(nn.Module):
         return h + self.shortcut(x)
 
 
+def attend(query: Tensor, keys: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
+    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], with their values; mask: as in `UNet.velocity`
+    →  as query.
+    """
+    key, value = keys.chunk(2, dim=-1)
+    query, key, value = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
 class SelfAttention(nn.Module):
     """Self-attention without positions: the convolutions around it carry them."""
 
@@ -102,10 +111,7 @@ class SelfAttention(nn.Module):
         query, keys = projected[..., :inner], projected[..., inner:]
         if memory is not None:
             keys = memory.recall(self.site, keys)
-        key, value = keys.chunk(2, dim=-1)
-        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-        out = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(attend(query, keys, self.num_heads, mask))
 
 
 class TransformerBlock(nn.Module):
