@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.random_checkpoint import make_babble_checkpoint
@@ -78,6 +79,12 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def babble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in the official layout; read it, or copy it before changing anything."""
     return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble")
+
+
+@pytest.fixture(scope="session")
+def babble_v3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `babble`, of CosyVoice3."""
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v3", Generation.V3)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.checkpoint.spk2info import NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.request import Conditioning
@@ -20,7 +21,7 @@ from vivavoce.models.random_checkpoint import (
     NUM_SPEECH_TOKENS,
     RELEASE,
     SPEAKER_SIZE,
-    Sizes,
+    SizesOf,
     make_babble_checkpoint,
 )
 from vivavoce.version import __version__
@@ -30,10 +31,10 @@ PROMPT_TOKENS, PROMPT_TEXT = 87, 20
 FRAMES_PER_TOKEN = 2
 
 
-def make_model(folder: Path, sizes: Sizes = RELEASE) -> Path:
+def make_model(folder: Path, sizes: SizesOf = RELEASE, generation: Generation = Generation.V2) -> Path:
     """Write it, unless it is there; a minute and 2.6 GB in the release's sizes."""
     if not folder.exists():
-        make_babble_checkpoint(folder, sizes=sizes)
+        make_babble_checkpoint(folder, generation, sizes=sizes)
     write_spk2info(folder / SPEAKERS, {"reader": _reader()})
     return folder
 

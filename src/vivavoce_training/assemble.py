@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.front_end import load_front_end
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.testset import Record
-from vivavoce_training.weights import MINI
+from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
 NOTICE = Path(__file__).parent / "data" / "NOTICE.md"
 """Terms of what the corpus is made of; they go wherever the weights go."""

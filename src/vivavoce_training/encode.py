@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, detect_generation, speech_tokenizer_of
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce_training.data.build import num_cores
 from vivavoce_training.data.store import Corpus, write_array
@@ -36,7 +36,7 @@ def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:
 def _hear(folder: Path, model: Path, first: int) -> tuple[NDArray[np.int16], NDArray[np.float16]]:
     torch.set_num_threads(1)
     corpus = Corpus.open(folder)
-    tokenizer = SpeechTokenizer.from_file(model / SPEECH_TOKENIZER)
+    tokenizer = SpeechTokenizer.from_file(model / speech_tokenizer_of(detect_generation(model)))
     encoder = SpeakerEncoder.from_file(model / SPEAKER_ENCODER)
     tokens, embeddings = [], []
     for utterance in range(first, min(first + PIECE, len(corpus))):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import speech_tokenizer_of
 from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, InvalidText
 from vivavoce.models.encoders import MAX_SECONDS
 from vivavoce.service.audio.decode import decode_audio
@@ -105,8 +105,8 @@ def _heard(path: Path, front_end: ModelFrontEnd) -> tuple[Utterance, NDArray[np.
     tokens = front_end.extractor.speech_tokens(audio).numpy().astype(np.int16)
     if abs(len(tokens) - places) > 1:
         raise CheckpointError(
-            f"{SPEECH_TOKENIZER}: gives {len(tokens)} tokens for {places} times 40 ms of {path.name}; "
-            "choose a model of 25 tokens per second"
+            f"{speech_tokenizer_of(front_end.config.generation)}: gives {len(tokens)} tokens for {places} times 40 ms "
+            f"of {path.name}; choose a model of 25 tokens per second"
         )
     count = min(places, len(tokens))
     pcm = (wave[: count * TOKEN_SAMPLES].clamp(-1, 1) * 32767).round().short().numpy()

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.config import Generation, ModelConfig
+from vivavoce.checkpoint.folder import speech_tokenizer_of
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import (
     FLOW_NAMES,
@@ -24,6 +25,7 @@ from vivavoce.models.vocoder.hift import HiFT
 
 MINI = Path(__file__).parent / "mini"
 """Everything of the mini model's folder that is not learned."""
+SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
 MINI_UP_BLOCKS = 2
 """Conformer blocks after the upsampling; in a checkpoint the flow's parameter names tell."""
 _NAMES = {"llm": LM_NAMES, "flow": FLOW_NAMES, "hift": VOCODER_NAMES}

@@ -18,6 +18,7 @@ from benchmarks.http_overhead.loads import Load, read_load
 from benchmarks.http_overhead.report import overhead, section
 from benchmarks.http_overhead.trace import SPANS, mean_spans, read_traces
 from vivavoce.bench.load import Outcome, Utterance
+from vivavoce.checkpoint.config import Generation
 from vivavoce.measure import Arrival
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.random_checkpoint import RELEASE, write_settings
@@ -35,7 +36,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Of the release's sizes; the weights are not needed."""
-    return write_settings(tmp_path_factory.mktemp("release"), RELEASE)
+    return write_settings(tmp_path_factory.mktemp("release"), Generation.V2, RELEASE[Generation.V2])
 
 
 def test_the_flow_s_arithmetic_is_counted(config):

@@ -17,10 +17,9 @@ YAML_OF = {
     Generation.V2: "cosyvoice2.yaml",
     Generation.V3: "cosyvoice3.yaml",
 }
-SUPPORTED = (Generation.V2,)
+SUPPORTED = (Generation.V2, Generation.V3)
 BACKBONE = "CosyVoice-BlankEN"
 CARD = "vivavoce.json"
-SPEECH_TOKENIZER = "speech_tokenizer_v2.onnx"
 SPEAKER_ENCODER = "campplus.onnx"
 SPEAKERS = "spk2info.pt"
 """Built-in speakers; a folder may have none."""
@@ -74,6 +73,11 @@ def detect_generation(folder: Path) -> Generation:
     raise CheckpointError(
         f"model: {folder.absolute().name} holds none of {', '.join(YAML_OF.values())}; download the whole model folder"
     )
+
+
+def speech_tokenizer_of(generation: Generation) -> str:
+    """The file of a generation's speech tokenizer."""
+    return f"speech_tokenizer_{generation.value}.onnx"
 
 
 def read_card(folder: Path) -> ModelCard:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF, read_json
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF, read_json, speech_tokenizer_of
 from vivavoce.errors import CheckpointError, DownloadError, ModelNotFound, UnsupportedModel
 from vivavoce.files import replace_file
 
@@ -91,7 +91,7 @@ def is_needed(path: str) -> bool:
 
 def missing_files(generation: Generation, paths: Collection[str]) -> list[str]:
     """What a model of this generation cannot speak without and `paths` does not name; other spellings count."""
-    needed = [YAML_OF[generation], SPEAKER_ENCODER, f"speech_tokenizer_{generation.value}.onnx"]
+    needed = [YAML_OF[generation], SPEAKER_ENCODER, speech_tokenizer_of(generation)]
     needed += ["llm.pt", "flow.pt", "hift.pt"]
     if generation is not Generation.V1:
         needed += [f"{BACKBONE}/config.json", f"{BACKBONE}/vocab.json"]

@@ -1,4 +1,4 @@
-"""A complete CosyVoice2 folder with random weights of any size: it babbles, it does not speak.
+"""A complete folder of a generation with random weights of any size: it babbles, it does not speak.
 
 It takes every path through the engine that a trained model takes, so a demo, a test or a measurement needs no download.
 Matrices get 1/sqrt(inputs), so that signals keep their size from layer to layer and the vocoder's output is noise of a
@@ -13,6 +13,7 @@ import os
 import re
 import tempfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import Generation, ModelConfig
-from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, SPEECH_TOKENIZER, YAML_OF
+from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig, Vocabulary
+from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, YAML_OF, speech_tokenizer_of
 from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
 from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 from vivavoce.checkpoint.settings import read_config
@@ -38,7 +39,9 @@ SPEAKER_SIZE = 192
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the networks: the language model's, the flow's encoder and U-Net, the vocoder's; by default tiny ones."""
+    """Of the networks: the language model's, the flow's encoder and its U-Net or DiT, the vocoder's; by default tiny
+    ones. A generation takes those of its own networks.
+    """
 
     text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
     lm_width: int = 64
@@ -56,12 +59,20 @@ class Sizes:
     unet_head_dim: int = 32
     unet_blocks: int = 2
     unet_mid_blocks: int = 3
+    lookahead_inner: int = 96
+    dit_width: int = 64
+    dit_heads: int = 2
+    dit_head_dim: int = 32
+    dit_blocks: int = 3
     vocoder_width: int = 64
     f0_width: int = 32
 
 
-TINY = Sizes()
-RELEASE = Sizes(
+SizesOf = Mapping[Generation, Sizes]
+
+# CosyVoice3 has the phones of two languages among its special tokens.
+TINY: SizesOf = {Generation.V2: Sizes(), Generation.V3: Sizes(text_vocabulary=576)}
+_QWEN2_05B = Sizes(
     text_vocabulary=151_936,
     lm_width=896,
     lm_inner=4_864,
@@ -78,10 +89,16 @@ RELEASE = Sizes(
     unet_head_dim=64,
     unet_blocks=4,
     unet_mid_blocks=12,
+    lookahead_inner=1_024,
+    dit_width=1_024,
+    dit_heads=16,
+    dit_head_dim=64,
+    dit_blocks=22,
     vocoder_width=512,
     f0_width=512,
 )
-"""As CosyVoice2-0.5B was published."""
+RELEASE: SizesOf = {Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
+"""As CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
 
 _CARD_CONTENT = {
     "name": "babble",
@@ -93,10 +110,8 @@ _FILES = (
     "llm.pt",
     "flow.pt",
     "hift.pt",
-    SPEECH_TOKENIZER,
     SPEAKER_ENCODER,
     SPEAKERS_FILE,
-    YAML_OF[Generation.V2],
     *(f"{BACKBONE}/{name}" for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")),
 )
 _WHISPER_BINS = 128
@@ -106,9 +121,13 @@ _TOKEN_DIGITS, _TOKEN_BASE = 8, 3
 _QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _NUM_BYTES = 256
 
+_ROTARY = "decoder.estimator.rotary_embed.inv_freq"
+"""Frequencies that the official DiT keeps in its file, and computes."""
 _END_LOGIT = 7.0
 """Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
 _NEVER_LOGIT = -100.0
+_END_GAIN = 6.0
+"""Of the end where the head has no bias: now and then it is above the best."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
 """Convolutions of the vocoder that are kept as weight norm's two tensors."""
 _DISTRIBUTIONS = (
@@ -120,6 +139,7 @@ _DISTRIBUTIONS = (
     (r"\.alpha$", 1.0, 0.15),
     (r"conv_post\.bias$", -1.0, 0.3),
     (r"classifier\.bias$", 60.0, 1.0),
+    (r"(attn_norm|norm_out)\.linear\.bias$", 0.0, 0.3),
     (r"\.bias$", 0.0, 0.05),
     (r"\.original1$", 0.0, 1.0),
 )
@@ -132,47 +152,51 @@ _GAINS = (
     ("condnet", 1.5),
     ("classifier", 150.0),  # the pitch in hertz: a random contour of some hundred
 )
-"""Of matrices, by a part of their official names; 1 of all others, but for the vocoder's upsampling."""
+"""Of matrices, by a part of their official names; 1 of all others, but for the vocoder's transposed convolutions."""
 
 
-def make_babble_checkpoint(folder: Path, *, seed: int = 0, sizes: Sizes = TINY) -> Path:
+def make_babble_checkpoint(
+    folder: Path, generation: Generation = Generation.V2, *, seed: int = 0, sizes: SizesOf = TINY
+) -> Path:
     """Write the checkpoint and return `folder`, which appears complete or not at all.
 
     The same seed gives the same tensors. A folder that holds this very checkpoint is left as it is; CheckpointError: it
     holds something else, or the place cannot be written.
     """
-    card = _json(_CARD_CONTENT | {"seed": seed} | ({} if sizes == TINY else {"sizes": asdict(sizes)}))
-    if _holds(folder, card):
+    own = {} if sizes == TINY else {"sizes": asdict(sizes[generation])}
+    card = _json(_CARD_CONTENT | {"seed": seed} | own)
+    if _holds(folder, generation, card):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
             new = Path(workshop) / "model"
             new.mkdir()
-            _write_files(new, seed, sizes)
+            _write_files(new, generation, seed, sizes[generation])
             (new / CARD).write_text(card, encoding="utf-8")
             os.replace(new, folder)
     except OSError as error:
-        if _holds(folder, card):  # another process has just made the same
+        if _holds(folder, generation, card):  # another process has just made the same
             return folder
         reason = "is in use for something else" if os.path.exists(folder) else f"cannot be written ({error.strerror})"
         raise CheckpointError(f"folder: {folder} {reason}; choose a folder that does not exist yet") from None
     return folder
 
 
-def _holds(folder: Path, card: str) -> bool:
+def _holds(folder: Path, generation: Generation, card: str) -> bool:
     """Whether the folder is this very checkpoint, and every file of it is there."""
     try:
         if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
             return False
-        return all((folder / name).stat().st_size > 0 for name in _FILES)
+        files = (*_FILES, YAML_OF[generation], speech_tokenizer_of(generation))
+        return all((folder / name).stat().st_size > 0 for name in files)
     except OSError:
         return False
 
 
-def _write_files(folder: Path, seed: int, sizes: Sizes) -> None:
-    config = write_settings(folder, sizes)
-    for network in NETWORKS[Generation.V2].values():
+def _write_files(folder: Path, generation: Generation, seed: int, sizes: Sizes) -> None:
+    config = write_settings(folder, generation, sizes)
+    for network in NETWORKS[generation].values():
         with (folder / f"{network.part}.pt").open("wb") as file:
             torch.save(random_state(network, config, seed), file)
     speakers = {
@@ -180,7 +204,7 @@ def _write_files(folder: Path, seed: int, sizes: Sizes) -> None:
     }
     write_spk2info(folder / SPEAKERS_FILE, speakers)
     (folder / SPEAKER_ENCODER).write_bytes(_speaker_encoder(seed))
-    (folder / SPEECH_TOKENIZER).write_bytes(_speech_tokenizer(seed))
+    (folder / speech_tokenizer_of(generation)).write_bytes(_speech_tokenizer(seed))
 
 
 def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[str, Tensor]:
@@ -202,10 +226,22 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
     if network.part == "llm":
         # The official file repeats the text embedding as an (unused) text head.
         state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
-        state["llm_decoder.weight"][NUM_SPEECH_TOKENS:] = 0
-        state["llm_decoder.bias"][NUM_SPEECH_TOKENS:] = _NEVER_LOGIT
-        state["llm_decoder.bias"][NUM_SPEECH_TOKENS] = _END_LOGIT
+        _let_only_the_end_stop(state, config.lm.vocabulary)
+    if _ROTARY in network.names.unused:
+        size = config.flow.estimator.head_dim
+        state[_ROTARY] = 1e4 ** -(torch.arange(0, size, 2) / size)
     return state
+
+
+def _let_only_the_end_stop(llm: dict[str, Tensor], vocabulary: Vocabulary) -> None:
+    weight, bias, end = llm["llm_decoder.weight"], llm.get("llm_decoder.bias"), vocabulary.eos
+    rare = weight[end] * (_END_GAIN / dict(_GAINS)["llm_decoder"])
+    weight[vocabulary.num_speech_tokens :] = 0
+    if bias is None:
+        weight[end] = rare
+    else:
+        bias[vocabulary.num_speech_tokens :] = _NEVER_LOGIT
+        bias[end] = _END_LOGIT
 
 
 def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[float, float]:
@@ -213,7 +249,7 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
         if re.search(pattern, key):
             return mean, std
     gain = next((gain for name, gain in _GAINS if name in key), 1.0)
-    if key.startswith("ups."):
+    if key.startswith("ups.") and not isinstance(config.vocoder, CausalVocoderConfig):
         gain = math.sqrt(config.vocoder.upsample_rates[int(key.split(".")[1])] / 2)
     if key.endswith(".original0"):  # the norms of weight norm's rows
         return gain, gain / 10
@@ -281,10 +317,14 @@ def _speech_tokenizer(seed: int) -> bytes:
     )
 
 
-def write_settings(folder: Path, sizes: Sizes) -> ModelConfig:
-    """Write cosyvoice2.yaml, the language model's settings and a byte-level Qwen2 tokenizer without merges."""
-    (folder / YAML_OF[Generation.V2]).write_text(_settings(sizes), encoding="utf-8")
-    backbone = folder / BACKBONE
+def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
+    """Write the yaml, the language model's settings and a byte-level Qwen2 tokenizer without merges."""
+    (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
+    _write_backbone(folder / BACKBONE, sizes)
+    return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
+
+
+def _write_backbone(backbone: Path, sizes: Sizes) -> None:
     backbone.mkdir()
     # GPT-2's printable stand-ins for the 256 bytes, those that print as themselves first.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -323,20 +363,50 @@ def write_settings(folder: Path, sizes: Sizes) -> ModelConfig:
     for name, content in files.items():
         (backbone / name).write_text(_json(content), encoding="utf-8")
     (backbone / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
 
 
-def _settings(sizes: Sizes) -> str:
-    """cosyvoice2.yaml."""
+def _settings(generation: Generation, sizes: Sizes) -> str:
+    """The yaml of a generation that has a Qwen2 language model."""
+    causal = generation is Generation.V3
+    llm, flow = ("CosyVoice3LM", _causal_flow(sizes)) if causal else ("Qwen2LM", _flow(sizes))
+    vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
+    pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
     return f"""\
 sample_rate: 24000
-llm: !new:cosyvoice.llm.llm.Qwen2LM
+llm: !new:cosyvoice.llm.llm.{llm}
     llm_input_size: {sizes.lm_width}
     llm_output_size: {sizes.lm_width}
     speech_token_size: {NUM_SPEECH_TOKENS}
     mix_ratio: [5, 15]
     llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
     sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+{flow}hift: !new:cosyvoice.hifigan.generator.{vocoder}
+    in_channels: {NUM_MEL_BINS}
+    base_channels: {sizes.vocoder_width}
+    nb_harmonics: 8
+    sampling_rate: 24000
+    nsf_alpha: 0.1
+    nsf_sigma: 0.003
+    nsf_voiced_threshold: 10
+    upsample_rates: [8, 5, 3]
+    upsample_kernel_sizes: [16, 11, 7]
+    istft_params: {{n_fft: 16, hop_len: 4}}
+    resblock_kernel_sizes: [3, 7, 11]
+    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: [7, 7, 11]
+    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    lrelu_slope: 0.1
+    audio_limit: 0.99
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{pitch}
+        in_channels: {NUM_MEL_BINS}
+        cond_channels: {sizes.f0_width}
+feat_extractor: !name:matcha.utils.audio.mel_spectrogram
+    {{n_fft: 1920, num_mels: {NUM_MEL_BINS}, sampling_rate: 24000, hop_size: 480, win_size: 1920, fmin: 0, fmax: {top}}}
+"""
+
+
+def _flow(sizes: Sizes) -> str:
+    return f"""\
 flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
     input_size: {sizes.encoder_width}
     output_size: {NUM_MEL_BINS}
@@ -363,28 +433,36 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
             n_blocks: {sizes.unet_blocks}
             num_mid_blocks: {sizes.unet_mid_blocks}
             static_chunk_size: 50
-hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
-    in_channels: {NUM_MEL_BINS}
-    base_channels: {sizes.vocoder_width}
-    nb_harmonics: 8
-    sampling_rate: 24000
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: [8, 5, 3]
-    upsample_kernel_sizes: [16, 11, 7]
-    istft_params: {{n_fft: 16, hop_len: 4}}
-    resblock_kernel_sizes: [3, 7, 11]
-    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: [7, 7, 11]
-    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+"""
+
+
+def _causal_flow(sizes: Sizes) -> str:
+    return f"""\
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
+    input_size: {NUM_MEL_BINS}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {SPEAKER_SIZE}
+    vocab_size: {NUM_SPEECH_TOKENS}
+    input_frame_rate: 25
+    token_mel_ratio: 2
+    pre_lookahead_len: 3
+    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
         in_channels: {NUM_MEL_BINS}
-        cond_channels: {sizes.f0_width}
-feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    {{n_fft: 1920, num_mels: {NUM_MEL_BINS}, sampling_rate: 24000, hop_size: 480, win_size: 1920, fmin: 0, fmax: 8000}}
+        channels: {sizes.lookahead_inner}
+        pre_lookahead_len: 3
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.DiT.dit.DiT
+            dim: {sizes.dit_width}
+            depth: {sizes.dit_blocks}
+            heads: {sizes.dit_heads}
+            dim_head: {sizes.dit_head_dim}
+            ff_mult: 2
+            mel_dim: {NUM_MEL_BINS}
+            mu_dim: {NUM_MEL_BINS}
+            spk_dim: {NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            static_chunk_size: 50
 """
 
 

@@ -220,7 +220,7 @@ def load_front_end(folder: Path, config: ModelConfig | None = None, text_process
     )
     extractor = VoiceExtractor(
         config,
-        SpeechTokenizer.from_file(folder / official.SPEECH_TOKENIZER),
+        SpeechTokenizer.from_file(folder / official.speech_tokenizer_of(config.generation)),
         SpeakerEncoder.from_file(folder / official.SPEAKER_ENCODER),
         text,
         official.fingerprint(folder),

@@ -12,18 +12,18 @@ from typing import Any, BinaryIO, TypeVar
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.config import Generation, ModelConfig
 from vivavoce.checkpoint.folder import (
     BACKBONE,
     CARD,
     SPEAKER_ENCODER,
     SPEAKERS,
-    SPEECH_TOKENIZER,
     YAML_OF,
     ModelCard,
     detect_generation,
     fingerprint,
     read_card,
+    speech_tokenizer_of,
 )
 from vivavoce.checkpoint.known_models import is_needed, models_home, read_record, size_of
 from vivavoce.checkpoint.settings import read_config
@@ -34,7 +34,6 @@ from vivavoce.service.model_choice import MINI
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.voice import built_in_voices
 
-_ONNX_FILES = (SPEECH_TOKENIZER, SPEAKER_ENCODER)
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))
 _NETWORKS = {generation: {one.part: one for one in parts.values()} for generation, parts in NETWORKS.items()}
@@ -109,16 +108,17 @@ def inspect_model(folder: Path) -> ModelReport:
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
+    onnx_files = (speech_tokenizer_of(Generation(report.generation or Generation.V2)), SPEAKER_ENCODER)
     supported = report.attempt(detect_generation, folder) is not None
     paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
     if supported or (report.generation is None and report.files):
         tokenizer = () if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
-        required = (*_ONNX_FILES, f"{BACKBONE}/config.json", *tokenizer)
+        required = (*onnx_files, f"{BACKBONE}/config.json", *tokenizer)
         missing = [f"{part}.pt" for part in _PARTS if part not in paths]
         missing += [path for path in required if not (folder / path).is_file()]
         if missing:
             report.add(f"missing {', '.join(missing)}; download the whole folder")
-    for name in _ONNX_FILES:
+    for name in onnx_files:
         if name in usable and not is_whole_onnx(folder / name):
             report.add(f"{name} is cut off, or no ONNX model; download it again")
     weights: dict[str, Mapping[str, Tensor]] = {}
@@ -135,7 +135,7 @@ def inspect_model(folder: Path) -> ModelReport:
         report.tokenizer_size = report.attempt(lambda: len(TextTokenizer.from_folder(folder / BACKBONE)))
     if SPEAKERS in usable:
         report.voices = tuple(report.attempt(built_in_voices, folder) or ())
-    if report.generation and usable.issuperset(_ONNX_FILES):
+    if report.generation and usable.issuperset(onnx_files):
         report.fingerprint = report.attempt(fingerprint, folder)
     report.card = report.attempt(read_card, folder) or report.card
     report.source = _source(report)

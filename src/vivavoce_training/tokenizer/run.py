@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vivavoce.checkpoint.folder import SPEECH_TOKENIZER
 from vivavoce.models.encoders import MAX_SECONDS, SpeechTokenizer
 from vivavoce_training.data.store import Corpus, write_array
 from vivavoce_training.loop import Budget, train
@@ -20,6 +19,7 @@ from vivavoce_training.tokenizer.measure import CROPS, extract_tokens, measure, 
 from vivavoce_training.tokenizer.model import TokenEncoder, TokenizerSizes
 from vivavoce_training.tokenizer.step import BATCH, CROP_TOKENS, TokenizerStep
 from vivavoce_training.utterances import Split, heard_alone, steps_in
+from vivavoce_training.weights import SPEECH_TOKENIZER
 
 PART = "tokenizer"
 COMPARED_UTTERANCES = 50

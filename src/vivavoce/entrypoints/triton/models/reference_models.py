@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SPEECH_TOKENIZER
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, detect_generation, speech_tokenizer_of
 from vivavoce.entrypoints.triton.models.backend import Inputs, Parameters, answered
 from vivavoce.entrypoints.triton.models.speaking import recording
 from vivavoce.errors import InvalidAudio, InvalidRequest
@@ -59,7 +59,8 @@ class AudioTokenizer(_ReferenceModel):
         """From what Triton's `initialize` is given; `VivavoceError`: the folder or the device cannot be used."""
         given = Parameters(args)
         folder, providers = given.model_folder, onnx_providers(given.device)
-        tokenizer = SpeechTokenizer.from_file(folder / SPEECH_TOKENIZER, providers=providers)
+        path = folder / speech_tokenizer_of(detect_generation(folder))
+        tokenizer = SpeechTokenizer.from_file(path, providers=providers)
         text_size = np.int32(len(TextTokenizer.from_folder(folder / BACKBONE)))
 
         def encode(recording: Tensor) -> NDArray[Any]:
