@@ -18,6 +18,7 @@ from vivavoce.checkpoint.folder import (
     CARD,
     SPEAKER_ENCODER,
     SPEAKERS,
+    SUPPORTED,
     YAML_OF,
     ModelCard,
     detect_generation,
@@ -108,7 +109,7 @@ def inspect_model(folder: Path) -> ModelReport:
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
     report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
-    onnx_files = (speech_tokenizer_of(Generation(report.generation or Generation.V2)), SPEAKER_ENCODER)
+    onnx_files = (speech_tokenizer_of(Generation(report.generation or SUPPORTED[0])), SPEAKER_ENCODER)
     supported = report.attempt(detect_generation, folder) is not None
     paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
     if supported or (report.generation is None and report.files):
