@@ -10,13 +10,15 @@ from torch.nn.functional import linear, pad
 pytest.importorskip("triton")
 
 from tests.fast_flow import quick_interpreter
-from vivavoce.checkpoint.config import UNetConfig
+from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig, UNetConfig
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout
 from vivavoce.engine.flow_stage.planning import AttentionSpan, Block, FlowRow, block_ends, grid_ends
 from vivavoce.engine.graphs import Bucket
-from vivavoce.models.flow import packed_encoder, packed_unet
+from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
+from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.layout import convolve
 from vivavoce.models.flow.model import EulerSchedule, Flow
+from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedTables, PackedUNet, cuts_of
 from vivavoce.models.flow.unet import UNet
@@ -29,6 +31,7 @@ NAN = float("nan")
 SIZES = {
     "powers_of_two": UNetConfig(64, 16, 32, 2, 1, 2, 16, 20),
     "others": UNetConfig(64, 16, 48, 1, 1, 1, 48, 20),
+    "transformer": DiTConfig(32, 2, 2, 16, 2, 16, 20),
 }
 
 
@@ -40,6 +43,7 @@ def quick():
     with quick_interpreter(), pytest.MonkeyPatch.context() as patch:
         # Fewer programs of what has tests of its own; still several.
         patch.setattr(packed_unet, "NORM_ROWS", 64)
+        patch.setattr(packed_dit, "NORM_ROWS", 64)
         patch.setattr(flow_attention, "_FRAMES", 32)
         yield
 
@@ -53,16 +57,15 @@ class Past:
 
     @classmethod
     def empty(cls, shape):
-        return cls(
-            [torch.zeros(2, 0, shape.key_channels) for _ in range(shape.sites)], torch.zeros(2, 2, shape.tail_channels)
-        )
+        keys = [torch.zeros(2, 0, shape.key_channels) for _ in range(shape.sites)]
+        return cls(keys, torch.zeros(2, shape.tail, shape.tail_channels))
 
     def copy(self):
         return Past(list(self.keys), self.tails.clone())
 
     def extend(self, first, x):
         extended = torch.cat((self.tails[..., first : first + x.shape[2]], x), dim=1)
-        self.tails[..., first : first + x.shape[2]] = extended[:, -2:]
+        self.tails[..., first : first + x.shape[2]] = extended[:, -self.tails.shape[1] :]
         return extended
 
     def recall(self, site, keys):
@@ -85,7 +88,7 @@ class Row:
 
 def network(config, seed=0):
     torch.manual_seed(seed)
-    unet = UNet(config).requires_grad_(False).eval()
+    unet = (UNet if isinstance(config, UNetConfig) else DiT)(config).requires_grad_(False).eval()
     for name, parameter in unet.named_parameters():
         # Biases as large as what they are added to: one that comes twice or never shows.
         parameter.copy_(torch.randn_like(parameter) * (0.5 if "bias" in name else parameter[0].numel() ** -0.5))
@@ -95,11 +98,17 @@ def network(config, seed=0):
     return unet, EulerSchedule.of(unet, STEPS)
 
 
+def packed_of(unet, schedule):
+    return (PackedUNet if isinstance(unet, UNet) else PackedDiT)(unet, schedule, 0.7)
+
+
 def plain(unet, schedule, step, row, memory):
     """Velocities [2, frames, bins]; the memory goes on."""
     ends = row.ends[None]
     mask = keys_before(ends, int(ends.max()))
-    return unet.velocity(row.features, schedule.biases[step], mask, memory)
+    start = memory.keys[0].shape[1]
+    places = {} if isinstance(unet, UNet) else {"positions": torch.arange(start, start + len(row.ends))[None]}
+    return unet.velocity(row.features, schedule.biases[step], mask, memory, **places)
 
 
 def row_of(unet, schedule, step, past, ends, generator):
@@ -125,7 +134,7 @@ def pack(unet, rows, step, frames, tile, *, paged):
     )
     features = torch.full((2, frames, unet.config.in_channels), NAN)
     keys = torch.full((pool, STEPS, shape.sites, 2, PAGE, shape.key_channels), NAN)
-    before = torch.full((2, capacity, 2, shape.tail_channels), NAN)
+    before = torch.full((2, capacity, shape.tail, shape.tail_channels), NAN)
     free = torch.randperm(pool - 1, generator=torch.Generator().manual_seed(1)).add(1).tolist()
     place, tiles = 0, 0
     for number, row in enumerate(rows):
@@ -202,7 +211,8 @@ def path(request, monkeypatch):
     def cuts(frames, *, invariant):
         return cuts_of(sizes[request.param], invariant=request.param == "invariant")
 
-    monkeypatch.setattr(packed_unet, "cuts_of", cuts)
+    for module in (packed_unet, packed_dit):
+        monkeypatch.setattr(module, "cuts_of", cuts)
     return request.param
 
 
@@ -210,7 +220,7 @@ def path(request, monkeypatch):
 @torch.inference_mode()
 def test_rows_with_pasts_in_pages(size, path):
     unet, schedule = network(SIZES[size])
-    packed = PackedUNet(unet, schedule, 0.7)
+    packed = packed_of(unet, schedule)
     rows = rows_of(unet, schedule, 1)
     batch = pack(unet, rows, 1, 128, packed.cuts(128).attention.queries, paged=True)
     velocity = packed.velocity(batch)
@@ -218,10 +228,11 @@ def test_rows_with_pasts_in_pages(size, path):
         check_row(unet, schedule, 1, batch, velocity, row, number)
 
 
+@pytest.mark.parametrize("size", ["powers_of_two", "transformer"])
 @torch.inference_mode()
-def test_whole_rows_without_pages(path):
-    unet, schedule = network(SIZES["powers_of_two"])
-    packed = PackedUNet(unet, schedule, 0.7)
+def test_whole_rows_without_pages(size, path):
+    unet, schedule = network(SIZES[size])
+    packed = packed_of(unet, schedule)
     generator = torch.Generator().manual_seed(2)
     ends = [np.full(66, 66), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), np.full(2, 2)]
     rows = [row_of(unet, schedule, 0, 0, one, generator) for one in ends]
@@ -229,6 +240,11 @@ def test_whole_rows_without_pages(path):
     velocity = packed.velocity(batch)
     for number, row in enumerate(rows):
         check_row(unet, schedule, 0, batch, velocity, row, number)
+
+
+def test_sizes_of_groups_that_kernels_do_not_take():
+    with pytest.raises(ValueError, match=r"3 channels in each of 16 groups.*run without kernels"):
+        packed_of(*network(replace(SIZES["transformer"], size=48)))
 
 
 def encoder_network(models, seed=0, **sizes):
@@ -242,6 +258,17 @@ def encoder_network(models, seed=0, **sizes):
         parameter.copy_(torch.randn_like(parameter) * scale + ("norm" in name and "weight" in name))
     flow.lay_out()
     return flow
+
+
+def lookahead_network(models):
+    """A flow of CosyVoice3's kind."""
+    torch.manual_seed(0)
+    estimator = replace(SIZES["transformer"], out_channels=80)
+    flow = Flow(
+        replace(models.config.flow, num_tokens=50, encoder=LookaheadConfig(80, 48, 3, 2, 25), estimator=estimator)
+    )
+    flow.lay_out()
+    return flow.eval().requires_grad_(False)
 
 
 def tokens_row(flow, ends, ahead, seed=0):
@@ -264,7 +291,8 @@ def expected_of(flow, row):
 
 def encoded(flow, rows, tokens=128, **options):
     """mu of all rows, end to end."""
-    packed, config = PackedEncoder(flow, **options), flow.encoder.config
+    kind = PackedLookahead if isinstance(flow.encoder.config, LookaheadConfig) else PackedEncoder
+    packed, config = kind(flow, **options), flow.encoder.config
     queries = packed.cuts(tokens).attention.queries
     layout = EncoderLayout(Bucket(tokens, 8, False), queries, config.lookahead, config.upsampling)
     tables = layout.tables(torch.from_numpy(layout.numbers(rows)))
@@ -283,13 +311,15 @@ def cut(request, monkeypatch):
         chosen = encoder_cuts(sizes[request.param], invariant=request.param == "invariant")
         return replace(chosen, rows=32)
 
-    monkeypatch.setattr(packed_encoder, "encoder_cuts", cuts)
+    for module in (packed_encoder, packed_dit):
+        monkeypatch.setattr(module, "encoder_cuts", cuts)
     return request.param
 
 
+@pytest.mark.parametrize("network", [encoder_network, lookahead_network])
 @torch.inference_mode()
-def test_whole_rows_of_tokens(models, cut):
-    flow = encoder_network(models)
+def test_whole_rows_of_tokens(models, network, cut):
+    flow = network(models)
     ends = [np.full(40, 40), grid_ends(0, 45, 20), np.repeat([4, 9], [4, 5]), np.full(1, 1)]
     rows = [
         tokens_row(flow, one, ahead, seed) for seed, (one, ahead) in enumerate(zip(ends, (0, 3, 2, 1), strict=True))

@@ -28,7 +28,8 @@ from vivavoce.models.kernels.flow_products import (
     causal_conv,
     product,
 )
-from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm, silu_
+from vivavoce.models.kernels.flow_rows import Modulations, ShiftedNorm, advance, layer_norm, modulated, silu_
+from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,12 +50,60 @@ def test_norm_of_what_lacks_a_bias(dtype, size, eps):
 
 
 @DTYPES
+@pytest.mark.parametrize("size", [32, 48])
+def test_norm_that_flow_time_modulates(dtype, size):
+    x, more = draw(19, size, dtype=dtype), draw(19, size, dtype=dtype, seed=1)
+    times = Modulations(draw(3, 4, 2, size), draw(3, 2, 2, size, seed=1), numbers(2))
+    factor, summand = times.norms[2, 3].double()
+    gate, bias = times.gates[2, 1].double()
+
+    def expected(stream):
+        return functional.layer_norm(stream, (size,), eps=1e-6) * factor + summand
+
+    close(modulated(x, None, times, 3, 1e-6, 16), expected(x.double()), dtype, 8)
+    stream = x.double() + gate * more.double() + bias
+    close(modulated(x, (more, 1), times, 3, 1e-6, 16), expected(stream), dtype, 8)
+    close(x, stream, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("groups", [16, 2])
+@pytest.mark.parametrize("tailed", [True, False])
+def test_convolution_in_groups(dtype, groups, tailed):
+    """Rows of 9 and 40 new frames and padding, behind tails of 30; a row of few frames leaves some of what it found."""
+    taps, size, frames, new = 31, 64, 64, (9, 40)
+    conv = torch.nn.Conv1d(size, size, taps, groups=groups, device=DEVICE, dtype=dtype).requires_grad_(False)
+    x, skip = draw(2, frames, size, dtype=dtype), draw(2, frames, size, dtype=dtype, seed=1)
+    before = draw(2, 3, taps - 1, 16 + size, dtype=dtype)
+    x[:, sum(new) :], before[:, 2] = NAN, NAN
+    row, local = numbers(*[0] * 9, *[1] * 40, *[0] * 15), numbers(*range(9), *range(40), *[-1] * 15)
+    tails = ConvTails(before, torch.full_like(before, NAN)) if tailed else None
+    made = position_conv(
+        x.flatten(0, 1), grouped_weights(conv, 16), (row, local, numbers(9, 40, 0)), numbers(0, 9, 0), tails,
+        ConvTile(32, 64, 4, 2), skip.flatten(0, 1),
+    ).view(x.shape)  # fmt: skip
+    for number, span in enumerate((slice(0, 9), slice(9, 49))):
+        own = before[:, number, :, 16:] if tailed else torch.zeros(2, taps - 1, size, device=DEVICE, dtype=dtype)
+        given = torch.cat((own, x[:, span]), dim=1).double()
+        weight, bias = conv.weight.double(), conv.bias.double()
+        expected = functional.mish(functional.conv1d(given.mT, weight, bias, groups=groups)).mT
+        close(made[:, span], expected + skip[:, span].double(), dtype)
+        if tailed:
+            torch.testing.assert_close(tails.after[:, number, :, 16:].double(), given[:, 1 - taps :], atol=0, rtol=0)
+    if tailed:
+        assert tails.after[..., :16].isnan().all()
+        assert tails.after[:, 2].isnan().all()
+
+
+@DTYPES
 @pytest.mark.parametrize("cut", [ProductTile(16, 16, 16, 4, 2), ProductTile(32, 32, 64, 4, 2)], ids=["parts", "whole"])
 def test_product(dtype, cut):
     x, weight, bias = draw(35, 64, dtype=dtype), draw(32, 64, dtype=dtype, seed=1, scale=0.1), draw(32, dtype=dtype)
     expected = x.double() @ weight.double().T
     close(product(x, weight, bias, cut), expected + bias.double(), dtype)
-    close(product(x, weight, bias, cut, gelu=True), functional.gelu(expected + bias.double()), dtype)
+    for how in ("none", "tanh"):
+        wanted = functional.gelu(expected + bias.double(), approximate=how)
+        close(product(x, weight, bias, cut, gelu=how), wanted, dtype)
     into = draw(35, 32, dtype=dtype, seed=5)
     before = into.double()
     assert product(x, weight, None, cut, into=into) is into
@@ -67,20 +116,32 @@ def pages_of(inner, dtype):
     return keys, torch.tensor([[5, 2], [7, 0], [1, 4]], dtype=torch.int32, device=DEVICE)
 
 
-def test_new_keys_go_to_their_pages_and_nowhere_else():
-    inner, frames = 16, 32
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_new_keys_go_to_their_pages_and_nowhere_else(paged, rotated):
+    """Rotated: the first head's queries and keys, by their positions."""
+    inner, frames, head = 16, 32, 8
     keys, pages = pages_of(inner, torch.float32)
     row = numbers(*[0] * 10, *[2] * 20, 0, 0)
     local = numbers(*range(10), *range(20), -1, -1)
     position = numbers(*range(60, 70), *range(3, 23), 0, 0)
-    places = PagePlaces(keys, row, local, position, pages, numbers(1))
+    places = PagePlaces(keys if paged else None, row, local, position, pages, numbers(1))
     products = draw(2 * frames, 3 * inner)
-    keep_in_pages(products, places, 2)
+    angles = torch.arange(100, device=DEVICE)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001], device=DEVICE)
+    wanted = products.view(2, frames, -1).clone()
+    for first in (0, inner) if rotated else ():
+        pairs = torch.view_as_complex(wanted[:, :30, first : first + head].unflatten(-1, (-1, 2)).contiguous())
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)[position[:30]]
+        wanted[:, :30, first : first + head] = torch.view_as_real(turned).flatten(-2)
+    keep_in_pages(products, places, 2, torch.cat((angles.cos(), angles.sin()), dim=1) if rotated else None)
     expected = torch.full_like(keys, NAN)
-    for frame in range(30):
+    for frame in range(30 if paged else 0):
         page = pages[row[frame], position[frame] // 64]
-        expected[page, 1, 2, :, position[frame] % 64] = products.view(2, frames, -1)[:, frame, inner:]
-    torch.testing.assert_close(keys, expected, equal_nan=True, atol=0, rtol=0)
+        expected[page, 1, 2, :, position[frame] % 64] = wanted[:, frame, inner:]
+    exact = 1e-6 if rotated else 0
+    torch.testing.assert_close(keys, expected, equal_nan=True, atol=exact, rtol=0)
+    in_place = products.view(2, frames, -1)[..., : inner if paged else 3 * inner]
+    torch.testing.assert_close(in_place, wanted[..., : in_place.shape[2]], atol=exact, rtol=0)
 
 
 def attention_case(dtype, *, paged, head=16, past=(70, 0, 120)):

@@ -22,9 +22,11 @@ from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatur
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket, Graphs, Launch, in_order_of_recording
 from vivavoce.models.build import Models
+from vivavoce.models.flow.dit import DiT
+from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderPast, PackedEncoder
 from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet
-from vivavoce.models.flow.unet import UNet
+from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.encoder_windows import EncoderTails
 from vivavoce.models.kernels.flow_products import TAIL, ConvTails
@@ -97,7 +99,8 @@ class EncodedRows(NamedTuple):
         if self.slots is not None:
             parts = self.tails.split([pool.tail for pool in self.pools], dim=1)
             for pool, tails in zip(self.pools, parts, strict=True):
-                pool.tails.index_copy_(0, self.slots[1], tails[:, None, None])
+                if pool.tail:
+                    pool.tails.index_copy_(0, self.slots[1], tails[:, None, None])
 
 
 class EncoderMemory(NamedTuple):
@@ -129,7 +132,8 @@ class PackedEncoding:
 
     def __init__(self, models: Models, pool: PagePool, sizes: BatchSizes, *, invariant: bool) -> None:
         self._config, self._device = models.config.flow, models.device
-        self._network, self._pools = PackedEncoder(models.flow, invariant=invariant), pool.buffers[:2]
+        packed = PackedEncoder if isinstance(models.flow.encoder, TokenEncoder) else PackedLookahead
+        self._network, self._pools = packed(models.flow, invariant=invariant), pool.buffers[:2]
         paged = bool(len(self._pools[0].keys))
         self.runs = RecordedSizes(sizes, paged, models.device, self._allocate, self._make)
 
@@ -198,7 +202,12 @@ class EstimatorRun:
     """An Euler step over one bucket's tensors, recorded."""
 
     def __init__(
-        self, layout: EstimatorLayout, memory: EstimatorMemory, network: PackedUNet, pool: BufferPool, record: Record
+        self,
+        layout: EstimatorLayout,
+        memory: EstimatorMemory,
+        network: PackedUNet | PackedDiT,
+        pool: BufferPool,
+        record: Record,
     ) -> None:
         self.layout, self._memory, self._tables = layout, memory, memory.tables[: layout.size]
         bucket, tails = layout.bucket, None
@@ -258,8 +267,6 @@ class PackedPath:
 
     def __init__(self, context: PaddedPath, *, deterministic: bool, most_frames: int | None = None) -> None:
         flow, models, estimator = context.models.config.flow, context.models, context.models.flow.estimator
-        if not isinstance(estimator, UNet):
-            raise ValueError("the flow's kernels know CosyVoice2's networks only; run without kernels")
         self._pool, self._up = context.pool.buffers[2], flow.encoder.upsampling
         if self._pool.positions != KEY_TILE or self._up < TAIL:
             raise ValueError(
@@ -267,7 +274,12 @@ class PackedPath:
                 "run without kernels"
             )
         self._context, self._deterministic, self._estimator = context, deterministic, flow.estimator
-        self._network = PackedUNet(estimator, context.schedule, flow.guidance, invariant=deterministic)
+        given = (context.schedule, flow.guidance)
+        self._network = (
+            PackedDiT(estimator, *given, invariant=deterministic)
+            if isinstance(estimator, DiT)
+            else PackedUNet(estimator, *given, invariant=deterministic)
+        )
         sizes = FRAME_SIZES.within(most_frames)
         self._most = sizes.common(sizes.positions[-1], True)
         tokens = TOKEN_SIZES.within(-(-self._most.positions // self._up))

@@ -15,14 +15,14 @@ from vivavoce.checkpoint.config import DiTConfig, LookaheadConfig
 from vivavoce.models.flow.layout import lay_for_windows, mish
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
 from vivavoce.models.flow.unet import TimeEmbedding, attend
-from vivavoce.models.layers import FeedForward, Memory, MemoryShape, valid_positions, visible_keys
+from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions, visible_keys
 
 POSITION_KERNEL = 31
 POSITION_GROUPS = 16
 TIME_SINUSOIDS = 256
 NORM_EPS = 1e-6
 _ROTARY_BASE = 10000.0
-_PER_BLOCK = 6
+PER_BLOCK = 6
 """Modulations of a block: shift, scale and gate of its attention, and of its feed-forward."""
 
 
@@ -125,7 +125,7 @@ class DiTBlock(nn.Module):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        self.modulation = nn.Linear(config.size, _PER_BLOCK * config.size)
+        self.modulation = nn.Linear(config.size, PER_BLOCK * config.size)
         self.attention = RotaryAttention(config.size, config.num_heads, config.head_dim)
         self.feed_forward = FeedForward(config.size, config.expansion * config.size, _tanh_gelu)
 
@@ -179,7 +179,7 @@ class DiT(nn.Module):
         """
         time = silu(self.time_embedding(t))
         blocks = [cast(DiTBlock, block) for block in self.blocks]
-        parts = [block.modulation(time).chunk(_PER_BLOCK, dim=-1) for block in blocks]
+        parts = [block.modulation(time).chunk(PER_BLOCK, dim=-1) for block in blocks]
         parts.append(self.last_modulation(time).chunk(2, dim=-1))
         return torch.stack([one for part in parts for one in part])[:, :, None]
 
@@ -200,13 +200,16 @@ class DiT(nn.Module):
         x = linear(features, torch.cat((first, mu, speaker, condition), dim=1), self.input.bias)
         x = x + self.position_conv(x, memory)
         *modulations, scale, shift = biases.unbind()
-        grouped = torch.stack(modulations).unflatten(0, (-1, _PER_BLOCK))
+        grouped = torch.stack(modulations).unflatten(0, (-1, PER_BLOCK))
         for block, own in zip(self.blocks, grouped, strict=True):
             x = block(x, own, rotation, mask, memory)
         return self.out(_modulated(x, shift, scale))
 
     def lay_out(self) -> None:
-        """Place the weights in memory as inference reads them: they lie so."""
+        """Place the weights in memory as inference reads them; nothing that it computes changes."""
+        for block in self.blocks:
+            attention = cast(DiTBlock, block).attention
+            lay_together((attention.query.weight, attention.key.weight, attention.value.weight))
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

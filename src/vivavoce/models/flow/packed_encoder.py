@@ -164,8 +164,8 @@ class PackedEncoderWeights:
         return cls(
             encoder.embed(table),
             _bias(encoder.history_conv) + ahead,
-            (_windowed(encoder.lookahead_conv), _bias(encoder.lookahead_conv).to(table.dtype)),
-            _windowed(encoder.history_conv),
+            (windowed(encoder.lookahead_conv), _bias(encoder.lookahead_conv).to(table.dtype)),
+            windowed(encoder.history_conv),
             blocks,
             up_taps(up),
             _upsampling(encoder),
@@ -206,7 +206,7 @@ def _block(block: ConformerBlock, before_attention: Tensor, before_feed_forward:
     )
 
 
-def _windowed(conv: nn.Conv1d) -> Tensor:
+def windowed(conv: nn.Conv1d) -> Tensor:
     """[out, kernel · in], as it multiplies windows."""
     return conv.weight.permute(0, 2, 1).flatten(1).contiguous()
 

@@ -221,5 +221,5 @@ class PackedUNet:
         mixed = attend(products, batch.keys, *seen, step, site, self._num_heads, cuts.attention)
         product(mixed, block.mixed, None, cuts.products, into=x)
         normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
-        wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu=True)
+        wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu="none")
         product(wide, block.contract, None, cuts.products, into=x)

@@ -158,3 +158,9 @@ def mish(x):
 def gelu(x):
     """The exact GELU, of the error function."""
     return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def gelu_by_tanh(x):
+    """The GELU that tanh approximates: x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2."""
+    return x / (1 + tl.exp(-1.5957691216057308 * x * (1 + 0.044715 * x * x)))

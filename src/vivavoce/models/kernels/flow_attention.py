@@ -28,7 +28,7 @@ class PagePlaces(NamedTuple):
     the row's new frames (below zero: padding, which is kept nowhere) and in the whole row.
     """
 
-    keys: Tensor
+    keys: Tensor | None
     row: Tensor
     local: Tensor
     position: Tensor
@@ -36,31 +36,57 @@ class PagePlaces(NamedTuple):
     step: Tensor
 
 
+@triton.jit
+def _turn(source, target, rotation, at, there, HEAD: tl.constexpr):
+    """Rotate pairs (2i, 2i + 1) of a head by the angles of their positions; source, target: [rows] pointers."""
+    pair = tl.arange(0, HEAD // 2)[None, :]
+    even = tl.load(source[:, None] + 2 * pair, there[:, None], 0.0).to(tl.float32)
+    odd = tl.load(source[:, None] + 2 * pair + 1, there[:, None], 0.0).to(tl.float32)
+    angle = rotation + at[:, None] * HEAD + pair
+    cos, sin = tl.load(angle, there[:, None], 0.0), tl.load(angle + HEAD // 2, there[:, None], 0.0)
+    kind = source.dtype.element_ty
+    tl.store(target[:, None] + 2 * pair, (even * cos - odd * sin).to(kind), there[:, None])
+    tl.store(target[:, None] + 2 * pair + 1, (odd * cos + even * sin).to(kind), there[:, None])
+
+
 @triton.jit(do_not_specialize=["site", "frames", "pages_width"])
 def _keep(
-    products, keys, row, local, position, pages, step, site, frames, pages_width,
-    SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr, FRAMES: tl.constexpr,
-    KEYS: tl.constexpr,
+    products, keys, row, local, position, pages, step, rotation, site, frames, pages_width,
+    PAGED: tl.constexpr, HEAD: tl.constexpr, SITES: tl.constexpr, PAGE_SLABS: tl.constexpr, INNER: tl.constexpr,
+    BLOCK: tl.constexpr, FRAMES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     frame, copy, channel = tl.program_id(0) * FRAMES + tl.arange(0, FRAMES), tl.program_id(1), tl.arange(0, BLOCK)
     there = frame < frames
     there = there & (tl.load(local + frame, there, -1) >= 0)
     at = tl.load(position + frame, there, 0)
-    page = tl.load(pages + tl.load(row + frame, there, 0) * pages_width + at // KEYS, there, 0).to(tl.int64)
-    slab = page * PAGE_SLABS + (tl.load(step) * SITES + site) * 2 + copy
-    target = (slab * KEYS + at % KEYS) * (2 * INNER)
-    inside = there[:, None] & (channel < 2 * INNER)[None, :]
-    kept = tl.load(products + (copy * frames + frame)[:, None] * (3 * INNER) + INNER + channel[None, :], inside, 0.0)
-    tl.store(keys + target[:, None] + channel[None, :], kept, inside)
+    source = products + (copy * frames + frame) * (3 * INNER)
+    if PAGED:
+        page = tl.load(pages + tl.load(row + frame, there, 0) * pages_width + at // KEYS, there, 0).to(tl.int64)
+        slab = page * PAGE_SLABS + (tl.load(step) * SITES + site) * 2 + copy
+        target = keys + (slab * KEYS + at % KEYS) * (2 * INNER)
+        inside = there[:, None] & ((channel < 2 * INNER) & (channel >= HEAD))[None, :]
+        kept = tl.load(source[:, None] + INNER + channel[None, :], inside, 0.0)
+        tl.store(target[:, None] + channel[None, :], kept, inside)
+    else:
+        target = source + INNER
+    if HEAD > 0:
+        _turn(source, source, rotation, at, there, HEAD)
+        _turn(source + INNER, target, rotation, at, there, HEAD)
 
 
-def keep_in_pages(products: Tensor, places: PagePlaces, site: int) -> None:
-    """Copy new keys and values to their places; products, site: as in `attend`."""
+def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Tensor | None = None) -> None:
+    """Copy new keys and values to their places; products, site: as in `attend`.
+
+    rotation: [positions, head], cosines and sines of each position's angles: the first head's queries, in place, and
+    keys are rotated by them; the keys in place, too, where there are no pages. None: nothing is.
+    """
     inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
+    sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
+    of_keys, angles = products if keys is None else keys, products if rotation is None else rotation
     _keep[(triton.cdiv(frames, _FRAMES), 2)](
-        products, *places, site, frames, places.pages.shape[1],
-        SITES=keys.shape[2], PAGE_SLABS=keys[0].numel() // (KEY_TILE * 2 * inner), INNER=inner,
-        BLOCK=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, KEYS=KEY_TILE, num_warps=4,
+        products, of_keys, *places[1:], angles, site, frames, places.pages.shape[1],
+        PAGED=keys is not None, HEAD=0 if rotation is None else rotation.shape[1], SITES=sites, PAGE_SLABS=slabs,
+        INNER=inner, BLOCK=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, KEYS=KEY_TILE, num_warps=4,
     )  # fmt: skip
 
 

@@ -8,14 +8,15 @@ the tails that the row's last chunk left, and is zero without any.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from vivavoce.models.kernels.common import gelu, layer_norm_rows, mish, tile_of
+from vivavoce.models.kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
 from vivavoce.models.kernels.layouts import RowPlaces
 
 TAIL = 2
@@ -173,8 +174,10 @@ def _product(
         sum = tl.dot(value, factor, sum, input_precision="ieee")
     if BIAS:
         sum += tl.load(bias + column)[None, :].to(tl.float32)
-    if GELU:
+    if GELU == "none":
         sum = gelu(sum)
+    if GELU == "tanh":
+        sum = gelu_by_tanh(sum)
     target = out + row[:, None] * OUT + column[None, :]
     if ADD:
         sum += tl.load(target, there, 0.0).to(tl.float32)
@@ -187,11 +190,12 @@ def product(
     bias: Tensor | None,
     cut: ProductTile | None,
     *,
-    gelu: bool = False,
+    gelu: Literal["none", "tanh"] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias, GELU of it if asked, added to `into` where it is given, in place; cut: None: by the library.
 
+    gelu: how it is approximated; the library's on CUDA is always by tanh, which 16 bits do not tell from the exact one.
     x: [rows, in] contiguous; weight: [out, in] contiguous; bias: [out]; into: [rows, out]  →  [rows, out]
     """
     if cut is None:
@@ -199,7 +203,10 @@ def product(
             return into.addmm_(x, weight.t())
         if bias is None:
             return x @ weight.t()
-        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True) if gelu else torch.addmm(bias, x, weight.t())
+        if gelu is None or (gelu == "tanh" and not x.is_cuda):
+            made = torch.addmm(bias, x, weight.t())
+            return made if gelu is None else functional.gelu(made, approximate=gelu)
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     (rows, size), columns = x.shape, len(weight)
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device) if into is None else into
     wide = tile_of(columns, cut.columns)

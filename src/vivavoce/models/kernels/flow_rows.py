@@ -1,4 +1,6 @@
-"""The flow row by row: LayerNorm of a residual stream that still lacks some biases, SiLU, the guided Euler step."""
+"""The flow row by row: LayerNorm of a residual stream that still lacks some biases, or that flow time modulates, SiLU,
+the guided Euler step.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,59 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
     launched(_norm, (triton.cdiv(count, rows),))(
         x, norm.shift, norm.weight, norm.bias, out, count,
         EPS=norm.eps, SIZE=size, BLOCK=triton.next_power_of_2(size), ROWS=rows, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+class Modulations(NamedTuple):
+    """What flow time makes of a network's norms and residuals, for each Euler step; float32.
+
+    norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has none of its own; gates:
+    [steps, residuals, 2, channels], what is added to the stream is gate · x + summand; step: [1] int32, which it is.
+    """
+
+    norms: Tensor
+    gates: Tensor
+    step: Tensor
+
+
+@triton.jit(do_not_specialize=["gate", "norm", "num_rows"])
+def _modulated(
+    x, added, gates, norms, step, out, gate, norm, num_rows,
+    GATED: tl.constexpr, GATES: tl.constexpr, NORMS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside, now = channel < SIZE, tl.load(step)
+    there = (row < num_rows)[:, None] & inside[None, :]
+    at = row[:, None] * SIZE + channel[None, :]
+    value = tl.load(x + at, there, 0.0).to(tl.float32)
+    if GATED:
+        of_step = gates + (now * GATES + gate) * (2 * SIZE) + channel
+        more = tl.load(added + at, there, 0.0).to(tl.float32) * tl.load(of_step, inside, 0.0)[None, :]
+        value += more + tl.load(of_step + SIZE, inside, 0.0)[None, :]
+        tl.store(x + at, value.to(x.dtype.element_ty), there)
+    of_step = norms + (now * NORMS + norm) * (2 * SIZE) + channel
+    value = layer_norm_rows(
+        value, tl.load(of_step, inside, 0.0), tl.load(of_step + SIZE, inside, 0.0), inside, SIZE, EPS
+    )
+    tl.store(out + at, value.to(out.dtype.element_ty), there)
+
+
+def modulated(
+    x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
+) -> Tensor:
+    """LayerNorm of a residual stream, by number `norm`, after x += gate · added + summand, by the gate's number.
+
+    x, added: [rows, channels] float32 or 16 bit, contiguous; rows: of one program  →  as x
+    """
+    out, (count, size) = torch.empty_like(x), x.shape
+    more, gate = added or (x, 0)
+    norms, gates, step = modulations
+    launched(_modulated, (triton.cdiv(count, rows),))(
+        x, more, gates, norms, step, out, gate, norm, count,
+        GATED=added is not None, GATES=gates.shape[1], NORMS=norms.shape[1], EPS=eps, SIZE=size,
+        BLOCK=triton.next_power_of_2(size), ROWS=rows, num_warps=4,
     )  # fmt: skip
     return out
 

@@ -1,0 +1,150 @@
+"""CosyVoice3's velocity estimator and lookahead over packed rows; batches are those of `packed_unet`.
+
+Weights are views of the network's own, and a few more: what flow time makes of every norm and gate is worked out once
+for each Euler step, output biases included.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from vivavoce.models.flow.dit import NORM_EPS, PER_BLOCK, DiT, DiTBlock, LookaheadEncoder, rotation_of
+from vivavoce.models.flow.layout import joined
+from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow
+from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
+from vivavoce.models.flow.packed_unet import NORM_ROWS, Cuts, PackedBatch, cuts_of
+from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
+from vivavoce.models.kernels.common import tile_of
+from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
+from vivavoce.models.kernels.flow_attention import PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_products import product
+from vivavoce.models.kernels.flow_rows import Modulations, advance, modulated
+from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
+
+
+class BlockWeights(NamedTuple):
+    """A block: matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
+
+    queries_and_keys: tuple[Tensor, Tensor]
+    mixed: Tensor
+    expand: tuple[Tensor, Tensor]
+    contract: Tensor
+
+
+class PackedDiT:
+    """Computes what `model.Path.step` does with a `DiT`, row by row; arguments and errors as `PackedUNet`."""
+
+    @torch.no_grad()
+    def __init__(self, dit: DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
+        config, device = dit.config, dit.out.weight.device
+        for size in (config.in_channels, config.out_channels, config.size, config.head_dim):
+            tile_of(size, 16)
+        blocks = [cast(DiTBlock, block) for block in dit.blocks]
+        first, condition, mu, speaker = dit.input.weight.chunk(4, dim=1)
+        self._input = torch.cat((first, mu, speaker, condition), dim=1), dit.input.bias
+        self._convs = [
+            grouped_weights(cast(nn.Conv1d, conv), place * config.size)
+            for place, conv in enumerate(dit.position_conv.convs)
+        ]
+        self._blocks = [_block(block) for block in blocks]
+        self._velocity = dit.out.weight, dit.out.bias
+        self._norms, self._gates = _modulations(blocks, schedule)
+        positions = torch.arange(MAX_FRAMES, device=device)
+        self._rotation = torch.cat(rotation_of(positions, config.head_dim), dim=1)
+        self._num_heads, self._guidance, self._invariant = config.num_heads, guidance, invariant
+        self._spans = torch.tensor([dt for _, dt in schedule.times], device=device)
+
+    def cuts(self, frames: int) -> Cuts:
+        """As `PackedUNet.cuts`."""
+        return cuts_of(frames, invariant=self._invariant)
+
+    def step(self, batch: PackedBatch) -> None:
+        """As `PackedUNet.step`."""
+        velocity = self.velocity(batch)
+        advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
+
+    def velocity(self, batch: PackedBatch) -> Tensor:
+        """As `PackedUNet.velocity`."""
+        cuts, tables = self.cuts(len(batch.x)), batch.tables
+        cut, times = cuts.products, Modulations(self._norms, self._gates, batch.step)
+        in_rows = ((tables.row, tables.local, tables.length), tables.first, batch.tails, cuts.conv)
+        in_pages = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, batch.step)
+        seen = (tables.tiles, tables.ends, tables.first, tables.pages, batch.step)
+
+        def normal(added: Tensor | None, norm: int) -> Tensor:
+            """Take what a residual adds into the stream, and give the next one's input."""
+            return modulated(x, None if added is None else (added, norm - 1), times, norm, NORM_EPS, NORM_ROWS)
+
+        start = product(batch.features, *self._input, cut)
+        x = position_conv(position_conv(start, self._convs[0], *in_rows), self._convs[1], *in_rows, start)
+        h = normal(None, 0)
+        for site, block in enumerate(self._blocks):
+            products = product(h, *block.queries_and_keys, cut)
+            keep_in_pages(products, in_pages, site, self._rotation)
+            mixed = attend(products, batch.keys, *seen, site, self._num_heads, cuts.attention)
+            h = normal(product(mixed, block.mixed, None, cut), 2 * site + 1)
+            wide = product(h, *block.expand, cut, gelu="tanh")
+            h = normal(product(wide, block.contract, None, cut), 2 * site + 2)
+        return product(h, *self._velocity, cut)
+
+
+def _block(block: DiTBlock) -> BlockWeights:
+    attention, feed_forward = block.attention, block.feed_forward
+    parts = (attention.query, attention.key, attention.value)
+    return BlockWeights(
+        (joined([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
+        attention.out.weight,
+        (feed_forward.expand.weight, feed_forward.expand.bias),
+        feed_forward.contract.weight,
+    )
+
+
+def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tensor, Tensor]:
+    """`Modulations.norms` and `Modulations.gates`."""
+    times = torch.stack(schedule.biases).float().flatten(2)
+    by_block, (scale, shift) = times[:, :-2].unflatten(1, (-1, 2, PER_BLOCK // 2)), times[:, -2:].unbind(1)
+    shifts, scales, gates = by_block.flatten(1, 2).unbind(2)
+    biases = torch.stack(
+        [bias.float() for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)]
+    )
+    norms = torch.stack(
+        (1 + torch.cat((scales, scale[:, None]), dim=1), torch.cat((shifts, shift[:, None]), dim=1)), dim=2
+    )
+    return norms.contiguous(), torch.stack((gates, gates * biases), dim=2).contiguous()
+
+
+class PackedLookahead:
+    """Computes what `LookaheadEncoder.encode` does, row by row; arguments and errors as `PackedEncoder`."""
+
+    def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
+        encoder, self._table = flow.encoder, flow.token_embedding.weight
+        assert isinstance(encoder, LookaheadEncoder)
+        for size in (encoder.config.input_size, encoder.config.channels):
+            tile_of(size, 16)
+        ahead, behind, self._invariant = encoder.lookahead_conv, encoder.history_conv, invariant
+        assert behind.bias is not None
+        self._ahead, self._behind = (windowed(ahead), ahead.bias), (windowed(behind), behind.bias.float())
+        self._up = encoder.config.upsampling
+
+    def cuts(self, tokens: int) -> EncoderCuts:
+        """As `PackedEncoder.cuts`."""
+        return encoder_cuts(tokens, invariant=self._invariant)
+
+    def encode(self, batch: EncoderBatch) -> None:
+        """As `PackedEncoder.encode`; nothing attends, and nothing is kept at mel rate."""
+        tables = batch.tables
+        cuts, (weight, bias) = self.cuts(len(tables.row)), self._behind
+        windows, x = windows_ahead(tables.ids, self._table, bias, cuts.rows)
+        heard = product(windows, *self._ahead, cuts.products)
+        places, tails = (tables.row, tables.local, tables.length), batch.past[0].tails if batch.past else None
+        product(
+            windows_behind(heard, places, tails, HISTORY_KERNEL, cuts.rows, leaky=True),
+            weight,
+            None,
+            cuts.products,
+            into=x,
+        )
+        batch.mu.view(len(x), self._up, -1).copy_(x[:, None])
