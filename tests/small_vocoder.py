@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
+from vivavoce.checkpoint.config import CausalVocoderConfig
 from vivavoce.models.build import Models
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 
-def with_small_vocoder(models: Models) -> Models:
-    """The models with a vocoder of 48 samples per frame; its voice is loud, its pitch both above and below voicing."""
+def with_small_vocoder(models: Models, *, causal: bool = False) -> Models:
+    """The models with a vocoder of 48 samples per frame; its voice is loud, its pitch both above and below voicing.
+
+    causal: CosyVoice3's in the place of CosyVoice2's.
+    """
     config = replace(
         models.config.vocoder,
         base_channels=32,
@@ -24,7 +29,11 @@ def with_small_vocoder(models: Models) -> Models:
         f0_channels=16,
     )
     generator = torch.Generator().manual_seed(4)
-    vocoder = HiFT(config).eval().requires_grad_(False)
+    vocoder: HiFT | CausalHiFT = HiFT(config)
+    if causal:
+        sizes = {field.name: getattr(config, field.name) for field in fields(config)}
+        vocoder = CausalHiFT(CausalVocoderConfig(**(sizes | {"lookahead": 4})))
+    vocoder.eval().requires_grad_(False)
     for name, weight in vocoder.named_parameters():
         if name.endswith("alpha"):
             weight.copy_(0.5 + torch.rand(weight.shape, generator=generator))

@@ -18,6 +18,7 @@ from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 from vivavoce.models.build import Models
 from vivavoce.models.flow.unet import UNet
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 BYTES_PER_S, FLOPS = 4.3e12, 788e12
@@ -212,14 +213,16 @@ def decode_bytes(config: LMConfig, slots: int, positions: int, width: int) -> fl
     return width * (weights + float(slots) * positions * config.num_layers * keys)
 
 
-def vocoder_flops(vocoder: HiFT, seconds: float) -> float:
+def vocoder_flops(vocoder: HiFT | CausalHiFT, seconds: float) -> float:
     """Operations of the convolutions for that much audio."""
     config = vocoder.config
     rate = config.sample_rate / config.samples_per_frame
     total = rate * (_weights(vocoder.f0) + vocoder.conv_pre.weight.numel())
     per_stage = len(config.resblock_kernels)
     for stage, factor in enumerate(config.upsample_rates):
-        total += rate * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
+        # The causal one draws the signal out before it convolves it.
+        up = rate * factor if isinstance(vocoder, CausalHiFT) else rate
+        total += up * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
         rate *= factor
         blocks = (*vocoder.resblocks[stage * per_stage : (stage + 1) * per_stage], vocoder.source_resblocks[stage])
         total += rate * (sum(map(_weights, blocks)) + vocoder.source_downs[stage].weight.numel())  # type: ignore[operator]

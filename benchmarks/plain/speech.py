@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.plain.flow import official_mel, stream_mel, stream_units
 from benchmarks.plain.lm import Chooser, decode, plain_tokens
-from benchmarks.plain.vocoder import WaveStream, at_speed, stretched, whole
+from benchmarks.plain.vocoder import at_speed, stretched, wave_stream, whole
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
@@ -74,7 +74,7 @@ class _Speaker:
 
     def __init__(self, models: Models, request: SegmentRequest, policy: ChunkPolicy, source_noise: bool) -> None:
         self._models, self._request, self._policy = models, request, policy
-        self._wave = WaveStream(models.vocoder, policy.joins, request.seed if source_noise else None)
+        self._wave = wave_stream(models.vocoder, policy.joins, request.seed if source_noise else None)
         self._hops: list[int] = []
         self._given = 0
         """Mel frames handed to the vocoder, at the request's speed."""

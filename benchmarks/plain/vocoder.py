@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from vivavoce.engine.chunk_policy import Joins
-from vivavoce.models.counter_noise import Stream, normal
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 OVERLAP_FRAMES = 8
@@ -20,20 +20,22 @@ CONTEXT_FRAMES = 16
 """Frames before the overlap that a seamless piece sees again: more than the generator's reach to the left."""
 
 
-def whole(vocoder: HiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
+def whole(vocoder: HiFT | CausalHiFT, mel: Tensor, seed: int | None) -> NDArray[np.float32]:
     """mel: [frames, bins]; seed: of the source's noise, None: no noise  →  [frames · hop] float32."""
     noise = source_noise(vocoder, seed, 0, len(mel), mel.device)
     samples: NDArray[np.float32] = vocoder(mel.T[None], noise)[0].cpu().numpy()
     return samples
 
 
-def source_noise(vocoder: HiFT, seed: int | None, first: int, count: int, device: torch.device) -> Tensor | None:
-    """Noise of frames first … first + count, the same however the frames are cut: [1, samples, 1]."""
+def source_noise(
+    vocoder: HiFT | CausalHiFT, seed: int | None, first: int, count: int, device: torch.device
+) -> Tensor | None:
+    """Noise of frames first … first + count, the same however the frames are cut: [1, samples, 1 or harmonics]."""
     if seed is None:
         return None
     hop = vocoder.config.samples_per_frame
     counters = torch.arange(first * hop, (first + count) * hop, device=device)
-    return normal(torch.tensor(seed, device=device), Stream.SOURCE, counters)[None, :, None]
+    return vocoder.source.draw(torch.tensor([[seed]], device=device), counters[None])
 
 
 def at_speed(mel: Tensor, speed: float) -> Tensor:
@@ -89,8 +91,28 @@ def _rule(joins: Joins, hop: int) -> _Rule:
     return _Rule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, window, continuous=True)
 
 
+def wave_stream(vocoder: HiFT | CausalHiFT, joins: Joins, seed: int | None) -> WaveStream | HistoryStream:
+    """One stream's vocoder: pieces of mel in, samples out."""
+    return HistoryStream(vocoder, seed) if isinstance(vocoder, CausalHiFT) else WaveStream(vocoder, joins, seed)
+
+
+class HistoryStream:
+    """The causal vocoder's: all that came so far is vocoded again, as in the official code."""
+
+    def __init__(self, vocoder: CausalHiFT, seed: int | None) -> None:
+        self._vocoder, self._seed = vocoder, seed
+        self._mel, self._given = torch.zeros(0, vocoder.config.num_mel_bins), 0
+
+    def push(self, mel: Tensor, final: bool) -> NDArray[np.float32]:
+        """mel: [frames, bins], new frames only  →  [n] float32 samples."""
+        self._mel = torch.cat((self._mel.to(mel.device), mel))
+        kept = max(0, len(self._mel) - (0 if final else self._vocoder.reach.after))
+        first, self._given = self._given, kept * self._vocoder.config.samples_per_frame
+        return whole(self._vocoder, self._mel, self._seed)[first : self._given]
+
+
 class WaveStream:
-    """One stream's vocoder: pieces of mel in, samples out.
+    """CosyVoice2's.
 
     The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next
     piece's version of them. The source of frames already spoken is kept, so that its noise and phase run on.

@@ -18,6 +18,7 @@ from vivavoce.models.generations import NETWORKS, NetworkPart
 if TYPE_CHECKING:
     from vivavoce.models.flow.model import Flow
     from vivavoce.models.lm.qwen2 import SpeechLM
+    from vivavoce.models.vocoder.causal import CausalHiFT
     from vivavoce.models.vocoder.hift import HiFT
 
 
@@ -28,7 +29,7 @@ class Models:
     config: ModelConfig
     lm: SpeechLM
     flow: Flow
-    vocoder: HiFT
+    vocoder: HiFT | CausalHiFT
     device: torch.device
     dtype: torch.dtype
 

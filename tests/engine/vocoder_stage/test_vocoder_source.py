@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.small_vocoder import with_small_vocoder
 from vivavoce.models.vocoder.hift import convolve, convolve_transposed, laid_out
 
 
@@ -42,3 +43,31 @@ def test_it_computes_the_same_with_and_without_gradients(models):
         source = models.vocoder.source(models.vocoder.f0(mel, lengths), None)
         quick = models.vocoder.decode(mel, source, lengths)
     torch.testing.assert_close(models.vocoder.decode(mel, source, lengths), quick, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_a_causal_sources_noise_is_uniform_and_by_position(models):
+    source = with_small_vocoder(models, causal=True).vocoder.source
+    seeds, places = torch.tensor([[3], [4]]), torch.arange(5000)[None]
+    noise = source.draw(seeds, places)
+    assert noise.shape == (2, 5000, source.config.num_harmonics + 1)
+    assert noise.min() >= 0
+    assert noise.max() < 1
+    # Not centred, as in the official code; and neither places, harmonics nor seeds share numbers.
+    torch.testing.assert_close(noise.mean((0, 1)), torch.full((noise.shape[2],), 0.5), atol=0.02, rtol=0)
+    torch.testing.assert_close(noise.std(), torch.tensor(12**-0.5), atol=5e-3, rtol=0)
+    assert len(noise.unique()) > 0.99 * noise.numel()
+    assert torch.equal(source.draw(seeds[1:], places[:, 1234:1300]), noise[1:, 1234:1300])
+
+
+@torch.inference_mode()
+def test_a_causal_sources_phase_stands_still_within_a_frame_and_runs_on(models):
+    source = with_small_vocoder(models, causal=True).vocoder.source
+    f0 = 100 + 200 * torch.rand(1, 40, generator=torch.Generator().manual_seed(2))
+    whole = source(f0, None)
+    frames = whole.unflatten(2, (40, -1))
+    assert torch.equal(frames, frames[..., :1].expand_as(frames))
+    assert frames.std() > 0.01
+    rest = source(f0[:, 17:], None, source.phase_at_end(f0[:, :17]))
+    hop = source.config.samples_per_frame
+    torch.testing.assert_close(rest, whole[..., 17 * hop :], atol=1e-3, rtol=0)

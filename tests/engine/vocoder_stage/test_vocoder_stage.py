@@ -2,11 +2,22 @@ import pytest
 import torch
 
 from tests.engine.vocoder_stage.vocoder_plans import Plan, check, mel, speak, spoken, whole
+from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 
 HOP = 480
 OVERLAP = 8
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["v2", "v3"])
+def either(models, request):
+    """Models with CosyVoice2's vocoder, or with CosyVoice3's, which is a small one."""
+    return with_small_vocoder(models, causal=True) if request.param else models
+
+
+def hop_of(models):
+    return models.vocoder.config.samples_per_frame
 
 
 def relative_error(wave, other):
@@ -24,9 +35,9 @@ COMPANY = [
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["row by row", "one batch"])
-def test_streams_are_the_same_in_company(models, batched):
+def test_streams_are_the_same_in_company(either, batched):
     """The padded batch, which other devices make of a call, is held against single rows here as well."""
-    stage, others = VocoderStage(models), [Plan([23 + number], seed=9, whole=True) for number in range(2)]
+    stage, others = VocoderStage(either), [Plan([23 + number], seed=9, whole=True) for number in range(2)]
     alone = [speak(stage, plan)[0] for plan in COMPANY]
     if batched:
         stage.vocoding.one_by_one = False
@@ -35,16 +46,28 @@ def test_streams_are_the_same_in_company(models, batched):
     check(together, alone, 2e-2 if batched else 0)
 
 
+SIZES = [[30, 50, 80, 20], [16, 9, 12, 143], [20] * 9, [178, 2], [5, 2, 1, 172], [20, *[1] * 12, 148]]
+
+
 @pytest.mark.parametrize("noise", [False, True])
-@pytest.mark.parametrize(
-    "sizes", [[30, 50, 80, 20], [16, 9, 12, 143], [20] * 9, [178, 2], [5, 2, 1, 172], [20, *[1] * 12, 148]]
-)
+@pytest.mark.parametrize("sizes", SIZES)
 def test_a_seamless_stream_equals_its_whole(models, noise, sizes):
     stage = VocoderStage(models, source_noise=noise)
     one = whole(stage, 180)
     assert one.shape == (180 * HOP,)
     # Random weights make this hard: their source is loud, and frames near a piece's end lack much of their right side.
     assert relative_error(spoken(stage, sizes), one) < 0.06
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, [9, 0, 171, 0]])
+@pytest.mark.parametrize("joins", list(Joins))
+def test_a_causal_stream_is_its_whole(models, sizes, joins):
+    """However it is joined: no sample changes once its right neighbours were heard."""
+    stage = VocoderStage(with_small_vocoder(models, causal=True))
+    one = whole(stage, 180)
+    assert one.std() > 0.1
+    # Phases are sums of pitches in float32: where the sum was carried on its last bits differ.
+    torch.testing.assert_close(spoken(stage, sizes, joins=joins), one, atol=2e-3, rtol=0)
 
 
 def test_official_joins_begin_phases_anew(models):
@@ -71,11 +94,11 @@ def test_an_official_fade_is_a_sum_of_hamming_windows(models):
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 60], [4, 4, 0, 50], [8, 10], [3, 2], [0, 40], [30, 0, 0, 30], [9, 0]])
 @pytest.mark.parametrize("joins", list(Joins))
-def test_too_few_frames_wait(models, sizes, joins):
+def test_too_few_frames_wait(either, sizes, joins):
     received = given = 0
-    for number, wave in enumerate(speak(VocoderStage(models), Plan(sizes, joins=joins))[0]):
+    for number, wave in enumerate(speak(VocoderStage(either), Plan(sizes, joins=joins))[0]):
         received, given = received + sizes[number], given + len(wave)
-        assert given == HOP * (received if number == len(sizes) - 1 else max(0, received - OVERLAP))
+        assert given == hop_of(either) * (received if number == len(sizes) - 1 else max(0, received - OVERLAP))
 
 
 def test_an_official_stream_waits_for_a_whole_fade(models):
@@ -84,12 +107,12 @@ def test_an_official_stream_waits_for_a_whole_fade(models):
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.7, 1.3, 2.0])
-def test_speed(models, speed):
-    stage = VocoderStage(models)
+def test_speed(either, speed):
+    stage, hop = VocoderStage(either), hop_of(either)
     at_once = len(whole(stage, 150, speed=speed))
-    assert at_once == int(150 / speed) * HOP
-    assert abs(len(spoken(stage, [8, 30, 50, 62], speed=speed)) - at_once) <= HOP
-    assert len(spoken(stage, [38, 50, 62], speed=speed, joins=Joins.OFFICIAL)) == 150 * HOP
+    assert at_once == int(150 / speed) * hop
+    assert abs(len(spoken(stage, [8, 30, 50, 62], speed=speed)) - at_once) <= hop
+    assert len(spoken(stage, [38, 50, 62], speed=speed, joins=Joins.OFFICIAL)) == 150 * hop
 
 
 @pytest.mark.parametrize(
@@ -101,15 +124,15 @@ def test_speed(models, speed):
         Plan([41], speed=1.3, whole=True),
     ],
 )
-def test_frames_foretell_the_work(models, monkeypatch, plan):
-    stage, seen = VocoderStage(models), []
-    decode = type(models.vocoder).decode
+def test_frames_foretell_the_work(either, monkeypatch, plan):
+    stage, seen = VocoderStage(either), []
+    decode = type(either.vocoder).decode
 
     def spy(vocoder, mel, source, lengths=None):
         seen.append(mel.shape[2] if lengths is None else int(lengths[0]))
         return decode(vocoder, mel, source, lengths)
 
-    monkeypatch.setattr(type(models.vocoder), "decode", spy)
+    monkeypatch.setattr(type(either.vocoder), "decode", spy)
     stream = plan.open(stage)
     for number in range(len(plan.sizes)):
         piece = plan.piece(stream, number)
@@ -126,8 +149,8 @@ def test_a_stream_has_one_piece_in_a_call(models):
         stage.run([Piece(stream, mel(30), final=False), Piece(stream, mel(30), final=True)])
 
 
-def test_noise_is_the_seeds(models):
-    stages = [VocoderStage(models), VocoderStage(models), VocoderStage(models, source_noise=False)]
+def test_noise_is_the_seeds(either):
+    stages = [VocoderStage(either), VocoderStage(either), VocoderStage(either, source_noise=False)]
 
     def said(stage, seed):
         (wave,) = stage.run([Piece(stage.open(seed, 1.0, Joins.SEAMLESS), mel(20), final=True, whole=True)])
@@ -140,8 +163,8 @@ def test_noise_is_the_seeds(models):
     assert torch.equal(silent[0], silent[1])
 
 
-def test_tails_keep_no_batch_alive(models):
-    stage = VocoderStage(models)
+def test_tails_keep_no_batch_alive(either):
+    stage = VocoderStage(either)
     stream = stage.open(0, 1.3, Joins.SEAMLESS)
     for part in mel(400).split([5, 195, 200]):
         stage.run([Piece(stream, part, final=False)])

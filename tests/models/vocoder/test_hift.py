@@ -1,6 +1,11 @@
+from dataclasses import fields
+
 import pytest
 import torch
 
+from tests.small_vocoder import with_small_vocoder
+from vivavoce.checkpoint.config import CausalVocoderConfig, VocoderConfig
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import istft, stft
 
 
@@ -10,10 +15,12 @@ def mels(*sizes):
 
 
 @torch.inference_mode()
-def test_batched_equals_single(models):
-    vocoder = models.vocoder
+@pytest.mark.parametrize("causal", [False, True])
+def test_batched_equals_single(models, causal):
+    vocoder = with_small_vocoder(models, causal=True).vocoder if causal else models.vocoder
     alone = mels(31, 12, 50)
-    noise = torch.randn(3, *vocoder.noise_shape(50), generator=torch.Generator().manual_seed(1))
+    shape = (3, 50 * vocoder.config.samples_per_frame, vocoder.config.num_harmonics + 1)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     batch = torch.zeros(3, 80, 50)
     for row, mel in enumerate(alone):
         batch[row, :, : mel.shape[1]] = mel
@@ -23,6 +30,32 @@ def test_batched_equals_single(models):
         samples = mel.shape[1] * vocoder.config.samples_per_frame
         single = vocoder(mel[None], noise[row : row + 1, :samples])[0]
         torch.testing.assert_close(waves[row, :samples], single, atol=5e-3, rtol=0)
+
+
+def heard(samples, given):
+    """Frames, the last axis of given, that any of the samples depends on."""
+    (gradient,) = torch.autograd.grad(samples.square().sum(), given, retain_graph=True)
+    places = gradient.flatten(0, -2).abs().sum(0).nonzero()
+    return int(places.min()), int(places.max())
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_a_causal_frame_hears_what_its_reach_says(models, release):
+    vocoder = with_small_vocoder(models, causal=True).vocoder
+    if release:  # its layers, of few channels
+        sizes = {field.name: getattr(models.config.vocoder, field.name) for field in fields(VocoderConfig)}
+        vocoder = CausalHiFT(CausalVocoderConfig(**(sizes | {"lookahead": 4}))).requires_grad_(False)
+    hop, (before, after) = vocoder.config.samples_per_frame, vocoder.reach
+    place, count = before + 3, before + after + 6
+    generator = torch.Generator().manual_seed(0)
+    mel = torch.randn(1, 80, count, generator=generator).requires_grad_()
+    source = (0.1 * torch.randn(1, 1, hop, count, generator=generator)).requires_grad_()
+    wave = vocoder.decode(mel, source.transpose(2, 3).flatten(2))[0, place * hop : (place + 1) * hop]
+    firsts, lasts = zip(heard(wave, mel), heard(wave, source), heard(vocoder.f0(mel, None)[:, place], mel), strict=True)
+    assert min(firsts) == place - before
+    # The frame after a frame's last sample hears the lookahead of its own.
+    assert max(lasts) <= place + after
+    assert after == 8
 
 
 @torch.inference_mode()

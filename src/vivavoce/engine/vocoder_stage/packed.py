@@ -29,6 +29,7 @@ from vivavoce.models.build import Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
 from vivavoce.models.kernels.vocoder_tails import Pool, lay_in, lay_out
+from vivavoce.models.vocoder.hift import HiFT
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
 
 RULES = (Joins.OFFICIAL, Joins.SEAMLESS)
@@ -172,6 +173,7 @@ class PackedVocoding:
     """
 
     def __init__(self, models: Models, *, source_noise: bool, most_frames: int | None = None) -> None:
+        assert isinstance(models.vocoder, HiFT)
         config, self._device = models.vocoder.config, models.device
         dtype = torch.float32 if models.dtype == torch.float32 else torch.float16
         self._vocoder, self._noise = PackedVocoder(models.vocoder, dtype), source_noise
@@ -182,7 +184,7 @@ class PackedVocoding:
         self._memory = self._allocate(self._sizes[-1])
         self._windows = torch.zeros(len(RULES), 2, OVERLAP_FRAMES * self._samples, device=models.device)
         for number, joins in enumerate(RULES):
-            window = join_rule(joins, self._samples, models.device).window
+            window = join_rule(joins, self._samples, None, models.device).window
             self._windows[number, :, : len(window) // 2] = window.view(2, -1)
         self._no_mel = torch.zeros(1, self._bins, device=models.device)
 

@@ -10,9 +10,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.engine.device import to_device
-from vivavoce.engine.vocoder_stage.stream import OVERLAP_FRAMES, PieceRow, Tails
+from vivavoce.engine.vocoder_stage.stream import PieceRow, Tails
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import Stream, normal
 
 FRAME_BUCKET = 8
 """Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
@@ -76,17 +75,15 @@ class PaddedVocoding:
             (
                 row.piece.stream.seed or 0,
                 (row.before.frames - row.before.context + first) * hop,
-                max(0, row.frames - OVERLAP_FRAMES - first - 1),
+                max(0, row.frames - row.piece.stream.rule.overlap - first - 1),
             )
             for row, first in zip(rows, known, strict=True)
         ]
         seeds, counters, ends = to_device(torch.tensor(numbers), f0.device).unbind(1)
         noise = None
         if rows[0].piece.stream.seed is not None:
-            # By position: the same however the frames are cut. One number per sample and not one per harmonic: the
-            # source adds them up in any case, and drawing them all would take a CPU half as long as the whole vocoder.
             places = torch.arange(pitch.shape[1] * hop, device=f0.device) + counters[:, None]
-            noise = normal(seeds[:, None], Stream.SOURCE, places)[..., None]
+            noise = vocoder.source.draw(seeds[:, None], places)
         cycles = vocoder.source.cycles(pitch, carried)
         made = vocoder.source.excite(pitch, cycles, noise, carried)[:, 0]
         at_end = cycles.gather(1, ends[:, None, None].expand(-1, 1, cycles.shape[2]))[:, 0] % 1
@@ -105,12 +102,12 @@ class PaddedVocoding:
         hop, rule, before = self._hop, row.piece.stream.rule, row.before
         wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
         if before.held is not None:
-            wave = wave[(before.context - OVERLAP_FRAMES) * hop :]
+            wave = wave[(before.context - rule.overlap) * hop :]
             wave[:fade].mul_(rule.window[:fade]).add_(before.held * rule.window[fade:])
         if row.ends:
             return wave, Tails()
         first, kept = row.frames - row.seen_again, row.source_kept
-        overlap = len(wave) - OVERLAP_FRAMES * hop
+        overlap = len(wave) - rule.overlap * hop
         return wave[:overlap], Tails(
             speed=row.speed,
             mel=mel[first:].clone(),

@@ -13,6 +13,7 @@ from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
 from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
 from vivavoce.models.build import Models
+from vivavoce.models.vocoder.hift import HiFT
 
 if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class VocoderStage:
     """The vocoder over pieces of any streams and whole utterances, each as it would be alone.
 
-    The last `OVERLAP_FRAMES` of a piece lack their right neighbours: they are held back and faded into the next
-    piece's version of them. The source of frames already spoken is kept, so that its noise and phase run on.
+    The last frames of a piece lack their right neighbours: they are held back, and the next piece's version of them is
+    given, faded where what was given would change. The source of frames already spoken is kept, so that its noise and
+    phase run on.
 
     source_noise: whether the source has its noise; without it the audio is a function of the mel.
     kernels: whether our own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of sizes
@@ -33,7 +35,7 @@ class VocoderStage:
     def __init__(
         self, models: Models, *, source_noise: bool = True, kernels: bool = False, most_frames: int | None = None
     ) -> None:
-        self._source_noise, self._hop = source_noise, models.vocoder.config.samples_per_frame
+        self._source_noise, self._vocoder = source_noise, models.vocoder
         self._no_samples = torch.zeros(0, device=models.device)
         self.vocoding: PaddedVocoding | PackedVocoding = PaddedVocoding(models)
         if kernels:
@@ -41,7 +43,7 @@ class VocoderStage:
             from vivavoce.engine.vocoder_stage.packed import PackedVocoding
             from vivavoce.models.vocoder.packed import supports
 
-            if supports(models.vocoder.config):
+            if isinstance(models.vocoder, HiFT) and supports(models.vocoder.config):
                 self.vocoding = PackedVocoding(models, source_noise=source_noise, most_frames=most_frames)
 
     @torch.inference_mode()
@@ -51,7 +53,10 @@ class VocoderStage:
 
     def open(self, seed: int, speed: float, joins: Joins) -> VocoderStream:
         """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
-        rule = join_rule(joins, self._hop, self._no_samples.device)
+        vocoder = self._vocoder
+        rule = join_rule(joins, vocoder.config.samples_per_frame, vocoder.reach, self._no_samples.device)
+        # The official code ignores the speed of a stream.
+        speed = 1.0 if joins is Joins.OFFICIAL else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
     def close(self, stream: VocoderStream) -> None:

@@ -12,9 +12,10 @@ from torch.nn.functional import interpolate
 
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.device import to_device
+from vivavoce.models.vocoder.hift import Reach
 
 OVERLAP_FRAMES = 8
-"""Frames at the end of each piece that wait for the next one to be faded into."""
+"""Frames at the end of each piece that wait for the next one to be faded into, where a vocoder has no `Reach`."""
 CONTEXT_FRAMES = 12
 """Frames before the overlap that a seamless piece sees again. The generator reaches 13 frames to the left, and the
 farthest weighs less than 1e-4 of the whole; without the second farthest, seams of 4e-3 can be measured."""
@@ -24,11 +25,13 @@ farthest weighs less than 1e-4 of the whole; without the second farthest, seams 
 class JoinRule:
     """What is carried from piece to piece.
 
-    mel_frames: seen again, the overlap included; source_frames: how many of them keep the source that was made for
-    them; fade_frames: of the overlap that the fade takes, the rest are the new piece's; window: fade in, then fade
-    out, [2 · fade_frames · hop] float32; continuous: the phase runs on from the last kept frame, else it starts anew.
+    overlap: frames at the end of a piece that are not given out; mel_frames: seen again, the overlap included;
+    source_frames: how many of them keep the source that was made for them; fade_frames: of the overlap that the fade
+    takes, the rest are the new piece's; window: fade in, then fade out, [2 · fade_frames · hop] float32; continuous:
+    the phase runs on from the last kept frame, else it starts anew.
     """
 
+    overlap: int
     mel_frames: int
     source_frames: int
     fade_frames: int
@@ -37,16 +40,21 @@ class JoinRule:
 
 
 @lru_cache(maxsize=8)
-def join_rule(joins: Joins, hop: int, device: torch.device) -> JoinRule:
-    """The rule of a model with `hop` samples per frame. The cache is shared: a rule is a constant."""
+def join_rule(joins: Joins, hop: int, reach: Reach | None, device: torch.device) -> JoinRule:
+    """The rule of a vocoder of `hop` samples per frame and this reach. The cache is shared: a rule is a constant."""
+    if reach is not None:
+        # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
+        before, after = reach
+        return JoinRule(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
     if joins is Joins.OFFICIAL:
         window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32)).to(device)
-        return JoinRule(OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
+        return JoinRule(OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
     # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
     # A raised cosine between sample centres adds up to one everywhere.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
-    return JoinRule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, 1, window, continuous=True)
+    seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
+    return JoinRule(OVERLAP_FRAMES, seen_again, CONTEXT_FRAMES, 1, window, continuous=True)
 
 
 def resized_frames(frames: int, speed: float) -> int:
@@ -148,13 +156,12 @@ class Tails:
 class VocoderStream:
     """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces.
 
-    seed: of the source's noise, None: no noise; speed: of whole utterances and of seamless streams.
+    seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
     """
 
     def __init__(self, seed: int | None, speed: float, rule: JoinRule) -> None:
         self.seed, self.speed, self.rule = seed, speed, rule
-        # The official code ignores the speed of a stream.
-        self.tails = Tails(SpeedTail(speed if rule.continuous else 1.0))
+        self.tails = Tails(SpeedTail(speed))
         self.closed = False
         """It keeps no tails any more; pieces that were on their way may still come."""
 
@@ -167,7 +174,7 @@ class VocoderStream:
             return resized_frames(frames, self.speed)
         tails = self.tails
         fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
-        least = OVERLAP_FRAMES + 1 if tails.frames == 0 else self.rule.fade_frames
+        least = self.rule.overlap + 1 if tails.frames == 0 else max(1, self.rule.fade_frames)
         return 0 if fresh < least and not final else tails.context + fresh
 
 
@@ -210,4 +217,4 @@ class PieceRow:
         self.fresh = (mel,) if self.before.waiting is None else (self.before.waiting, mel)
         self.new_frames = sum(map(len, self.fresh))
         self.seen_again = min(rule.mel_frames, self.frames)
-        self.source_kept = min(rule.source_frames, self.seen_again - (OVERLAP_FRAMES if rule.continuous else 0))
+        self.source_kept = min(rule.source_frames, self.seen_again - (rule.overlap if rule.continuous else 0))

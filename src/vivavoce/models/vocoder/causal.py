@@ -1,6 +1,6 @@
 """CosyVoice3's HiFT: no layer but two hears what follows, so that a stream's past never changes.
 
-The pitch hears three frames ahead and the first convolution four: what a call is given beyond its output.
+The pitch hears three frames ahead and the first convolution four; past a row's end they hear zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
+from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.layers import zero_padding
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,
@@ -20,6 +22,7 @@ from vivavoce.models.vocoder.hift import (
     MAX_MAGNITUDE,
     OUTER_KERNEL,
     HarmonicSource,
+    Reach,
     ResBlock,
     convolve,
     convolve_behind,
@@ -47,9 +50,9 @@ class CausalF0Predictor(nn.Module):
         )
         self.out = nn.Linear(channels, 1)
 
-    def forward(self, mel: Tensor, final: bool) -> Tensor:
-        """mel: [batch, bins, frames], the lookahead's included unless final  →  [batch, frames or 3 fewer] Hz."""
-        x = pad(mel, (0, PITCH_LOOKAHEAD if final else 0)).double()
+    def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
+        """As `F0Predictor.forward`, but meaningless past a row's end."""
+        x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
         for place, conv in enumerate(self.convs):
             x = pad(x, (F0_KERNEL - 1 if place else 0, 0))
             assert isinstance(conv, nn.Conv1d)
@@ -65,14 +68,21 @@ class SteppedSource(HarmonicSource):
     """
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
-        """See `HarmonicSource.excite`; noise: [batch, samples, harmonics] uniform in [0, 1)."""
+        """See `HarmonicSource.excite`; noise: [batch, samples, harmonics], of `draw`."""
         config, hop = self.config, self.config.samples_per_frame
-        sine = config.sine_amplitude * torch.sin(cycles * (2 * math.pi) * hop).repeat_interleave(hop, dim=1)
-        voiced = (f0 > config.voiced_threshold_hz).float().repeat_interleave(hop, dim=1)[..., None]
-        signal = voiced * sine
+        voiced = (f0 > config.voiced_threshold_hz).float()[..., None]
+        signal = self.merge(voiced * (config.sine_amplitude * torch.sin(cycles * (2 * math.pi) * hop)))
+        signal = signal.repeat_interleave(hop, dim=1)
         if noise is not None:
-            signal = signal + noise * (voiced * config.noise_std + (1 - voiced) * (config.sine_amplitude / 3))
-        return torch.tanh(self.merge(signal)).transpose(1, 2)
+            strength = voiced * config.noise_std + (1 - voiced) * (config.sine_amplitude / 3)
+            signal = signal + strength.repeat_interleave(hop, dim=1) * linear(noise, self.merge.weight)
+        return torch.tanh(signal).transpose(1, 2)
+
+    def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
+        """See `HarmonicSource.draw`; uniform, one of each harmonic: none alone is distributed as their sum is."""
+        harmonics = self.config.num_harmonics + 1
+        counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
+        return uniform(seeds[..., None], Stream.SOURCE, counters)
 
 
 class CausalHiFT(nn.Module):
@@ -110,28 +120,37 @@ class CausalHiFT(nn.Module):
         self.conv_post = nn.Conv1d(channels[-1], spectrum, OUTER_KERNEL)
 
     @property
-    def lookahead(self) -> int:
-        """Frames after its output that a call hears which is not final, and one that it withholds."""
-        return PITCH_LOOKAHEAD + self.config.lookahead + 1
-
-    def forward(self, mel: Tensor, noise: Tensor | None, final: bool = True) -> Tensor:
-        """mel: [batch, bins, frames]; noise: [batch, samples, harmonics] or None  →  [batch, samples]: of all frames if
-        final, else of `lookahead` fewer.
-        """
-        f0 = self.f0(mel, final)
-        noise = None if noise is None else noise[:, : f0.shape[1] * self.config.samples_per_frame]
-        return self.decode(mel, self.source(f0, noise), final)
-
-    def decode(self, mel: Tensor, source: Tensor, final: bool = True) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, samples], of 3 frames fewer unless final  →  as `forward`."""
+    def reach(self) -> Reach:
+        """See `Reach`; before: of the mel, and of the source that was made for it."""
         config = self.config
-        spectrum = stft(source[:, 0], None, config.n_fft, config.hop)
-        if final:
-            mel = pad(mel, (0, config.lookahead))
-        else:
-            mel = mel[..., : mel.shape[-1] - PITCH_LOOKAHEAD]
-            spectrum = spectrum[..., : spectrum.shape[-1] - config.lookahead * math.prod(config.upsample_rates)]
-        spectrum, x = laid_out(spectrum), convolve(self.conv_pre, laid_out(mel))
+        # The first position that the first sample hears, layer by layer down to the mel.
+        place = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
+        first = -(F0_CONVS - 1) * (F0_KERNEL - 1)
+        for stage in range(len(self.ups) - 1, -1, -1):
+            blocks = zip(config.resblock_kernels, config.resblock_dilations, strict=True)
+            place -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
+            down = self.source_downs[stage]
+            assert isinstance(down, nn.Conv1d)
+            of_source = _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
+            spectrum = (place - of_source) * down.stride[0] - (down.stride[0] - 1)
+            first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
+            # The last stage's mirrored position puts all behind it one further.
+            place -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
+            place //= config.upsample_rates[stage]
+        # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
+        return Reach(-min(first, place), PITCH_LOOKAHEAD + config.lookahead + 1)
+
+    def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
+        """As `HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
+        return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
+
+    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """As `HiFT.decode`."""
+        config = self.config
+        samples = None if lengths is None else lengths * config.samples_per_frame
+        spectrum = laid_out(stft(source[:, 0], samples, config.n_fft, config.hop))
+        # All other layers hear what precedes them only: what lies past a row's end reaches no sample of it.
+        x = convolve(self.conv_pre, laid_out(pad(zero_padding(mel, lengths), (0, config.lookahead))))
         count = len(config.resblock_kernels)
         for stage, (up, rate) in enumerate(zip(self.ups, config.upsample_rates, strict=True)):
             x = convolve_behind(up, leaky_relu(x, config.leaky_slope).repeat_interleave(rate, dim=-1))
@@ -146,6 +165,11 @@ class CausalHiFT(nn.Module):
         x = convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        wave = istft(magnitude, torch.sin(x[:, bins:]), None, config.n_fft, config.hop)
-        wave = wave if final else wave[:, : -config.samples_per_frame]
+        frames = None if samples is None else samples // config.hop + 1
+        wave = istft(magnitude, torch.sin(x[:, bins:]), frames, config.n_fft, config.hop)
         return wave.clamp(-config.audio_limit, config.audio_limit)
+
+
+def _heard(kernel: int, dilations: tuple[int, ...]) -> int:
+    """Positions before its own that a causal residual block hears."""
+    return (kernel - 1) * sum(dilation + 1 for dilation in dilations)

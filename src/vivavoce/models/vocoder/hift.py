@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import VocoderConfig
+from vivavoce.models.counter_noise import Stream, normal
 from vivavoce.models.layers import valid_positions, zero_padding
 
 
@@ -126,6 +128,14 @@ class HarmonicSource(nn.Module):
             signal = signal + strength * merged.transpose(1, 2)
         return torch.tanh(signal)
 
+    def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
+        """Noise by position: the same however the frames are cut. seeds: [batch, 1], places: [batch, samples], int64
+
+        →  [batch, samples, 1]: one number per sample and not one per harmonic. The source adds them up in any case, and
+        drawing them all would take a CPU half as long as the whole vocoder.
+        """
+        return normal(seeds, Stream.SOURCE, places)[..., None]
+
     def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
         """Cycles, modulo 1, summed up to the last frame; shapes as in `forward`  →  [batch, harmonics]."""
         return self.cycles(f0, carried)[:, -1] % 1
@@ -224,8 +234,18 @@ LAST_SLOPE = 0.01
 """Slope of the last activation: the official code leaves it at PyTorch's default there."""
 
 
+class Reach(NamedTuple):
+    """Frames before and after its own that a sample hears: what a piece of a stream must be given around it."""
+
+    before: int
+    after: int
+
+
 class HiFT(nn.Module):
     """mel → pitch → source → waveform. `forward` is the three steps; a stream calls them one by one."""
+
+    reach: Reach | None = None
+    """None: a stream is given less than is heard, and fades pieces into one another."""
 
     def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
