@@ -24,7 +24,15 @@ from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.stores import open_voice_store
 
 SOURCES = Path(vivavoce.__file__).parent
-OWN = ("models/", "engine/flow_stage/", "engine/lm_stage/", "engine/vocoder_stage/", "engine/generations.py", "export/")
+OWN = (
+    "models/",
+    "engine/flow_stage/",
+    "engine/lm_stage/",
+    "engine/vocoder_stage/",
+    "engine/generations.py",
+    "export/",
+    "service/modes.py",
+)
 """A generation's own modules; exports turn its language model into the formats of other runtimes."""
 NETWORK_MODULES = re.compile(
     r"vivavoce\.(models\.(flow|vocoder|kernels\.\w+|lm\.(qwen2|slot_lm|fused))\b"

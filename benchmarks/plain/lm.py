@@ -45,7 +45,7 @@ def decode(
     if official and request.sampling.exact_tokens is None:
         forbidden = [models.config.lm.vocabulary.masked_before_minimum]
     conditioning = request.conditioning
-    rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_prompt_text, conditioning.lm_prompt_tokens))
+    rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_text, conditioning.lm_prompt_tokens))
     new = rows[None]
     past: Past = []
     decoded: list[int] = []

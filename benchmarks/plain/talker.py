@@ -17,7 +17,7 @@ from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams, SegmentRequest
 from vivavoce.models.build import build_models
-from vivavoce.service.front_end import choose_mode, condition, load_front_end
+from vivavoce.service.front_end import load_front_end
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
@@ -100,7 +100,7 @@ class PlainTalker:
         self, text: str, voice: Voice | None, seed: int, sampling: SamplingParams
     ) -> Sequence[SegmentRequest]:
         chosen = voice or self.voice()
-        conditioning = condition(chosen, choose_mode(chosen, None))
+        conditioning = self._front_end.conditioning(chosen)
         text_front_end = self._front_end.text
         return [
             SegmentRequest(conditioning, text_front_end.encode(segment), sampling=sampling, seed=seed + place)

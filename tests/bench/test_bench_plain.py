@@ -39,7 +39,7 @@ def test_a_cache_changes_nothing(models: Models, conditioning: Conditioning) -> 
     request = SegmentRequest(conditioning, text=(5, 6, 7), sampling=SamplingParams(exact_tokens=12))
     tokens = plain_tokens(models, request, chooser=best)
     lm = models.lm
-    rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_prompt_text, conditioning.lm_prompt_tokens))
+    rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_text, conditioning.lm_prompt_tokens))
     for place, token in enumerate(tokens):
         past = torch.cat((rows, lm.speech_embedding(torch.tensor(tokens[:place], dtype=torch.int64))))
         assert int(lm.log_probabilities(lm(past[None])[0, -1])[:SPEECH_IDS].argmax()) == token

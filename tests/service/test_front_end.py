@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
-from vivavoce.checkpoint.folder import TextStream
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, TextStream
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
-from vivavoce.service.front_end import END_OF_PROMPT, choose_mode, condition, load_front_end
+from vivavoce.service.front_end import load_front_end
+from vivavoce.service.modes import MODES, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mark, Mode, SpeakOptions, marks_of
+from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.service.voices.voice import Voice
 
 EMBEDDING = torch.arange(192.0)
@@ -29,6 +34,16 @@ def front_end(babble):
     return load_front_end(babble)
 
 
+@pytest.fixture(scope="module")
+def third(front_end, babble, tmp_path_factory):
+    """A front end of CosyVoice3, whose tokenizer is babble's with more special tokens."""
+    folder = tmp_path_factory.mktemp("third")
+    shutil.copytree(babble / BACKBONE, folder / BACKBONE)
+    (folder / YAML_OF[Generation.V3]).touch()
+    text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE))
+    return replace(front_end, config=replace(front_end.config, generation=Generation.V3), text=text)
+
+
 @pytest.mark.parametrize(
     ("voice", "instruct", "mode"),
     [
@@ -39,8 +54,16 @@ def front_end(babble):
         (BARE, "slowly", Mode.INSTRUCT),
     ],
 )
-def test_the_fullest_mode_is_chosen(voice, instruct, mode):
-    assert choose_mode(voice, instruct) is mode
+@pytest.mark.parametrize("generation", list(Generation))
+def test_the_fullest_mode_is_chosen(voice, instruct, mode, generation):
+    assert choose_mode(voice, generation, instruct) is mode
+
+
+def test_a_mode_that_a_generation_lacks_is_refused_by_name(front_end, monkeypatch):
+    modes = MODES[Generation.V2]
+    monkeypatch.setitem(MODES, Generation.V2, replace(modes, routes={Mode.SFT: modes.routes[Mode.SFT]}))
+    with pytest.raises(InvalidRequest, match=r"^mode: CosyVoice2 has no zero_shot; use one of sft, or another model$"):
+        front_end.conditioning(replace(FULL))
 
 
 def test_a_model_that_cannot_follow_instructions_never_gets_them(front_end, caplog):
@@ -68,20 +91,25 @@ def test_what_a_mode_lacks_is_named(front_end, voice, instruct, wanted, word):
         front_end.conditioning(voice, SpeakOptions(mode=wanted, instruct=instruct))
 
 
+@pytest.mark.parametrize("generation", list(Generation))
 @pytest.mark.parametrize(
     ("mode", "text", "speech", "frames"),
     [
-        (Mode.ZERO_SHOT, (1, 2), (0, 1, 2, 3, 4), 10),
+        (Mode.ZERO_SHOT, (8, 9), (0, 1, 2, 3, 4), 10),
         (Mode.CROSS_LINGUAL, (), (), 10),
         (Mode.INSTRUCT, (8, 9), (), 10),
         (Mode.SFT, (), (), 0),
     ],
 )
-def test_the_table(mode, text, speech, frames):
-    routed = condition(FULL, mode, (8, 9))
-    assert (routed.lm_prompt_text, routed.lm_prompt_tokens) == (text, speech)
+def test_the_table(mode, text, speech, frames, generation):
+    first = generation is Generation.V1
+    frames = 0 if first and mode is Mode.INSTRUCT else frames
+    route = MODES[generation].routes[mode]
+    routed = condition(FULL, route, (8, 9), (7,))
+    assert (routed.lm_system_text, routed.lm_prompt_text, routed.lm_prompt_tokens) == ((7,), text, speech)
     assert (len(routed.flow_tokens), len(routed.flow_mel)) == (frames // 2, frames)
     assert torch.equal(routed.embedding, EMBEDDING)
+    assert route.lm_speaker == (first and mode is not Mode.INSTRUCT)
 
 
 def test_a_voice_is_routed_once_for_each_mode_and_forgotten_with_it(front_end):
@@ -120,6 +148,75 @@ def test_an_instruction_ends_with_its_mark_and_reaches_the_language_model(front_
     assert front_end.instruction("Slowly." + END_OF_PROMPT) == instruction
     (request,) = front_end.requests("Hello.", BARE, SpeakOptions(instruct="Slowly."))
     assert request.conditioning.lm_prompt_text == instruction
+
+
+@pytest.mark.parametrize("mode", [Mode.ZERO_SHOT, Mode.CROSS_LINGUAL, Mode.SFT])
+def test_a_system_prompt_stands_before_every_text_of_the_third_generation(third, mode):
+    (request,) = third.requests("Hello.", FULL, SpeakOptions(mode=mode))
+    told = request.conditioning
+    assert third.text._tokenizer.decode(told.lm_system_text) == f"You are a helpful assistant.{END_OF_PROMPT}"
+    assert told.lm_prompt_text == (FULL.prompt_text if mode is Mode.ZERO_SHOT else ())
+    assert request.text == third.text.encode("Hello.")
+
+
+@pytest.mark.parametrize(
+    "instruct", ["请用广东话表达。", f"You are a helpful assistant. 请用广东话表达。{END_OF_PROMPT}"]
+)
+def test_an_instruction_of_the_third_generation_belongs_to_its_system_prompt(third, instruct):
+    """Built by us, or as official scripts write it; it is no part of the text, nor of its length."""
+    (segment,) = third.plan("Hello.", FULL, SpeakOptions(instruct=instruct))
+    told = segment.request.conditioning
+    written = f"You are a helpful assistant. 请用广东话表达。{END_OF_PROMPT}"
+    assert third.text._tokenizer.decode(told.lm_system_text) == written
+    assert (told.lm_prompt_text, told.lm_prompt_tokens) == ((), ())
+    assert (segment.request.text, segment.start, segment.end) == (third.text.encode("Hello."), 0, 6)
+
+
+OWN = f"Speak like 3 wizards.{END_OF_PROMPT}"
+
+
+@pytest.mark.parametrize("arrives", [None, *TextStream])
+def test_a_system_prompt_in_the_text_is_used_as_it_stands_and_never_spoken(third, arrives):
+    said, text = TEXT.strip(), OWN + TEXT.strip()
+    if arrives is None:
+        plan, whole = third.plan(text, FULL), third.plan(said, FULL)
+    else:
+        arriving = replace(third, card=replace(third.card, text_stream=arrives))
+        plan = list(arriving.plan_arriving([text[:60], text[60:]], FULL))
+        whole = list(arriving.plan_arriving([said], FULL))
+    assert {one.request.conditioning.lm_system_text for one in plan} == {third.text.encode(OWN)}
+    assert {one.request.conditioning.lm_prompt_text for one in plan} == {FULL.prompt_text}
+    assert sum((one.request.text for one in plan), ()) == sum((one.request.text for one in whole), ())
+    assert (plan[0].start, plan[-1].end) == (len(OWN), len(text))
+    if arrives is None:
+        assert "".join(text[one.start : one.end] for one in plan) == said
+
+
+def test_a_transcript_may_bring_its_system_prompt_and_the_text_s_takes_its_place(third):
+    """Of zero_shot only, whose transcript is used; behind the mark it is read as any other."""
+    assert third.text.normalize(OWN + "I am 5.") == OWN + "I am five."
+    said = third.text.encode("I am five.")
+    voice = replace(FULL, prompt_text=(*third.text.encode(OWN), *said))
+    told = third.conditioning(voice)
+    assert (told.lm_system_text, told.lm_prompt_text) == (third.text.encode(OWN), said)
+    other = third.conditioning(voice, system=f"Softly.{END_OF_PROMPT}")
+    assert (other.lm_system_text, other.lm_prompt_text) == (third.text.encode(f"Softly.{END_OF_PROMPT}"), said)
+    plain = third.conditioning(voice, SpeakOptions(mode=Mode.CROSS_LINGUAL)).lm_system_text
+    assert plain == third.conditioning(FULL).lm_system_text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (OWN + "Hi.", {"instruct": "Slowly."}, "^instruct: the text brings a prompt of its own"),
+        (OWN, {}, "^text: nothing in '' can be spoken"),
+        (f"bell\x07{OWN}Hi.", {}, r"control character U\+0007"),
+        (5, {}, "^text: int is no text"),
+    ],
+)
+def test_a_system_prompt_is_checked_as_the_text_is(third, text, options, message):
+    with pytest.raises((InvalidRequest, InvalidText), match=message):
+        third.plan(text, FULL, SpeakOptions(**options))
 
 
 def test_segments_cover_the_text_and_their_seeds_follow_one_another(front_end):

@@ -365,7 +365,7 @@ class Engine:
         sizes = (text, speech, config.flow.num_tokens)
         if sizes in voice.fits:
             return
-        _check_range("text", voice.lm_prompt_text, text)
+        _check_range("text", voice.lm_text, text)
         _check_range("speech tokens", voice.lm_prompt_tokens, speech)
         # Ids below zero stand for the first one there.
         _check_range("speech tokens", [max(0, one) for one in voice.flow_prompt], config.flow.num_tokens)

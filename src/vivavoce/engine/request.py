@@ -64,7 +64,8 @@ class Conditioning:
     change.
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
-    flow_tokens: [n] int64; flow_mel: [frames, bins] float32; embedding: [speaker size] float32.
+    lm_system_text: text ids that come before all these, whose last one ends the system prompt; flow_tokens: [n] int64;
+    flow_mel: [frames, bins] float32; embedding: [speaker size] float32.
     """
 
     embedding: Tensor
@@ -72,6 +73,12 @@ class Conditioning:
     lm_prompt_tokens: tuple[int, ...] = ()
     flow_tokens: Tensor = field(default_factory=lambda: _empty_tensor("int64", 0))
     flow_mel: Tensor = field(default_factory=lambda: _empty_tensor("float32", 0, 0))
+    lm_system_text: tuple[int, ...] = ()
+
+    @property
+    def lm_text(self) -> tuple[int, ...]:
+        """Text ids that stand before the text to be spoken."""
+        return self.lm_system_text + self.lm_prompt_text
 
     @cached_property
     def flow_prompt(self) -> tuple[int, ...]:

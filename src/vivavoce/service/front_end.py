@@ -1,16 +1,8 @@
 """The front end: text, a voice and options become sequences for the engine. It needs no engine and loads no network.
 
-Which features of a voice reach which stage depends on the mode:
-
-| mode          | LM prompt text | LM prompt speech | flow prompt      |
-|---------------|----------------|------------------|------------------|
-| zero_shot     | transcript     | reference tokens | tokens and mel   |
-| cross_lingual | –              | –                | tokens and mel   |
-| instruct      | instruction    | –                | tokens and mel   |
-| sft           | –              | –                | –                |
-
-The speaker embedding reaches the flow in every mode. Voice conversion conditions like cross_lingual and takes its
-speech tokens from the source recording.
+Which features of a voice reach which stage is the table of `modes`. A text, transcript or instruction for CosyVoice3
+may bring a system prompt of its own, as scripts for the official code do: what stands up to `<|endofprompt|>`, the mark
+included, is then given to the language model in place of ours, and is not spoken.
 """
 
 from __future__ import annotations
@@ -19,10 +11,9 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from weakref import WeakKeyDictionary
-
-import torch
 
 from vivavoce.checkpoint import folder as official
 from vivavoce.checkpoint.config import ModelConfig
@@ -32,51 +23,16 @@ from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.engine.request import Arrival, Conditioning, SegmentRequest
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.service.text.arriving import located_sentences, whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.text.reading import Left, is_speakable, stays
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.service.voices.voice import Voice, check_fits
 
 log = logging.getLogger(__name__)
-
-END_OF_PROMPT = "<|endofprompt|>"
-"""Ends an instruction; CosyVoice2 was trained with it."""
-
-
-def choose_mode(voice: Voice, instruct: str | None, wanted: Mode | str | None = None) -> Mode:
-    """The mode that was asked for, or the fullest one that the voice allows; InvalidRequest names what a mode lacks."""
-    mode = None if wanted is None else Mode(wanted)
-    if mode is Mode.INSTRUCT and not instruct:
-        raise InvalidRequest("mode: instruct needs an instruction; give one with instruct")
-    if instruct and mode not in (None, Mode.INSTRUCT):
-        raise InvalidRequest(f"instruct: is not used in mode {mode.value}; leave the mode out")
-    if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:
-        raise InvalidRequest(f"mode: {mode.value} needs reference speech, this voice has an embedding only; use sft")
-    if mode is Mode.ZERO_SHOT and not voice.prompt_text:
-        raise InvalidRequest("mode: zero_shot needs the reference's transcript; give prompt_text or use cross_lingual")
-    if mode is not None or instruct:
-        return mode or Mode.INSTRUCT
-    if not voice.has_prompt:
-        return Mode.SFT
-    return Mode.ZERO_SHOT if voice.prompt_text else Mode.CROSS_LINGUAL
-
-
-def condition(voice: Voice, mode: Mode, instruction: tuple[int, ...] = ()) -> Conditioning:
-    """Route a voice's features by the table above; `instruction`: text ids, for instruct only."""
-    tokens, mel = voice.speech_tokens.long(), voice.mel
-    if mode is Mode.SFT:
-        tokens, mel = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0)
-    prompt_text = {Mode.ZERO_SHOT: voice.prompt_text, Mode.INSTRUCT: instruction}.get(mode, ())
-    return Conditioning(
-        embedding=voice.embedding,
-        lm_prompt_text=prompt_text,
-        lm_prompt_tokens=tuple(tokens.tolist()) if mode is Mode.ZERO_SHOT else (),
-        flow_tokens=tokens,
-        flow_mel=mel,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +73,8 @@ class FrontEnd:
 
         What can be refused is refused before the first one, but for characters that the vocabulary cannot write.
         """
-        yield from self._segments(text, self.conditioning(voice, options), options, left)
+        system, spoken = self.text.part(text)
+        yield from self._segments(spoken, self.conditioning(voice, options, system), options, left, len(system))
 
     def requests(self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions()) -> list[SegmentRequest]:
         """`plan` without the characters."""
@@ -134,24 +91,35 @@ class FrontEnd:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
         By sentences: what `plan` makes of each sentence. By words: requests of one and the same segment, whose text ids
-        follow one another; start and end are then the characters that have come so far. Errors as `plan`, when a piece
-        is read.
+        follow one another; start and end are then the characters that have come so far. A system prompt comes with the
+        first piece. Errors as `plan`, when a piece is read.
         """
-        conditioning = self.conditioning(voice, options)
+        conditioning, begin = self.conditioning(voice, options), 0
+        if self._modes.system:
+            pieces = iter(pieces)
+            system, first = self.text.part(next(pieces, ""))
+            pieces, begin = chain((first,), pieces), len(system)
+            conditioning = self.conditioning(voice, options, system)
         if self.arrival is Arrival.TOKENS:
-            yield from self._words(pieces, conditioning, options)
+            yield from self._words(pieces, conditioning, options, begin)
             return
         place = 0
         for sentence in located_sentences(pieces):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                for segment in self._segments(sentence.text, conditioning, options, left, sentence.start, place):
+                start = begin + sentence.start
+                for segment in self._segments(sentence.text, conditioning, options, left, start, place):
                     place += 1
                     yield segment
 
-    def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions()) -> Conditioning:
-        """What a voice brings to the engine, by the table above; errors as `plan`.
+    @property
+    def _modes(self) -> GenerationModes:
+        return MODES[self.config.generation]
 
-        Instructions that the model cannot follow are left out, which the log says once.
+    def conditioning(self, voice: Voice, options: SpeakOptions = SpeakOptions(), system: str = "") -> Conditioning:
+        """What a voice brings to the engine, by the table of modes; errors as `plan`.
+
+        Instructions that the model cannot follow are left out, which the log says once. system: the system prompt that
+        the text brought, see `TextFrontEnd.part`.
         """
         if options.instruct and not self.card.instructions:
             options = without_instructions(options)
@@ -163,15 +131,27 @@ class FrontEnd:
                 check_fits(voice, self.config)
                 self._known[voice] = {}
             known = self._known[voice]
-        mode = choose_mode(voice, options.instruct, options.mode)
-        if options.instruct:
-            return condition(voice, mode, self.instruction(options.instruct))
-        return known.get(mode) or known.setdefault(mode, condition(voice, mode))
+        mode, instruct = choose_mode(voice, self.config.generation, options.instruct, options.mode), options.instruct
+        if instruct and system:
+            raise InvalidRequest(f"instruct: the text brings a prompt of its own before {END_OF_PROMPT}; leave one out")
+        if instruct or system:
+            return self._condition(voice, mode, instruct, system)
+        return known.get(mode) or known.setdefault(mode, self._condition(voice, mode))
+
+    def _condition(self, voice: Voice, mode: Mode, instruct: str | None = None, system: str = "") -> Conditioning:
+        route = self._modes.routes[mode]
+        if not self._modes.system:
+            return condition(voice, route, self.instruction(instruct) if instruct else voice.prompt_text)
+        text = self.instruction(instruct) if instruct else voice.prompt_text if route.lm_text else ()
+        default = self.text.encode(self.text.normalize(system or self._modes.prompt()))
+        if default[-1] not in text:
+            return condition(voice, route, text, default)
+        end = len(text) - text[::-1].index(default[-1])  # the instruction's, or what a transcript was written with
+        return condition(voice, route, text[end:], default if system else text[:end])
 
     def instruction(self, instruct: str) -> tuple[int, ...]:
-        """Text ids of an instruction, its end mark added where it is missing."""
-        ended = instruct if END_OF_PROMPT in instruct else instruct + END_OF_PROMPT
-        return self.text.encode(self.text.normalize(ended))
+        """Text ids of an instruction as the model was trained to be given it, with the mark at its end."""
+        return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
 
     def _segments(
         self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
@@ -183,14 +163,14 @@ class FrontEnd:
             yield PlannedSegment(request, start + one.start, start + one.end)
 
     def _words(
-        self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions
+        self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
         for words, read in whole_words(pieces):
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed
                 )
-                yield PlannedSegment(request, 0, read)
+                yield PlannedSegment(request, begin, begin + read)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +183,7 @@ class ModelFrontEnd(FrontEnd):
     def plan_conversion(self, source: AudioSource, voice: Voice, speed: float = 1.0, seed: int = 0) -> SegmentRequest:
         """The request of a voice conversion: the source's speech tokens, conditioned on the voice, which has to fit."""
         tokens = tuple(self.extractor.speech_tokens(source).tolist())
-        mode = Mode.CROSS_LINGUAL if voice.has_prompt else Mode.SFT
-        return SegmentRequest(condition(voice, mode), speech_tokens=tokens, speed=speed, seed=seed)
+        return SegmentRequest(condition(voice, CONVERSION), speech_tokens=tokens, speed=speed, seed=seed)
 
 
 def load_front_end(folder: Path, config: ModelConfig | None = None, text_processes: int = 0) -> ModelFrontEnd:

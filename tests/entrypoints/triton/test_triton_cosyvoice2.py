@@ -21,7 +21,6 @@ from vivavoce.entrypoints.triton.models.tensorrt_llm import TensorrtLLM
 from vivavoce.entrypoints.triton.models.token2wav import Token2Wav
 from vivavoce.errors import CheckpointError
 from vivavoce.service.audio.samples import Audio
-from vivavoce.service.front_end import condition
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.folder_store import FolderStore
@@ -97,7 +96,8 @@ class Own:
         self.synthesizer, self.voices = synthesizer, built_in_voices(babble)
 
     def chunks(self, text, policy=STREAM, *, voice="babble-a", mode=Mode.SFT, tokens=None, seed=42, speed=1.0):
-        whole = condition(self.voices[voice] if isinstance(voice, str) else voice, mode)
+        known = self.voices[voice] if isinstance(voice, str) else voice
+        whole = self.synthesizer.front_end.conditioning(known, SpeakOptions(mode=mode))
         halved = replace(whole, embedding=whole.embedding.half().float(), flow_mel=whole.flow_mel.half().float())
         said = tokens or script((*whole.lm_prompt_text, *self.synthesizer.front_end.text.encode(text)))
         segment = SegmentRequest(halved, speech_tokens=tuple(said), seed=seed, speed=speed)

@@ -26,8 +26,7 @@ from vivavoce.entrypoints.triton.models.inner_models import TOP_K, TOP_P
 from vivavoce.entrypoints.upstream.triton_speaker import TritonSpeaker
 from vivavoce.service.audio.encode import write_audio
 from vivavoce.service.audio.samples import Audio
-from vivavoce.service.front_end import condition
-from vivavoce.service.speech import FinishReason, Mode, SegmentText, SpeakOptions, SpeechRequest
+from vivavoce.service.speech import FinishReason, SegmentText, SpeakOptions, SpeechRequest
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.voice import built_in_voices
 
@@ -148,7 +147,7 @@ def test_the_inner_models_give_what_the_package_gives(server, synthesizer, babbl
     assert np.allclose(found, extractor.embedding(Audio(recording, RATE)).half().numpy(), atol=1e-3)
     tokens = torch.randint(0, 6561, (30,), generator=torch.Generator().manual_seed(1))
     given = {"target_speech_tokens": (tokens + text_size).numpy().astype(np.int32), "seed": np.int64(3)}
-    voice = condition(built_in_voices(babble)["babble-a"], Mode.ZERO_SHOT)
+    voice = synthesizer.front_end.conditioning(built_in_voices(babble)["babble-a"])
     request = SegmentRequest(voice, speech_tokens=tuple(tokens.tolist()), seed=3)
     expected = synthesizer.engine.submit(EngineRequest((request,))).result().samples
     assert alike(infer(server, "token2wav", "waveform", **given), expected)

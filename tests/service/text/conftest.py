@@ -25,6 +25,12 @@ def front_end(tokenizer: TextTokenizer) -> TextFrontEnd:
 
 
 @pytest.fixture(scope="module")
+def third(tokenizer_folder: Path) -> TextFrontEnd:
+    """The front end of CosyVoice3, whose tokenizer knows phones and pinyin."""
+    return TextFrontEnd(TextTokenizer(TextTokenizer.from_folder(tokenizer_folder)._tokenizer, prompted=True))
+
+
+@pytest.fixture(scope="module")
 def latin(tokenizer: TextTokenizer) -> TextFrontEnd:
     """The front end of a model trained on English only."""
     return TextFrontEnd(tokenizer, scripts=frozenset({"Latin"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import regex
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +99,31 @@ def test_text_that_is_too_long_or_no_text_is_refused(text, message, front_end):
 )
 def test_transcripts(text, transcript, front_end):
     assert front_end.normalize(text) == transcript
+
+
+@pytest.mark.parametrize(
+    ("text", "segments"),
+    [
+        ("Give me 2 [T][UW1][M][AH0][T][OW2]!", ["Give me two [T][UW1][M][AH0][T][OW2]!"]),
+        (
+            "他的爱好[h][ào]有3个[g][è]，[laughter]真好[h][ǎo].",
+            ["他的爱好[h][ào]有三个[g][è]，[laughter]真好[h][ǎo]。"],
+        ),
+        ("[HH][AH0][L][OW1]", ["[HH][AH0][L][OW1]."]),
+        ("<strong>5</strong> [breath] cats", ["<strong>five</strong> [breath] cats."]),
+    ],
+)
+def test_phones_and_pinyin_pass_the_rules_of_reading(text, segments, third):
+    """The digit of a phone is no number; every tag stays one id."""
+    assert third.segments(text) == segments
+    (said,) = segments
+    assert sum(len(third.encode(tag)) == 1 for tag in regex.findall(r"\[[^]]+\]", said)) == said.count("[")
+
+
+def test_no_phone_is_torn(third):
+    segments = third.segments("[HH][AH0][L][OW1]" * 800)
+    assert len(segments) > 1
+    assert all(regex.fullmatch(r"(\[[A-Z]+\d?\])+\.?", segment) for segment in segments)
 
 
 def test_markup_switches_normalisation_and_splitting_off(front_end):

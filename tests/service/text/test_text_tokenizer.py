@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import YAML_OF
 from vivavoce.errors import CheckpointError, InvalidText
-from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
+from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
 
 FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 
@@ -28,6 +30,33 @@ def test_special_tokens_follow_in_order_and_known_ones_keep_their_ids(tokenizer:
     assert tokenizer.token_id("<|endoftext|>") == 556
     assert tokenizer.token_id("no such token") is None
     assert len(tokenizer) == 576
+
+
+def test_the_third_generation_knows_phones_and_pinyin_after_these(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """Their ids follow those of CosyVoice2's tokens; a folder whose files know them gives them its own."""
+    folder = tmp_path / "CosyVoice-BlankEN"
+    shutil.copytree(tokenizer_folder, folder)
+    assert TextTokenizer.from_folder(folder).token_id("[AA0]") is None
+    (tmp_path / YAML_OF[Generation.V3]).touch()
+    third = TextTokenizer.from_folder(folder)
+    assert [third.token_id(token) for token in (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS)] == list(range(557, 837))
+    named = {
+        "<|endofsystem|>": 576,
+        "[AA]": 577,
+        "[AA0]": 578,
+        "[B]": 601,
+        "[ZH]": 660,
+        "[a]": 661,
+        "[ǎo]": 825,
+        "[ǜ]": 836,
+    }
+    assert {token: third.token_id(token) for token in named} == named
+    text = "爱好[h][ǎo], I [HH][AY1]"
+    assert third.decode(third.encode(text)) == text
+    assert third.parts(text) == ["爱好", "[h]", "", "[ǎo]", ", I ", "[HH]", "", "[AY1]", ""]
+    (folder / "tokenizer.json").write_text(third.to_json(), encoding="utf-8")
+    (tmp_path / YAML_OF[Generation.V3]).unlink()
+    assert TextTokenizer.from_folder(folder).token_id("[ǜ]") == 836
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)

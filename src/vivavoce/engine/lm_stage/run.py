@@ -46,7 +46,7 @@ def plain_run(config: LMConfig, request: SegmentRequest, *, official: bool, room
         least = max(0 if official else 1, int(params.min_ratio * len(request.text)))
         most = int(params.max_ratio * len(request.text))
     most = most if room is None else min(most, room)
-    rows = speech_prompt(vocabulary, voice.lm_prompt_text + request.text, voice.lm_prompt_tokens)
+    rows = speech_prompt(vocabulary, voice.lm_text + request.text, voice.lm_prompt_tokens)
     if len(rows) + most > config.max_positions:
         raise InvalidRequest(
             f"text: with its prompt it may need {len(rows) + most} positions, the model has {config.max_positions}; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import regex
@@ -14,6 +14,7 @@ from vivavoce.service.text.reading import (
     Language,
     Languages,
     Left,
+    Rules,
     contains_chinese,
     is_only_punctuation,
     is_speakable,
@@ -24,7 +25,7 @@ from vivavoce.service.text.reading import (
 )
 from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 
 MAX_SEGMENT_TOKENS = 200
 """Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""
@@ -129,7 +130,16 @@ class TextFrontEnd:
         Raises `InvalidText` as `segments` does, but not for text with nothing to speak.
         """
         self._check(text)
-        return "".join(self._words(text, self._language(text), [])) if text.strip() else ""
+        system, said = self.part(text)
+        return system + ("".join(self._words(said, self._language(said), [])) if said.strip() else "")
+
+    def part(self, text: str) -> tuple[str, str]:
+        """The system prompt that a text for CosyVoice3 begins with, up to the mark that ends it, and what is spoken."""
+        if not self._tokenizer.prompted:
+            return "", text
+        check_length(text)
+        system, mark, spoken = text.rpartition(END_OF_PROMPT)
+        return system + mark, spoken
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
@@ -169,12 +179,18 @@ class TextFrontEnd:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
         said, pieces = 0, iter([(text, len(text))])
         if language and self._languages:
-            pieces = spoken_form(text, language, partial(self._languages.read, length=len(text), left=left))
+            read: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
+            pieces = spoken_form(text, language, partial(self._around_tags, read) if self._tokenizer.prompted else read)
         for words, end in pieces:
             spoken = words if self._scripts is None else drop_symbols(words)
             said += len(spoken)
             seams.append((end, said))
             yield spoken
+
+    def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
+        """A block as it is read but for special tokens: the digit of a phone is no number."""
+        parts = enumerate(self._tokenizer.parts(block))
+        return "".join(part if place % 2 or not part.strip() else read(part, rules) for place, part in parts)
 
     def _pieces(self, words: Iterable[str], language: Language | None) -> Iterator[tuple[list[str], str]]:
         """Segments, and what is known to follow them."""

@@ -52,6 +52,7 @@ _WORD_END = regex.compile(r"(\s+)")
 _DIGIT_EDGE = regex.compile(r"(?<=\d)(?=[^\d\s.,:])|(?<=[^\d\s.,:])(?=\d)")
 # The last place at which no rule looks across: those below see neither spaces, digits, dashes nor symbols there.
 _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
+_BETWEEN_TAGS = regex.compile(r"\](?=\[)")
 # Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
 # what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
 _BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
@@ -59,11 +60,13 @@ _BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
         regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
         regex.compile(r"[,;](?= )"),
         regex.compile(r"\p{L}(?= \p{Ll})"),
+        _BETWEEN_TAGS,
     ),
     "zh": (
         regex.compile(r"[。！？]|[!?](?=\s)|\S(?=\n)"),
         regex.compile(r"[，；、]|[,;](?=\s)"),
         regex.compile(r"\p{Han}(?=\p{Han})|\p{L}(?= \p{L})"),
+        _BETWEEN_TAGS,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's special tokens after it.
+"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's or CosyVoice3's special tokens after it.
 
 A checkpoint's `CosyVoice-BlankEN` holds `vocab.json`, `merges.txt` and `tokenizer_config.json`, or the same in one
 `tokenizer.json`. Neither transformers nor a network is needed.
@@ -15,7 +15,8 @@ from typing import Any
 import regex
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from vivavoce.checkpoint.folder import MAX_JSON_BYTES
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import MAX_JSON_BYTES, YAML_OF
 from vivavoce.errors import CheckpointError, InvalidText
 from vivavoce.service.text.checks import check_surrogates, name_some
 
@@ -26,6 +27,23 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 """CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
 free ids in this order (in the release `<|endofprompt|>` is 151646); known ones keep theirs."""
+
+_VOWELS, _CONSONANTS = (
+    "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW",
+    "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH",
+)
+_ARPABET = sorted([*_CONSONANTS.split(), *(vowel + stress for vowel in _VOWELS.split() for stress in ("", *"012"))])
+_PINYIN = """
+a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng ióng iù iú iā iān
+iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong ou p q r s sh t u uang ue un uo uà uài uàn uàng uá uái
+uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng
+áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng
+ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ
+"""
+PRONUNCIATION_TOKENS = ("<|endofsystem|>", *(f"[{phone}]" for phone in (*_ARPABET, *_PINYIN.split())))
+"""CosyVoice3's, after CosyVoice2's: phones of ARPAbet, and pinyin's initials and finals with their tones."""
+END_OF_PROMPT = "<|endofprompt|>"
+"""Ends an instruction, and CosyVoice3's system prompt; the models were trained with it."""
 
 # Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
 _WORDS = (
@@ -38,24 +56,35 @@ _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 class TextTokenizer:
-    """The tokenizer of a CosyVoice2 checkpoint. Immutable, and safe to use from several threads."""
+    """The tokenizer of a CosyVoice2 or CosyVoice3 checkpoint. Immutable, and safe to use from several threads.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    prompted: of CosyVoice3, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompted: bool = False) -> None:
         """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint."""
-        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+        special = (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS) if prompted else SPECIAL_TOKENS
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+        self.prompted = prompted
         self._tokenizer = tokenizer
         self._missing_bytes = _missing_bytes(tokenizer)
         added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len)
-        self._added = regex.compile("|".join(regex.escape(token) for token in reversed(added)))
+        self._added = regex.compile(f"({'|'.join(regex.escape(token) for token in reversed(added))})")
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
+        Which special tokens there are is told from the yaml beside the folder; CosyVoice2's where there is none.
         Raises `CheckpointError` that names the file which is missing or cannot be used.
         """
         whole = folder / "tokenizer.json"
-        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder))
+        beside = next((generation for generation, name in YAML_OF.items() if (folder.parent / name).is_file()), None)
+        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder), beside is Generation.V3)
+
+    def parts(self, text: str) -> list[str]:
+        """The text cut at its special tokens, which stand at the odd places."""
+        return self._added.split(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of the text; special tokens written in it are recognised.

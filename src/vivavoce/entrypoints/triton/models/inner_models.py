@@ -45,7 +45,7 @@ def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tupl
     """
     voice = segment.conditioning
     speech = map(vocabulary.speech, voice.lm_prompt_tokens)
-    return (vocabulary.sos, *voice.lm_prompt_text, *segment.text, vocabulary.task, *speech)
+    return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
 
 
 def output_length(segment: SegmentRequest) -> tuple[int, int]:

@@ -39,9 +39,9 @@ from vivavoce.lru_cache import LruCache
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce.service.audio.samples import MAX_REFERENCE_S
-from vivavoce.service.front_end import condition
 from vivavoce.service.model_choice import choose_dtype
-from vivavoce.service.speech import Mode, check_seed
+from vivavoce.service.modes import CONVERSION, condition
+from vivavoce.service.speech import check_seed
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.voice import built_in_voices, check_fits
 
@@ -422,7 +422,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
     chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
     voice = voices[chosen].aligned(config.rates.frames_per_token)
     check_fits(voice, config)
-    return condition(voice, Mode.CROSS_LINGUAL if voice.has_prompt else Mode.SFT)
+    return condition(voice, CONVERSION)
 
 
 def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
