@@ -92,6 +92,6 @@ def _lengths(models: Models, request: SegmentRequest, official: bool) -> tuple[i
         return sampling.exact_tokens, sampling.exact_tokens
     most = int(sampling.max_ratio * num_text)
     if not official:
-        room = MAX_FRAMES // models.config.rates.frames_per_token - len(request.conditioning.flow_tokens)
+        room = models.config.rates.tokens_in(MAX_FRAMES) - len(request.conditioning.flow_tokens)
         most = min(most, room)
     return min(most, max(0 if official else 1, int(sampling.min_ratio * num_text))), most

@@ -7,23 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """Samples, mel frames and speech tokens per second; one token is a whole number of frames."""
+    """Samples, mel frames and speech tokens per second."""
 
     sample_rate: int
     samples_per_frame: int
     tokens_per_second: int
 
-    def __post_init__(self) -> None:
-        if self.sample_rate % (self.samples_per_frame * self.tokens_per_second):
-            raise ValueError(
-                f"{self.sample_rate} samples per second are no whole number of {self.samples_per_frame}-sample "
-                f"frames for each of {self.tokens_per_second} tokens"
-            )
-
     @property
     def frames_per_token(self) -> int:
-        """Mel frames per speech token (2 in CosyVoice2)."""
-        return self.sample_rate // (self.samples_per_frame * self.tokens_per_second)
+        """Mel frames per speech token: 2 in CosyVoice2; 0: no whole number of them (1.72 in CosyVoice 1)."""
+        frames, rest = divmod(self.sample_rate, self.samples_per_frame * self.tokens_per_second)
+        return 0 if rest else frames
+
+    def frames_of(self, tokens: int) -> int:
+        """Whole mel frames of this many speech tokens; officially int(tokens / 50 · 22050 / 256), which is the same as
+        long as the flow has noise for them.
+        """
+        return tokens * self.sample_rate // (self.samples_per_frame * self.tokens_per_second)
+
+    def tokens_in(self, frames: int) -> int:
+        """The most speech tokens that have no more than this many mel frames."""
+        return ((frames + 1) * self.samples_per_frame * self.tokens_per_second - 1) // self.sample_rate
 
     @property
     def frames_per_second(self) -> float:

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress, Schedule
+from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress, Schedule, policy_for
 from vivavoce.errors import InvalidRequest
 
 
@@ -21,6 +22,7 @@ def hops(policy, count, prompt=0):
         (ChunkPolicy.official(), 75, [25, 50, 100, 100, 100]),
         (ChunkPolicy.official(), 0, [25, 50, 100, 100, 100]),
         (ChunkPolicy.official(first_hop=10, max_hop=30), 344, [16, 20, 30, 30]),
+        (ChunkPolicy.overlapping(), 87, [100, 100, 100]),
         (ChunkPolicy.low_latency(), 87, [15, 15, 25, 50, 50]),
         (ChunkPolicy.low_latency(first_hop=8, max_hop=100), 87, [8, 8, 25, 50, 100, 100]),
         (ChunkPolicy.low_latency(first_hop=40), 0, [40, 40, 40, 50, 50]),
@@ -132,3 +134,16 @@ def test_hops_are_bounded_and_pure(policy, progress):
         assert policy.next_hop(later) == hop
     if aligned:
         assert (progress.prompt_tokens + hop - policy.first_hop) % policy.first_hop == 0
+
+
+def test_cosyvoice_1_streams_as_officially_and_nothing_else_does():
+    asked = (None, ChunkPolicy.parse("official"), ChunkPolicy.overlapping())
+    assert {policy_for(Generation.V1, one) for one in asked} == {ChunkPolicy.overlapping()}
+    for policy in (ChunkPolicy.low_latency(), ChunkPolicy.official(first_hop=50)):
+        with pytest.raises(InvalidRequest, match=r"^chunk policy: CosyVoice 1 has no (low-latency|official); use off"):
+            policy_for(Generation.V1, policy)
+    for generation in (Generation.V2, Generation.V3):
+        assert policy_for(generation, None) == ChunkPolicy.low_latency()
+        assert policy_for(generation, ChunkPolicy.official()) == ChunkPolicy.official()
+        with pytest.raises(InvalidRequest, match=r"^chunk policy: CosyVoice . has no overlapping"):
+            policy_for(generation, ChunkPolicy.overlapping())

@@ -68,10 +68,19 @@ def test_cuts_cover_all_tokens_and_do_not_depend_on_how_they_come(total, step, n
                 Cut(25, True, AttentionMode.FULL, 100),
             ],
         ),
+        (
+            ChunkPolicy.overlapping(),
+            [
+                Cut(100, False, AttentionMode.FULL, 120),
+                Cut(100, False, AttentionMode.FULL, 220),
+                Cut(70, True, AttentionMode.FULL, 270),
+            ],
+        ),
     ],
 )
 def test_offline_work_is_one_cut_and_official_ones_are_of_the_official_kind(policy, expected):
-    assert cuts(a_sequence(policy, phase=Phase.DECODING), 100, 7) == expected
+    total = max(cut.seen for cut in expected)
+    assert cuts(a_sequence(policy, phase=Phase.DECODING), total, 7) == expected
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
@@ -85,6 +94,9 @@ def test_frames_count_what_the_flow_computes():
     assert chunk.frames(Cut(25, False, AttentionMode.BLOCKS, 68)) == (50, 180)
     assert official.frames(Cut(25, False, AttentionMode.GRID, 68)) == (2 * (50 + 40 + 25), 0)
     assert chunk.frames(None) == (100, 0)
+    overlapping = a_sequence(ChunkPolicy.overlapping(), spoken=100)
+    overlapping.request.rates = Rates(22_050, 256, 50)
+    assert overlapping.frames(Cut(100, False, AttentionMode.FULL, 220)) == (292, 0)  # 50 of the prompt, 120 seen
 
 
 def test_a_listener_waits_for_what_comes_late():

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
 from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest, SamplingParams, SegmentRequest
-from vivavoce.errors import InvalidText, Overloaded, RequestCancelled
+from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
 from vivavoce.service.front_end import PlannedSegment, load_front_end
 from vivavoce.service.session import AHEAD, RequestSession, end_feeding
 from vivavoce.service.speech import FinishReason, SegmentText, SpeakOptions
@@ -81,6 +82,13 @@ def test_streams_are_of_low_latency(synthesizer, voice):
         for policy in (None, ChunkPolicy.low_latency(), ChunkPolicy.official())
     )
     assert by_default == asked != official
+
+
+def test_streams_of_cosyvoice_1_are_official(front):
+    front.config = SimpleNamespace(generation=Generation.V1)
+    assert RequestSession(Engine(), front).policy == ChunkPolicy.overlapping()
+    with pytest.raises(InvalidRequest, match="CosyVoice 1 has no equal; use official"):
+        RequestSession(Engine(), front, ChunkPolicy.equal())
 
 
 def test_words_may_arrive_in_pieces(synthesizer, voice):
@@ -153,7 +161,7 @@ class FrontEndOf:
     """Plans so many segments of a character each; the pieces of an arriving text are segments, or errors."""
 
     arrival = Arrival.SEGMENTS
-    config = SimpleNamespace(rates=SimpleNamespace(sample_rate=RATE))
+    config = SimpleNamespace(rates=SimpleNamespace(sample_rate=RATE), generation=Generation.V2)
 
     def __init__(self, conditioning):
         self.conditioning = conditioning

@@ -52,10 +52,12 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
         raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
     backbone, llm = Section(f"{BACKBONE}/config.json", read_json(backbone_path)), root.section("llm")
     sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(_VOCODERS[generation])
-    try:
-        rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
-    except ValueError as error:
-        raise CheckpointError(f"{name}: sample_rate: {error}; download the file again") from None
+    rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
+    if not rates.frames_per_token and generation is not Generation.V1:
+        raise CheckpointError(
+            f"{name}: sample_rate: {sample_rate} samples per second are no whole number of {rates.samples_per_frame}"
+            f"-sample frames for each of {rates.tokens_per_second} tokens; download the file again"
+        )
     lm, mel = lm_config(backbone, llm, llm.integer("speech_token_size"), generation), root.section("feat_extractor")
     highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
     flow = _FLOWS[generation](root.section("flow"), flow_keys)

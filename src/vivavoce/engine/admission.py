@@ -228,7 +228,7 @@ class AdmissionController:
     def _chunks_s(self, chunks: int, tokens: int) -> float:
         """Seconds of flow and vocoder for one chunk of each of `chunks` streams."""
         frames, past = (
-            tokens * self._rates.frames_per_token,
+            self._rates.frames_of(tokens),
             (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second,
         )
         full, rest = divmod(chunks, MAX_ROWS)

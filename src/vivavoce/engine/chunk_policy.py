@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.errors import InvalidRequest
 
 LOOKAHEAD = 3
 """Speech tokens after a chunk that CosyVoice2's flow was trained to see."""
+OVERLAP = 20
+"""Speech tokens at the end of a CosyVoice 1 chunk that the next chunk begins with."""
 LEAST_HOP, GREATEST_HOP = 4, 1000
 """A hop of 4 tokens is 160 ms, one of 1000 is 40 s."""
 
@@ -59,6 +62,9 @@ class Schedule(str, Enum):
     TIME_BASED = "time_based"
 
 
+_OVERLAPPING = (Schedule.OFFICIAL, 100, 1, 100, OVERLAP)
+
+
 class Progress(NamedTuple):
     """Where a stream stands when its next chunk is to be cut; amounts in speech tokens.
 
@@ -86,6 +92,8 @@ class ChunkPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise InvalidRequest(f"chunk policy: schedule {self.schedule!r} is unknown; use one of Schedule's members")
+        if (self.schedule, self.first_hop, self.growth, self.max_hop, self.lookahead) == _OVERLAPPING:
+            return
         for field, least, greatest in (
             ("first_hop", LEAST_HOP, GREATEST_HOP),
             ("max_hop", self.first_hop, GREATEST_HOP),
@@ -111,6 +119,11 @@ class ChunkPolicy:
     def official(cls, *, first_hop: int = 25, growth: int = 2, max_hop: int = 100) -> ChunkPolicy:
         """The official schedule with the official joins."""
         return cls(Schedule.OFFICIAL, first_hop, growth, max_hop)
+
+    @classmethod
+    def overlapping(cls) -> ChunkPolicy:
+        """The official schedule of CosyVoice 1: 100 tokens each, once the 20 after them are there."""
+        return cls(*_OVERLAPPING)
 
     @classmethod
     def low_latency(
@@ -152,6 +165,11 @@ class ChunkPolicy:
         """The official schedule's chunks are joined officially, all others without seams."""
         return Joins.OFFICIAL if self.schedule is Schedule.OFFICIAL else Joins.SEAMLESS
 
+    @property
+    def overlaps(self) -> bool:
+        """The flow hears nothing of a chunk's past but its last tokens, and computes them again."""
+        return self.lookahead == OVERLAP
+
     def next_hop(self, progress: Progress, tokens_per_second: int = 25) -> int:
         """Speech tokens of the next chunk: 1 … `max_hop`, and up to `first_hop` − 1 more in an official first chunk,
         which ends where prompt and chunk together are whole hops.
@@ -160,7 +178,7 @@ class ChunkPolicy:
             return min(self.max_hop, self._buffered_hop(progress, tokens_per_second))
         hop, steps, alignment = self.first_hop, progress.chunks, 0
         if self.schedule is Schedule.OFFICIAL:
-            alignment = -progress.prompt_tokens % hop if steps == 0 else 0
+            alignment = -progress.prompt_tokens % hop if steps == 0 and not self.overlaps else 0
         else:
             # A longer second chunk would not be there before a low_latency stream's first one was heard.
             later = 2 if self.schedule is Schedule.LOW_LATENCY else 1
@@ -179,3 +197,19 @@ class ChunkPolicy:
         elif ahead > 4 * elapsed_s:
             whole += 1
         return max(1, whole) * self.first_hop
+
+
+def policy_for(generation: Generation, policy: ChunkPolicy | None) -> ChunkPolicy:
+    """The policy of a model's stream; None: the generation's own choice. CosyVoice 1's flow knows its official chunks
+    only, which are others than those of the later generations.
+
+    Raises:
+        InvalidRequest: a policy that this generation cannot follow.
+    """
+    if generation is Generation.V1:
+        if policy in (None, ChunkPolicy.official(), ChunkPolicy.overlapping()):
+            return ChunkPolicy.overlapping()
+    elif policy is None or not policy.overlaps:
+        return policy or ChunkPolicy.low_latency()
+    name = "overlapping" if policy.overlaps else policy.schedule.value.replace("_", "-")
+    raise InvalidRequest(f"chunk policy: CosyVoice {generation.value[1:]} has no {name}; use official, or leave it out")

@@ -20,7 +20,7 @@ from typing import Any, overload
 import torch
 
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.device import release_idle_team
 from vivavoce.engine.generations import STAGES
@@ -247,6 +247,8 @@ class Engine:
             arrival, policy, arrived = Arrival.WHOLE, None, deque([self._read_prompt(request)])
         else:
             arrival, policy = request.arrival, request.policy
+            if policy is not None:
+                policy = policy_for(self.models.config.generation, policy)
             arrived = deque(self._check_in(segment, arrival) for segment in request.segments)
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival = isinstance(request, TokenRequest), arrival
@@ -288,7 +290,7 @@ class Engine:
         """A segment with the language model's work for it; safe to call from any thread."""
         self._check_ids(segment)
         config, voice, lm = self.models.config.lm, segment.conditioning, self.stages.lm
-        room = MAX_FRAMES // self._rates.frames_per_token - len(voice.flow_tokens)
+        room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
         tokens = segment.speech_tokens
         if tokens is not None:
@@ -376,14 +378,14 @@ class Engine:
         assert isinstance(self.models, Models)
         generator, config = torch.Generator().manual_seed(seed), self.models.config
         tokens = torch.randint(config.flow.num_tokens, (NONSENSE_PROMPT,), generator=generator)
-        mel = torch.zeros(NONSENSE_PROMPT * config.rates.frames_per_token, config.flow.num_mel_bins)
+        mel = torch.zeros(config.rates.frames_of(NONSENSE_PROMPT), config.flow.num_mel_bins)
         voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
         if self.stages.lm is None:
             segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:NONSENSE_TOKENS].tolist()), seed=seed)
         else:
             sampling = SamplingParams(exact_tokens=NONSENSE_TOKENS)
             segment = SegmentRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
-        return EngineRequest((segment,), ChunkPolicy.low_latency())
+        return EngineRequest((segment,), policy_for(config.generation, None))
 
 
 def _check_range(field: str, ids: Sequence[int], end: int) -> None:

@@ -65,7 +65,8 @@ class Conditioning:
 
     lm_prompt_text: text ids of the reference's transcript, or of an instruction; lm_prompt_tokens: its speech tokens;
     lm_system_text: text ids that come before all these, whose last one ends the system prompt; flow_tokens: [n] int64;
-    flow_mel: [frames, bins] float32; embedding: [speaker size] float32.
+    flow_mel: [frames, bins] float32; embedding: [speaker size] float32, of the flow; lm_embedding: the same for a
+    language model that hears the speaker (CosyVoice 1's), None: it does not.
     """
 
     embedding: Tensor
@@ -74,6 +75,7 @@ class Conditioning:
     flow_tokens: Tensor = field(default_factory=lambda: _empty_tensor("int64", 0))
     flow_mel: Tensor = field(default_factory=lambda: _empty_tensor("float32", 0, 0))
     lm_system_text: tuple[int, ...] = ()
+    lm_embedding: Tensor | None = None
 
     @property
     def lm_text(self) -> tuple[int, ...]:

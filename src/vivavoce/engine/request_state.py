@@ -122,9 +122,8 @@ class SequenceState:
         hop, need = self._wanted(now, policy)
         if pending < need:
             return Cut(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
-        return Cut(
-            hop, False, AttentionMode.BLOCKS if seamless else AttentionMode.GRID, self.spoken + hop + policy.lookahead
-        )
+        attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
+        return Cut(hop, False, AttentionMode.BLOCKS if seamless else attention, self.spoken + hop + policy.lookahead)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
@@ -142,11 +141,14 @@ class SequenceState:
 
     def frames(self, cut: Cut | None) -> tuple[int, int]:
         """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
-        scale = self.request.rates.frames_per_token
+        rates, policy = self.request.rates, self.request.policy
         if cut is None:
-            return self.prompt_tokens * scale, 0
-        past = (self.prompt_tokens + self.spoken) * scale
-        return (cut.hop * scale, past) if cut.attention is AttentionMode.BLOCKS else (past + cut.hop * scale, 0)
+            return rates.frames_of(self.prompt_tokens), 0
+        if policy is not None and policy.overlaps:
+            return rates.frames_of(self.prompt_tokens + cut.seen - self.spoken), 0
+        past = rates.frames_of(self.prompt_tokens + self.spoken)
+        new = rates.frames_of(cut.hop)
+        return (new, past) if cut.attention is AttentionMode.BLOCKS else (past + new, 0)
 
 
 @dataclass(eq=False)

@@ -334,7 +334,7 @@ class Scheduler:
         if not sounding:
             return False
         rates = sounding[0][1].request.rates  # one model's requests have the same
-        frames = max(rates.tokens_per_second, longest * rates.frames_per_token)
+        frames = max(rates.tokens_per_second, rates.frames_of(longest))
         until = now + self._guard_s + self._seconds(frames, frames)
         near = (one for dry_at, one in sounding if dry_at < until and (one.lacks_prompt or one.may_cut(now)))
         return any(self._choice(one, now).urgency.rank < rank for one in near)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import CostSnapshot
@@ -116,6 +117,8 @@ class Vivavoce:
         )
         self.card: ModelCard = front_end.card
         """The model's name, and what it says of itself."""
+        self.generation: Generation = front_end.config.generation
+        """Of the CosyVoice family."""
         self.sample_rate: int = front_end.config.rates.sample_rate
         """Samples per second of all audio that comes out."""
         self.device: torch.device = synthesizer.engine.models.device

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle
 from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest
@@ -57,12 +57,13 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     def __init__(
         self, engine: Engine, front_end: FrontEnd, policy: ChunkPolicy | None = None, later: Later | None = None
     ) -> None:
-        """policy: how the audio is cut into chunks; None: low_latency. later: what `start` is to be given when the
-        first chunk is asked for: `async for` does so in a thread, and takes async iterables, too.
+        """policy: how the audio is cut into chunks; None: as the model's generation does best, see `policy_for`, which
+        says what it refuses. later: what `start` is to be given when the first chunk is asked for: `async for` does so
+        in a thread, and takes async iterables, too.
         """
         self._engine, self._front_end = engine, front_end
-        self.policy = policy or ChunkPolicy.low_latency()
         self._progress = _Progress()
+        self.policy = policy_for(front_end.config.generation, policy)
         self._later = later
         self._chunks: Iterator[AudioChunk] | None = None
         self._chunks_async: AsyncIterator[AudioChunk] | None = None

@@ -89,7 +89,8 @@ class SpeechRequest(SpeakOptions):
 
     text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
     owner: whose voices are found beside the public ones; "": public voices only. policy: a chunk policy's name, None
-    for low_latency. notes: what is not as its caller wished, one line each in ASCII.
+    for the model's own (low_latency, in CosyVoice 1 official). notes: what is not as its caller wished, one line each
+    in ASCII.
     """
 
     text: str | None

@@ -15,6 +15,7 @@ import pytest
 import torch
 from cli_harness import Run
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -36,6 +37,7 @@ class FakeVivavoce:
     warmed_up: bool = False
     closed: bool = False
     card = ModelCard(name="fake")
+    generation = Generation.V2
     sample_rate = RATE
     device = torch.device("cpu")
     dtype = torch.float32
@@ -137,6 +139,16 @@ def test_a_load_leaves_a_table_a_report_and_a_picture(run: Run, tts: FakeVivavoc
     assert {call["sampling"].exact_tokens for call in tts.calls} == {50}
     assert {call["policy"] for call in tts.calls} == {ChunkPolicy.low_latency()}
     assert tts.closed
+
+
+def test_streams_of_cosyvoice_1_are_cut_as_officially(run: Run, tts: FakeVivavoce) -> None:
+    tts.generation = Generation.V1
+    assert run("bench -n 1 --warmup 0 --json bench.json").code == 0
+    assert json.loads(Path("bench.json").read_text(encoding="utf-8"))["first_hop"] == 100
+    assert {call["policy"] for call in tts.calls} == {ChunkPolicy.overlapping()}
+    refused = run("bench -n 1 --warmup 0 --policy equal")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "CosyVoice 1 has no equal; use official" in refused.err
 
 
 def test_the_engine_is_loaded_as_asked(run: Run, tts: FakeVivavoce) -> None:

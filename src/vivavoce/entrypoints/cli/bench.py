@@ -23,6 +23,7 @@ from vivavoce.errors import InvalidRequest, Overloaded
 
 if TYPE_CHECKING:
     from vivavoce.bench import Load, Outcome, Piece, Report, Utterance, Workload
+    from vivavoce.checkpoint.config import Generation
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
     from vivavoce.entrypoints.python import Vivavoce
@@ -102,21 +103,25 @@ class BenchLoad:
             texts = with_words(texts, int(found[1]), int(found[2]))
         return Workload(texts, voices, self.seed)
 
-    def chunk_policy(self) -> ChunkPolicy | None:
-        """How streams are cut; None for whole utterances."""
-        from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule
+    def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
+        """How streams of a generation's model are cut; None for whole utterances, and as long as no model is known."""
+        from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
 
+        given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
+        named = [option for option, value in given.items() if value is not None]
         if self.offline:
-            given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
-            for option, value in given.items():
-                if value is not None:
-                    raise InvalidRequest(f"offline: whole utterances are not cut into chunks; leave {option} out")
+            for option in named:
+                raise InvalidRequest(f"offline: whole utterances are not cut into chunks; leave {option} out")
             return None
-        policy = ChunkPolicy.parse(self.policy or DEFAULT_POLICY)
-        if self.first_hop is not None:
-            equal = policy.schedule is Schedule.EQUAL
-            policy = replace(policy, first_hop=self.first_hop, max_hop=self.first_hop if equal else policy.max_hop)
-        return policy if self.lookahead is None else replace(policy, lookahead=self.lookahead)
+        policy = None
+        if named:
+            policy = ChunkPolicy.parse(self.policy or DEFAULT_POLICY)
+            if self.first_hop is not None:
+                equal = policy.schedule is Schedule.EQUAL
+                policy = replace(policy, first_hop=self.first_hop, max_hop=self.first_hop if equal else policy.max_hop)
+            if self.lookahead is not None:
+                policy = replace(policy, lookahead=self.lookahead)
+        return policy if generation is None else policy_for(generation, policy)
 
     def sampling(self) -> SamplingParams:
         """Forced lengths, if any; `InvalidRequest` if out of limits."""
@@ -222,7 +227,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
         instruments = _instruments(tts, utterances) if request.output.quality else None
         if warmup:
             tts.warm_up()
-    target = EngineTarget(tts, voices, load.chunk_policy(), load.sampling(), request.output.quality)
+    target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
 
     def show(ended: int) -> None:
         bar("speaking", ended, len(warmup) + len(utterances), "")
@@ -316,7 +321,7 @@ def quality(
 def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
     from vivavoce.entrypoints.cli.bench_model import model_keys
 
-    load, engine, policy = request.load, request.engine, request.load.chunk_policy()
+    load, engine, policy = request.load, request.engine, request.load.chunk_policy(tts.generation)
     return {
         **model_keys(request.command, tts.card, tts.dtype),
         "concurrency": (load.concurrency or 1) if load.rate is None else None,

@@ -157,7 +157,7 @@ class BenchModel:
         ids = tuple(one for segment in rules.segments(text) for one in rules.encode(segment))
         # Runtimes that are compared share the rule for lengths: one token at least, and no share of the text's.
         sampling = SamplingParams(min_ratio=0.0, exact_tokens=exact_tokens)
-        room = MAX_FRAMES // config.rates.frames_per_token - len(voice.flow_tokens)
+        room = config.rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         run = plain_run(config.lm, SegmentRequest(voice, text=ids, sampling=sampling), official=False, room=room)
         return TokenRequest(run.rows, run.forced_at, run.min_tokens, seed=seed)
 
@@ -172,7 +172,7 @@ class BenchToken2Wav:
     def __init__(self, models: Models, settings: EngineSettings, *, streams: bool = False, overlap: int = 0) -> None:
         rates, stages = models.config.rates, None
         self.sample_rate = rates.sample_rate
-        self.fade = max(overlap * rates.frames_per_token, 1) * rates.samples_per_frame
+        self.fade = max(rates.frames_of(overlap), 1) * rates.samples_per_frame
         """Samples over which a chunk is faded into the one before, from its first one on."""
         if not streams:
             settings = replace(settings, state_bytes=0)
@@ -181,7 +181,7 @@ class BenchToken2Wav:
             settings = replace(settings, state_bytes=plan.state_bytes, memory_bytes=None)
             stages = build_stages(models, settings, plan)
             assert stages.vocoder is not None
-            frames = overlap * rates.frames_per_token
+            frames = rates.frames_of(overlap)
             stages = replace(stages, vocoder=OverlappingVocoder(stages.vocoder, frames, rates.samples_per_frame))
         self.engine = Engine(models, settings, stages=stages)
         self.engine.warm_up(0.0)

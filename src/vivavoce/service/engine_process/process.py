@@ -21,7 +21,7 @@ from typing import Any
 
 from vivavoce.child import end_with_parent
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.service.engine_process.model_service import ModelService, open_model_service
@@ -86,7 +86,8 @@ class EngineServer:
         outcome: Verdict | VivavoceError
         try:
             if request.policy is not None:
-                session.policy = ChunkPolicy.parse(request.policy)
+                generation = synthesizer.front_end.config.generation
+                session.policy = policy_for(generation, ChunkPolicy.parse(request.policy))
             with self._on_its_way(request):
                 synthesizer.engine.check_load(streaming=True)
                 voice = await self._service.voice(request.owner, request.voice)

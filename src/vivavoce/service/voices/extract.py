@@ -81,7 +81,7 @@ class VoiceExtractor:
             speech_tokens=self.speech_tokenizer(encoder_wave),
             mel=prompt_mel(mel_wave[None], self.config.mel)[0],
         )
-        return voice.aligned(self.config.rates.frames_per_token) if align else voice
+        return voice.aligned(self.config.rates) if align else voice
 
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""

@@ -32,13 +32,14 @@ from vivavoce.checkpoint.spk2info import (
     write_spk2info,
 )
 from vivavoce.errors import InvalidRequest, VoiceStoreError
+from vivavoce.rates import Rates
 from vivavoce.service.text.checks import MAX_TEXT_CHARS, excerpt
 from vivavoce.service.voices.names import VoiceSummary
 
 MAX_SPEECH_TOKENS = 2_000
 """30 s, the longest reference, are 1500 tokens at 50 per second."""
 MAX_MEL_FRAMES = 4_000
-"""30 s are 2584 frames of 256 samples at 22.05 kHz."""
+"""30 s are 2813 frames of 256 samples at 24 kHz."""
 MAX_MEL_BINS = 512
 MAX_EMBEDDING = 4_096
 MAX_PROMPT_TEXT = 4_000
@@ -95,10 +96,14 @@ class Voice:
         """What messages call it."""
         return excerpt(self.name) if self.name else "the given one"
 
-    def aligned(self, frames_per_token: int) -> Voice:
-        """Tokens and mel cut to the same duration: the flow takes the mel for the frames of the tokens."""
-        count = min(len(self.mel) // frames_per_token, len(self.speech_tokens))
-        return replace(self, speech_tokens=self.speech_tokens[:count], mel=self.mel[: count * frames_per_token])
+    def aligned(self, rates: Rates) -> Voice:
+        """Tokens and mel cut to the same duration, where tokens are whole frames: the flow then takes the mel for the
+        frames of the tokens. CosyVoice 1 stretches the tokens to the mel that there is.
+        """
+        if not (per_token := rates.frames_per_token):
+            return self
+        count = min(len(self.mel) // per_token, len(self.speech_tokens))
+        return replace(self, speech_tokens=self.speech_tokens[:count], mel=self.mel[: count * per_token])
 
     def named(self, name: str) -> Voice:
         """The same voice under another name."""
@@ -123,7 +128,7 @@ def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
         yield f"its embedding is {list(voice.embedding.shape)}, expected [{speaker_size}]"
     if voice.prompt_text and max(voice.prompt_text) >= config.lm.text_vocab_size:
         yield f"text id {max(voice.prompt_text)}, the limit is {config.lm.text_vocab_size - 1}"
-    frames = len(voice.speech_tokens) * config.rates.frames_per_token
+    frames = len(voice.speech_tokens) * config.rates.frames_per_token or len(voice.mel)
     if voice.has_prompt and tuple(voice.mel.shape) != (frames, bins):
         yield f"its mel is {list(voice.mel.shape)}, expected [{frames}, {bins}]"
     if voice.has_prompt and int(voice.speech_tokens.max()) >= config.flow.num_tokens:

@@ -220,7 +220,7 @@ class StagedExtractor:
             mel=prompt_mel(wave[None], self._config.mel)[0],
             speech_tokens=tokens.result(),
         )
-        return voice.aligned(self._config.rates.frames_per_token)
+        return voice.aligned(self._config.rates)
 
     def _speech_tokens(self, samples: Samples) -> torch.Tensor:
         given = {"reference_wav": samples, "reference_wav_len": len(samples)}

@@ -393,7 +393,7 @@ class Token2Wav:
 
     def _check_length(self, asked: SynthesisRequest, voice: Conditioning) -> None:
         taken = len(voice.flow_tokens)
-        room = MAX_FRAMES // self._config.rates.frames_per_token - taken
+        room = self._config.rates.tokens_in(MAX_FRAMES) - taken
         if len(asked.tokens) > room:
             raise InvalidRequest(
                 f"{TOKENS}: {len(asked.tokens)}; beside a prompt of {taken} there is room for {room}; send fewer"
@@ -405,7 +405,7 @@ class Token2Wav:
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
         tail = 4 * _KEPT_FRAMES * (vocoder.num_mel_bins + vocoder.samples_per_frame)
-        return own + tail + 4 * (MAX_FRAMES // self._config.rates.frames_per_token)
+        return own + tail + 4 * self._config.rates.tokens_in(MAX_FRAMES)
 
 
 def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
@@ -420,7 +420,7 @@ def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning
         log.info("no default voice: requests that bring none are refused, %(name)r is not in %(file)s", told)
         return None
     chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
-    voice = voices[chosen].aligned(config.rates.frames_per_token)
+    voice = voices[chosen].aligned(config.rates)
     check_fits(voice, config)
     return condition(voice, CONVERSION)
 
