@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,12 @@ def test_only_a_generation_s_own_modules_import_its_networks(path):
 def test_sizes_and_special_ids_come_from_the_configuration():
     found = [one for one in others(V2_PLACES) if V2_WORDS.search(one.read_text(encoding="utf-8"))]
     assert not found
+
+
+class FakeGeneration(str, Enum):
+    """One that the program does not know."""
+
+    FAKE = "fake"
 
 
 class FakeLM:
@@ -159,18 +166,18 @@ class FakeVoiced:
 
 
 @pytest.fixture
-def fake(monkeypatch) -> Generation:
+def fake(monkeypatch) -> FakeGeneration:
     """A generation of other networks and stages, which the tables alone know."""
     networks = {
         name: NetworkPart(part.part, lambda _: torch.nn.Linear(1, 1, bias=False), part.names)
         for name, part in NETWORKS[Generation.V2].items()
     }
-    monkeypatch.setitem(NETWORKS, Generation.V3, networks)
-    monkeypatch.setitem(STAGES, Generation.V3, StageBuilders(FakeLM, FakeFlow, FakeVocoder))
-    return Generation.V3
+    monkeypatch.setitem(NETWORKS, FakeGeneration.FAKE, networks)
+    monkeypatch.setitem(STAGES, FakeGeneration.FAKE, StageBuilders(FakeLM, FakeFlow, FakeVocoder))
+    return FakeGeneration.FAKE
 
 
-def of_generation(models: Models, generation: Generation) -> Models:
+def of_generation(models: Models, generation: FakeGeneration) -> Models:
     networks = {name: part.build(models.config) for name, part in NETWORKS[generation].items()}
     return replace(models, config=replace(models.config, generation=generation), **networks)
 
