@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group, shared
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, UnsupportedModel
 from vivavoce_training.record import log
 
 if TYPE_CHECKING:
@@ -418,10 +418,18 @@ def _device(name: str) -> torch.device:
 
 
 def _folder(model: str | Path) -> Path:
-    """The folder of a model's name or path; errors as in all commands."""
+    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: another generation's."""
+    from vivavoce.checkpoint.config import Generation
+    from vivavoce.checkpoint.folder import detect_generation
     from vivavoce.service.model_choice import model_folder
 
-    return model_folder(model)
+    folder = model_folder(model)
+    if (generation := detect_generation(folder)) is not Generation.V2:
+        raise UnsupportedModel(
+            f"model: {folder.name} is of generation {generation.value}; `vivavoce train` is for {Generation.V2.value} "
+            "(CosyVoice2) only, name such a model"
+        )
+    return folder
 
 
 def _config(folder: Path | None) -> ModelConfig:

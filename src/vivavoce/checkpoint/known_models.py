@@ -55,8 +55,8 @@ class KnownModel:
 _FIRST = "CosyVoice, first generation: "
 _INSTRUCTIONS = "voice cloning, instructions, streaming; 24 kHz"
 _PUBLISHED = (
+    ("Fun-CosyVoice3-0.5B", "-2512", "v3", "FunAudioLLM", f"Fun-CosyVoice3: nine languages, {_INSTRUCTIONS}"),
     ("CosyVoice2-0.5B", "", "v2", "iic", f"CosyVoice2: {_INSTRUCTIONS}"),
-    ("Fun-CosyVoice3-0.5B", "-2512", "v3", "FunAudioLLM", f"Fun-CosyVoice3: {_INSTRUCTIONS}"),
     ("CosyVoice-300M", "", "v1", "iic", f"{_FIRST}voice cloning; 22.05 kHz"),
     ("CosyVoice-300M-SFT", "", "v1", "iic", f"{_FIRST}built-in speakers; 22.05 kHz"),
     ("CosyVoice-300M-Instruct", "", "v1", "iic", f"{_FIRST}built-in speakers that follow instructions; 22.05 kHz"),
@@ -72,15 +72,23 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
         for name, more, generation, owner, summary in _PUBLISHED
     }
 )
-"""Every published model by its name."""
+"""Every published model by its name; the first one is what new users are told of."""
 
 
 def known_model(name: str, choice: str = ", ".join(KNOWN_MODELS)) -> KnownModel:
-    """Look up a model by its name or by its id on either hub, in upper or lower case; choice: what the error lists."""
+    """Look up a model by its name or by its id on either hub, in upper or lower case; choice: what the error lists.
+
+    ModelNotFound: no such name; UnsupportedModel: a published one of a kind that is not known here.
+    """
     wanted = name.casefold()
     for model in KNOWN_MODELS.values():
         if wanted in {alias.casefold() for alias in (model.name, model.hf_id, model.modelscope_id)}:
             return model
+    if wanted.endswith("cosyvoice-300m-25hz"):
+        raise UnsupportedModel(
+            f"model: {name} has 25 speech tokens a second; of CosyVoice 1 only those of 50 are known: CosyVoice-300M, "
+            "-SFT and -Instruct, use one of them"
+        )
     raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {choice}")
 
 

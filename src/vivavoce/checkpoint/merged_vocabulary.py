@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vivavoce.checkpoint.config import Generation, Vocabulary
+from vivavoce.errors import UnsupportedModel
+
+MERGED_GENERATION = Generation.V2
+"""Whose language models have such a form."""
 ROWS = 128
 """The merged tables' rows are padded to a multiple of this, as the tensor-parallel runtimes want them."""
 
@@ -19,6 +24,16 @@ class MergedVocabulary:
 
     text_size: int
     num_speech_tokens: int
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, text_size: int) -> MergedVocabulary:
+        """That of a model; UnsupportedModel: its generation's special ids have no place here."""
+        if len(vocabulary.stop_ids) != 3:
+            raise UnsupportedModel(
+                "model: exports, Triton's cosyvoice2 and tensorrt_llm, and other runtimes in benchmarks are for "
+                "CosyVoice2 only; let vivavoce's own engine speak (in Triton: the model vivavoce, --model-set fast)"
+            )
+        return cls(text_size, vocabulary.num_speech_tokens)
 
     @property
     def eos_ids(self) -> tuple[int, int, int]:

@@ -21,9 +21,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from vivavoce.checkpoint.config import Generation, LMConfig
+from vivavoce.checkpoint.config import LMConfig
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION, MergedVocabulary
 from vivavoce.checkpoint.settings import Section, lm_config
 from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
 from vivavoce.errors import CheckpointError, UnsupportedModel
@@ -73,8 +73,6 @@ _DEFAULT_ROPE_THETA = 10_000.0
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
 """What `speech_lm.json` would say of the CosyVoice2 release, for folders without it."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
-MERGED_GENERATION = Generation.V2
-"""Of models in this layout."""
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{%- if message['role'] == 'user' %}{{- '<|sos|>' + message['content'] + '<|task_id|>' }}"

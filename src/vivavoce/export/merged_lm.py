@@ -188,9 +188,11 @@ class MergedLM:
 def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> MergedLM:
     """The merged language model of an official CosyVoice2 folder; text_size: entries of its text tokenizer.
 
-    CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer.
+    CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel: of
+    another generation.
     """
     config = read_config(folder, ()).lm
+    vocabulary = MergedVocabulary.of(config.vocabulary, text_size)
     check_variant(folder, variant)
     path = find_part(folder, "llm", variant)
     official = MappedWeights(path)
@@ -202,4 +204,4 @@ def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> 
             f"model: the text tokenizer has {text_size} entries, but {path.name} has embeddings of "
             f"{config.text_vocab_size} only; copy the model's folder again, whole"
         )
-    return MergedLM(config, MergedVocabulary(text_size, config.vocabulary.num_speech_tokens), official)
+    return MergedLM(config, vocabulary, official)

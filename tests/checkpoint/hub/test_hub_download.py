@@ -72,7 +72,7 @@ def test_a_known_model_that_is_absent_says_what_to_type(tmp_path: Path) -> None:
 
 def test_neither_folder_nor_name() -> None:
     with pytest.raises(
-        ModelNotFound, match=r"neither a folder nor a known model; .*one of CosyVoice2-0.5B, Fun-CosyVoice3-0.5B$"
+        ModelNotFound, match=r"neither a folder nor a known model; .*one of Fun-CosyVoice3-0.5B, CosyVoice2-0.5B$"
     ):
         find_model("./no-such-folder")
 
@@ -80,8 +80,16 @@ def test_neither_folder_nor_name() -> None:
 @pytest.mark.parametrize("name", ["CosyVoice-300M", "iic/cosyvoice-300m-sft"])
 def test_a_generation_that_does_not_run_is_not_to_be_downloaded(name: str) -> None:
     model = known_model(name)
-    with pytest.raises(UnsupportedModel, match=f"^model: {model.name} .*{model.generation.value}.*use CosyVoice2-0.5B"):
+    with pytest.raises(
+        UnsupportedModel, match=f"^model: {model.name} .*{model.generation.value}.*use Fun-CosyVoice3-0.5B"
+    ):
         find_model(name)
+
+
+def test_a_model_of_another_token_rate_is_refused_with_the_reason() -> None:
+    for name in ("CosyVoice-300M-25Hz", "iic/CosyVoice-300M-25Hz"):
+        with pytest.raises(UnsupportedModel, match=rf"^model: {name} has 25 speech tokens a second.* use one of them$"):
+            find_model(name)
 
 
 def test_a_downloaded_model_is_found_until_a_file_is_lost() -> None:
@@ -106,6 +114,7 @@ def test_a_downloaded_model_is_found_until_a_file_is_lost() -> None:
         *dict.fromkeys(("speech_tokenizer_v3.onnx", "cosyvoice.yaml", "LICENSE.txt", "README.md"), True).items(),
         *dict.fromkeys(("CosyVoice-BlankEN/config.json", "CosyVoice-BlankEN/merges.txt"), True).items(),
         *dict.fromkeys(("CosyVoice-BlankEN/model.safetensors", "flow.decoder.estimator.fp32.onnx"), False).items(),
+        *dict.fromkeys(("speech_tokenizer_v3.batch.onnx", "config.json"), False).items(),
         *dict.fromkeys(("asset/llm.pt", "../llm.pt", ".gitattributes", "model.py"), False).items(),
     ],
 )

@@ -195,6 +195,26 @@ def test_before_any_model_loads(run: Run, no_loading: None, line: str | tuple[st
     assert message in refused(run, line)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "export hf --out o",
+            "exports, Triton's cosyvoice2 and tensorrt_llm, and other runtimes in benchmarks are for",
+        ),
+        ("export trtllm --out o", "are for CosyVoice2 only; let vivavoce's own engine speak (in Triton: the model"),
+        (
+            "train lm folder out --device cpu --init",
+            "is of generation v3; `vivavoce train` is for v2 (CosyVoice2) only",
+        ),
+        ("train prepare folder corpus", "is of generation v3; `vivavoce train` is for v2"),
+    ],
+)
+def test_what_is_for_one_generation(run: Run, no_loading: None, babble_v3: Path, line: str, message: str) -> None:
+    model = str(babble_v3) if line.endswith("--init") else f"--model {babble_v3}"
+    assert message in refused(run, f"{line} {model}")
+
+
 @pytest.mark.parametrize(("line", "message"), LATE)
 def test_by_the_model(run: Run, line: str, message: str) -> None:
     assert message in refused(run, line)

@@ -23,10 +23,16 @@ from typing import Any, Literal, cast
 from vivavoce.checkpoint.download import DownloadProgress, download
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
+from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.child import python_command
 from vivavoce.entrypoints.triton.environment import ensure_environment, find_installation
-from vivavoce.entrypoints.triton.model_repository import LanguageModelRuntime, RepositoryPlan, render_repository
+from vivavoce.entrypoints.triton.model_repository import (
+    LanguageModelRuntime,
+    ModelSet,
+    RepositoryPlan,
+    render_repository,
+)
 from vivavoce.entrypoints.triton.pipeline_settings import STAGES, PipelineSettings
 from vivavoce.entrypoints.triton.server import TritonServer, ask
 from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, ModelNotFound, StageFailed
@@ -167,6 +173,9 @@ class _Pipeline:
         wish, dtype, device = settings.language_model, settings.engine_dtype, settings.device
         chosen = choose_runtime(wish)
         built = chosen is LanguageModelRuntime.ENGINE
+        if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) is not MERGED_GENERATION:
+            self._say("nothing to convert: only CosyVoice2's language model runs elsewhere, and vivavoce needs none")
+            return {"language_model": LanguageModelRuntime.VIVAVOCE.value, "merged_dir": "", "engine_dir": None}
         checkpoint, engine = self._root / "trtllm_checkpoint", self._root / "trtllm_engine"
         self._vivavoce("export", "hf", "--model", model_dir, "--out", self._merged, "--force", "--quiet")
         made: Made = {"language_model": chosen.value, "merged_dir": str(self._merged), "engine_dir": None}

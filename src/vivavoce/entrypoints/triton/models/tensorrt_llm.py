@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import SamplingDefaults
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION, MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
@@ -94,7 +94,7 @@ class EngineSource:
             folder = parameters.model_folder
             model = build_language_model(folder, device, choose_dtype("auto", device))
             text_size = len(TextTokenizer.from_folder(folder / BACKBONE))
-            vocabulary = MergedVocabulary(text_size, model.config.lm.vocabulary.num_speech_tokens)
+            vocabulary = MergedVocabulary.of(model.config.lm.vocabulary, text_size)
         engine = Engine(model, EngineSettings(slots_share=share))
         engine.warm_up(streams=streams)
         return cls(engine, vocabulary)
@@ -135,7 +135,7 @@ class EngineSource:
 
 
 def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVocabulary]:
-    from vivavoce.export.hf_folder import MERGED_GENERATION, read_merged, read_vocabulary, speech_lm
+    from vivavoce.export.hf_folder import read_merged, read_vocabulary, speech_lm
 
     prepare_device(device)
     dtype = choose_dtype("auto", device)
