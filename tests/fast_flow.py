@@ -39,7 +39,7 @@ def _values(handle):
     """What a tile of an interpreter's program holds; it keeps bfloat16 as the bits."""
     if handle.dtype.scalar == tl.bfloat16:
         return interpreter._convert_float(handle.data, tl.bfloat16, tl.float32, None).view(np.float32)
-    return handle.data.astype(np.float32)
+    return handle.data if handle.dtype.scalar == tl.float64 else handle.data.astype(np.float32)
 
 
 def _patched_dot(patch, multiply):

@@ -6,10 +6,16 @@ from dataclasses import fields, replace
 
 import torch
 
-from vivavoce.checkpoint.config import CausalVocoderConfig
+from vivavoce.checkpoint.config import CausalVocoderConfig, VocoderConfig
 from vivavoce.models.build import Models
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
+
+
+def causal_of(config: VocoderConfig) -> CausalHiFT:
+    """CosyVoice3's vocoder of the same sizes."""
+    sizes = {field.name: getattr(config, field.name) for field in fields(config)}
+    return CausalHiFT(CausalVocoderConfig(**(sizes | {"lookahead": 4})))
 
 
 def with_small_vocoder(models: Models, *, causal: bool = False) -> Models:
@@ -31,8 +37,7 @@ def with_small_vocoder(models: Models, *, causal: bool = False) -> Models:
     generator = torch.Generator().manual_seed(4)
     vocoder: HiFT | CausalHiFT = HiFT(config)
     if causal:
-        sizes = {field.name: getattr(config, field.name) for field in fields(config)}
-        vocoder = CausalHiFT(CausalVocoderConfig(**(sizes | {"lookahead": 4})))
+        vocoder = causal_of(config)
     vocoder.eval().requires_grad_(False)
     for name, weight in vocoder.named_parameters():
         if name.endswith("alpha"):

@@ -27,6 +27,11 @@ def small(models):
     return with_small_vocoder(models)
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["v2", "v3"])
+def either(models, request):
+    return with_small_vocoder(models, causal=request.param)
+
+
 COMPANY = [
     Plan([12, 9, 22, 5], seed=1),
     Plan([11, 8, 3, 9], joins=Joins.OFFICIAL, seed=2),
@@ -52,23 +57,23 @@ TOLERANCE = 2e-3
         pytest.param([Plan([9, 1], seed=seed) for seed in range(3)], True, {"FIRST_ROWS": 1}, id="the pool grows"),
     ],
 )
-def test_kernels_say_the_same(small, monkeypatch, plans, noise, sizes):
+def test_kernels_say_the_same(either, monkeypatch, plans, noise, sizes):
     for name, value in sizes.items():
         monkeypatch.setattr(packed, name, value)
-    plain, fast = (VocoderStage(small, source_noise=noise, kernels=kernels) for kernels in (False, True))
+    plain, fast = (VocoderStage(either, source_noise=noise, kernels=kernels) for kernels in (False, True))
     check(speak(fast, *plans), speak(plain, *plans), TOLERANCE)
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_a_failure_changes_nothing(small, monkeypatch, kernels):
+def test_a_failure_changes_nothing(either, monkeypatch, kernels):
     plans = [Plan([10, 2], seed=1), Plan([14, 8], speed=1.3, seed=3), Plan([9, 8], joins=Joins.OFFICIAL, seed=2)]
-    stage, calls = VocoderStage(small, kernels=kernels), []
+    stage, calls = VocoderStage(either, kernels=kernels), []
     streams = [plan.open(stage) for plan in plans]
 
     def run(number):
         return stage.run([plan.piece(stream, number) for plan, stream in zip(plans, streams, strict=True)])
 
-    owner, name, failing = (packed, "lay_out", 1) if kernels else (type(small.vocoder), "decode", 2)
+    owner, name, failing = (packed, "lay_out", 1) if kernels else (type(either.vocoder), "decode", 2)
     works = getattr(owner, name)
 
     def fails(*given):
@@ -85,12 +90,12 @@ def test_a_failure_changes_nothing(small, monkeypatch, kernels):
             run(1)
     assert [stream.tails for stream in streams] == before
     assert not kernels or stage.vocoding.pool.taken == 3
-    expected = [waves[1:] for waves in speak(VocoderStage(small), *plans)]
+    expected = [waves[1:] for waves in speak(VocoderStage(either), *plans)]
     check([[wave] for wave in run(1)], expected, TOLERANCE if kernels else 0)
 
 
-def test_rows_of_the_pool_come_back(small):
-    stage, plan = VocoderStage(small, kernels=True), Plan([9, 1, 0], seed=1)
+def test_rows_of_the_pool_come_back(either):
+    stage, plan = VocoderStage(either, kernels=True), Plan([9, 1, 0], seed=1)
     ended, closed = plan.open(stage), plan.open(stage)
     for number in range(2):
         stage.run([plan.piece(stream, number) for stream in (ended, closed)])

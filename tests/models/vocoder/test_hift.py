@@ -1,11 +1,7 @@
-from dataclasses import fields
-
 import pytest
 import torch
 
-from tests.small_vocoder import with_small_vocoder
-from vivavoce.checkpoint.config import CausalVocoderConfig, VocoderConfig
-from vivavoce.models.vocoder.causal import CausalHiFT
+from tests.small_vocoder import causal_of, with_small_vocoder
 from vivavoce.models.vocoder.hift import istft, stft
 
 
@@ -43,8 +39,7 @@ def heard(samples, given):
 def test_a_causal_frame_hears_what_its_reach_says(models, release):
     vocoder = with_small_vocoder(models, causal=True).vocoder
     if release:  # its layers, of few channels
-        sizes = {field.name: getattr(models.config.vocoder, field.name) for field in fields(VocoderConfig)}
-        vocoder = CausalHiFT(CausalVocoderConfig(**(sizes | {"lookahead": 4}))).requires_grad_(False)
+        vocoder = causal_of(models.config.vocoder).requires_grad_(False)
     hop, (before, after) = vocoder.config.samples_per_frame, vocoder.reach
     place, count = before + 3, before + after + 6
     generator = torch.Generator().manual_seed(0)

@@ -10,13 +10,22 @@ pytest.importorskip("triton")
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tests.fast_flow import quick_interpreter
-from tests.small_vocoder import with_small_vocoder
-from vivavoce.models.counter_noise import Stream, normal
+from tests.small_vocoder import causal_of, with_small_vocoder
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
 from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, SnakeTile, convolve
 from vivavoce.models.kernels.vocoder_source import forward_table, inverse_table, spectrum, wave
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import istft, stft
-from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames, supports
+from vivavoce.models.vocoder.packed import (
+    AFTER,
+    FIRST,
+    INSIDE,
+    PackedFrames,
+    PackedVocoder,
+    gap_frames,
+    pack_weights,
+    supports,
+)
 
 RATE, IN, OUT = 3, 24, 40
 TAGS = torch.tensor([0, 3, 1, 1, 2, 0, 0, 0, 0, 3, 2, 0], dtype=torch.int32)
@@ -56,7 +65,7 @@ def of_rows(x, rate=RATE):
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("taps", "dilation"), [(1, 1), (3, 1), (5, 2), (3, 5)])
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-5), (torch.float16, 2e-3)])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-13), (torch.float32, 2e-5), (torch.float16, 2e-3)])
 def test_it_is_a_convolution_of_each_row(tile, taps, dilation, dtype, error):
     weight, bias = (random(OUT, IN, taps, seed=1) / (IN * taps) ** 0.5).to(dtype), random(OUT, seed=2)
     pad = dilation * (taps // 2)
@@ -64,8 +73,8 @@ def test_it_is_a_convolution_of_each_row(tile, taps, dilation, dtype, error):
     made, nothing = convolve(x, convolution(weight, bias, dilation, pad), TAGS, tile, raw=dtype)
     assert nothing.numel() == 0
     for own, row in zip(of_rows(made), of_rows(x), strict=True):
-        expected = conv1d(row.T[None].float(), weight.float(), bias, padding=pad, dilation=dilation)[0].T
-        torch.testing.assert_close(own.float(), expected, atol=error, rtol=error)
+        expected = conv1d(row.T[None].double(), weight.double(), bias.double(), padding=pad, dilation=dilation)[0].T
+        torch.testing.assert_close(own.double(), expected, atol=error, rtol=error)
     made[RATE : 4 * RATE] = made[9 * RATE : 10 * RATE] = 0
     assert not made.any()
 
@@ -164,27 +173,23 @@ def waves(vocoder, rows, frames, sources):
     return [made[start * hop : (start + len(row)) * hop] for row, (start, *_) in zip(rows, frames.rows, strict=False)]
 
 
-@pytest.fixture(scope="module")
-def sources(models):
-    hop = models.vocoder.config.samples_per_frame
-    generator = torch.Generator().manual_seed(3)
-    return [0.1 * torch.randn(size * hop, generator=generator) for size in SIZES]
+@pytest.fixture(scope="module", params=[False, True], ids=["v2", "v3"])
+def small(models, request):
+    return with_small_vocoder(models, causal=request.param).vocoder
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["v2", "v3"])
 @torch.inference_mode()
-def test_a_packed_batch_is_its_rows(models, sources):
-    config = models.vocoder.config
-    assert supports(config)
-    vocoder = PackedVocoder(models.vocoder, torch.float32)
-    frames = packed(config, SIZES, 40)
-    for made, mel, source in zip(waves(vocoder, mels(), frames, sources), mels(), sources, strict=True):
-        plain = models.vocoder.decode(mel.T[None], source[None, None])[0]
-        torch.testing.assert_close(made, plain, atol=1e-4 * float(plain.abs().max()), rtol=0)
-
-
-@pytest.fixture(scope="module")
-def small(models):
-    return with_small_vocoder(models).vocoder
+def test_a_packed_batch_is_its_rows(models, causal):
+    torch.manual_seed(0)
+    plain = causal_of(models.config.vocoder).requires_grad_(False) if causal else models.vocoder
+    assert supports(plain.config)
+    frames, sources = packed(plain.config, SIZES, 48), small_sources(plain)
+    for made, mel, source in zip(
+        waves(PackedVocoder(plain, torch.float32), mels(), frames, sources), mels(), sources, strict=True
+    ):
+        expected = plain.decode(mel.T[None], source[None, None])[0]
+        torch.testing.assert_close(made, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
 def small_sources(small, sizes=SIZES):
@@ -250,11 +255,19 @@ def test_sources_are_the_plain_ones(small, noise):
     hop, harmonics = small.config.samples_per_frame, small.config.num_harmonics + 1
     for row, (source, mel) in enumerate(zip(made, mels(), strict=True)):
         pitch = small.f0(mel.T[None], None)
-        drawn = normal(torch.tensor([[5 + row]]), Stream.SOURCE, torch.arange(len(mel) * hop)[None])[..., None]
+        drawn = small.source.draw(torch.tensor([[5 + row]]), torch.arange(len(mel) * hop)[None])
         plain = small.source(pitch, drawn if noise else None)[0, 0]
         torch.testing.assert_close(source, plain, atol=2e-5, rtol=0)
         torch.testing.assert_close(ends[row, :harmonics], small.source.phase_at_end(pitch)[0], atol=1e-5, rtol=0)
     assert any((small.f0(mel.T[None], None) > small.config.voiced_threshold_hz).any() for mel in mels())
+
+
+def test_the_causal_pitch_is_exact(small):
+    """The source sums it up to phases; it is all that the packed vocoder has in float64."""
+    weights = pack_weights(small, torch.float16)
+    expected = torch.float64 if isinstance(small, CausalHiFT) else torch.float32
+    assert {conv.weight.dtype for conv in weights.pitch} == {expected}
+    assert {conv.weight.dtype for conv in (weights.first, weights.last)} == {torch.float16}
 
 
 @torch.inference_mode()
@@ -269,12 +282,12 @@ def test_phases_run_on_and_known_sources_stay(small):
     start, mel = int(frames.rows[2, 0]) * hop, mels()[2]
     assert (source[start : start + 5 * hop] == 7).all()
     pitch, begun = small.f0(mel.T[None], None)[:, 5:], carried[2:3, :harmonics]
-    drawn = normal(torch.tensor([[7]]), Stream.SOURCE, torch.arange(5 * hop, 12 * hop)[None])[..., None]
+    drawn = small.source.draw(torch.tensor([[7]]), torch.arange(5 * hop, 12 * hop)[None])
     plain = small.source(pitch, drawn, begun)[0, 0]
     torch.testing.assert_close(source[start + 5 * hop : start + 12 * hop], plain, atol=2e-5, rtol=0)
     torch.testing.assert_close(ends[2, :harmonics], small.source.phase_at_end(pitch, begun)[0], atol=1e-5, rtol=0)
     start, pitch = int(frames.rows[1, 0]) * hop, small.f0(mels()[1].T[None], None)
-    drawn = normal(torch.tensor([[6]]), Stream.SOURCE, torch.arange(4 * hop, 5 * hop)[None])[..., None]
+    drawn = small.source.draw(torch.tensor([[6]]), torch.arange(4 * hop, 5 * hop)[None])
     torch.testing.assert_close(source[start : start + hop], small.source(pitch, drawn)[0, 0], atol=2e-5, rtol=0)
     assert (source.unflatten(0, (-1, hop))[(frames.tags == 0) | (frames.tags == AFTER)] == 0).all()
 

@@ -17,19 +17,11 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
-from vivavoce.engine.vocoder_stage.stream import (
-    CONTEXT_FRAMES,
-    OVERLAP_FRAMES,
-    PieceRow,
-    PooledTails,
-    Tails,
-    join_rule,
-)
+from vivavoce.engine.vocoder_stage.stream import JoinRule, PieceRow, PooledTails, Tails, join_rule
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
 from vivavoce.models.kernels.vocoder_tails import Pool, lay_in, lay_out
-from vivavoce.models.vocoder.hift import HiFT
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
 
 RULES = (Joins.OFFICIAL, Joins.SEAMLESS)
@@ -42,12 +34,13 @@ class TailPool:
     """Rows to be taken and given back. A row is written once, for the piece that it was taken for.
 
     Work already enqueued on the stage's stream may still read a row that was given back: the next piece's work on it is
-    enqueued behind that. bins: of the mel; samples: per frame; lanes: of a phase.
+    enqueued behind that. rules: of all streams; bins: of the mel; samples: per frame; lanes: of a phase.
     """
 
-    def __init__(self, bins: int, samples: int, lanes: int, device: torch.device) -> None:
-        frames = OVERLAP_FRAMES + CONTEXT_FRAMES
-        shapes = ((frames, bins), (CONTEXT_FRAMES, samples), (OVERLAP_FRAMES, samples), (lanes,))
+    def __init__(self, rules: Sequence[JoinRule], bins: int, samples: int, lanes: int, device: torch.device) -> None:
+        sizes = [(rule.mel_frames, rule.source_frames, rule.fade_frames) for rule in rules]
+        mel, source, held = map(max, zip(*sizes, strict=True))
+        shapes = ((mel, bins), (source, samples), (held, samples), (lanes,))
         self.memory = Pool(*(torch.zeros(FIRST_ROWS, *shape, device=device) for shape in shapes))
         self._free = list(range(FIRST_ROWS))
 
@@ -126,12 +119,12 @@ class PooledRow:
     @property
     def first_given(self) -> int:
         """The first frame that is given out."""
-        return 0 if self.row.before.pooled is None else self.row.before.context - OVERLAP_FRAMES
+        return 0 if self.row.before.pooled is None else self.row.before.context - self.row.piece.stream.rule.overlap
 
     @property
     def given(self) -> int:
         """Frames that are given out."""
-        return self.row.frames - self.first_given - (0 if self.row.ends else OVERLAP_FRAMES)
+        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.piece.stream.rule.overlap)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
         """Its row of the table; start, fresh, out: see `PackedRow`."""
@@ -147,14 +140,14 @@ class PooledRow:
             carried=int(runs_on),
             seed=stream.seed or 0,
             counter=before.frames - before.context,
-            kept_phase=max(origin, row.frames - OVERLAP_FRAMES - 1),
+            kept_phase=max(origin, row.frames - stream.rule.overlap - 1),
             context=before.context,
             fresh=fresh,
             before=before.pooled.row if before.pooled else 0,
             after=after.row if after else -1,
             tail=row.frames - after.context if after else 0,
             tail_known=after.known if after else 0,
-            held=row.frames - OVERLAP_FRAMES,
+            held=row.frames - stream.rule.overlap,
             fade=stream.rule.fade_frames,
             rule=int(stream.rule.continuous),
             faded=int(before.pooled is not None),
@@ -173,19 +166,18 @@ class PackedVocoding:
     """
 
     def __init__(self, models: Models, *, source_noise: bool, most_frames: int | None = None) -> None:
-        assert isinstance(models.vocoder, HiFT)
         config, self._device = models.vocoder.config, models.device
         dtype = torch.float32 if models.dtype == torch.float32 else torch.float16
         self._vocoder, self._noise = PackedVocoder(models.vocoder, dtype), source_noise
         self._gap, self._bins, self._samples = gap_frames(config), config.num_mel_bins, config.samples_per_frame
-        self.pool = TailPool(self._bins, self._samples, self._vocoder.lanes, models.device)
+        rules = [join_rule(joins, self._samples, models.vocoder.reach, models.device) for joins in RULES]
+        self.pool = TailPool(rules, self._bins, self._samples, self._vocoder.lanes, models.device)
         self._graphs, self._runs = Graphs(models.device), dict[int, VocoderRun]()
         self._sizes = sizes_within(BUCKETS, most_frames)
         self._memory = self._allocate(self._sizes[-1])
-        self._windows = torch.zeros(len(RULES), 2, OVERLAP_FRAMES * self._samples, device=models.device)
-        for number, joins in enumerate(RULES):
-            window = join_rule(joins, self._samples, None, models.device).window
-            self._windows[number, :, : len(window) // 2] = window.view(2, -1)
+        self._windows = torch.zeros(len(RULES), 2, self.pool.memory.held[0].numel(), device=models.device)
+        for number, rule in enumerate(rules):
+            self._windows[number, :, : len(rule.window) // 2] = rule.window.view(2, -1)
         self._no_mel = torch.zeros(1, self._bins, device=models.device)
 
     def prepare(self, frames: int | None) -> None:

@@ -13,7 +13,6 @@ from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
 from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
 from vivavoce.models.build import Models
-from vivavoce.models.vocoder.hift import HiFT
 
 if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
@@ -43,7 +42,7 @@ class VocoderStage:
             from vivavoce.engine.vocoder_stage.packed import PackedVocoding
             from vivavoce.models.vocoder.packed import supports
 
-            if isinstance(models.vocoder, HiFT) and supports(models.vocoder.config):
+            if supports(models.vocoder.config):
                 self.vocoding = PackedVocoding(models, source_noise=source_noise, most_frames=most_frames)
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from triton.language.extra import libdevice
 from vivavoce.models.kernels.common import launched
 
 PRECISION = "ieee"
-"""Of float32 products: pitches are summed up to phases, so that an error of a thousandth is heard."""
+"""Of products in float32 and more: pitches are summed up to phases, so that an error of a thousandth is heard."""
 
 
 class Activation(IntEnum):
@@ -153,7 +153,8 @@ def _convolve(
     reached = inside | (tag == 2) & (m % RATE == 0) if OPEN_END else inside
     # Where there is nothing but padding nothing is summed up.
     steps = tl.max(reached.to(tl.int32), axis=0) * taps * blocks
-    accumulator = tl.zeros((BM, BN), tl.float32)
+    exact: tl.constexpr = tl.float64 if weight.dtype.element_ty == tl.float64 else tl.float32
+    accumulator = tl.zeros((BM, BN), exact)
     depth = tl.arange(0, BK)
     place = m * STRIDE - offset
     signal = x + place[:, None] * IN + depth[None, :]
@@ -172,7 +173,8 @@ def _convolve(
         else:
             known = (channel + depth < IN)[:, None] & (n < OUT)[None, :]
             right = tl.load(weights + (tap * IN + channel) * OUT, mask=known, other=0.0)
-        accumulator = tl.dot(left.to(weight.dtype.element_ty), right, accumulator, input_precision=PRECISION)
+        left = left.to(weight.dtype.element_ty)
+        accumulator = tl.dot(left, right, accumulator, input_precision=PRECISION, out_dtype=exact)
     # Half by half: all columns at once would take the registers of a second program beside this one.
     low, high = tl.split(tl.permute(tl.reshape(accumulator, (BM, 2, BN // 2)), (0, 2, 1)))
     n = tl.program_id(0) % columns * BN + tl.arange(0, BN // 2)
@@ -237,8 +239,8 @@ def tile_for(conv: Convolution, frames: int, device: torch.device) -> SnakeTile:
         # Triton's interpreter takes a program's time for each tile, whatever its size.
         rows = min(4096, max(16, triton.next_power_of_2(positions)))
         return SnakeTile(rows, min(256, max(32, triton.next_power_of_2(columns))), _depth(conv.channels, 128), 4, 2)
-    if conv.weight.dtype == torch.float32:
-        # No tensor core does this: a long sum takes its time, so few positions are cut as small as it goes.
+    if conv.weight.element_size() > 2:
+        # No tensor core does this in float32: a long sum takes its time, so few positions are cut as small as it goes.
         few = positions * columns < _MULTIPROCESSORS * 32 * 64
         side = 32 if few else 64
         narrow = min(side, max(32, triton.next_power_of_2(columns)))

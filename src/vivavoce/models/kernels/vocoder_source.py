@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vivavoce.models.counter_noise import Stream
-from vivavoce.models.kernels.common import launched, normal, stream_offset
+from vivavoce.models.kernels.common import launched, normal, stream_offset, uniform
 from vivavoce.models.kernels.layouts import WIDTH
 
 ROW_WIDTH = tl.constexpr(WIDTH)
@@ -31,7 +31,9 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """What the source depends on of a configuration; harmonics: the fundamental included; samples: per frame."""
+    """What the source depends on of a configuration; harmonics: the fundamental included; samples: per frame; stepped:
+    `SteppedSource`'s, not `HarmonicSource`'s.
+    """
 
     harmonics: int
     samples: int
@@ -39,6 +41,7 @@ class SourceShape(NamedTuple):
     voiced_threshold_hz: float
     sine_amplitude: float
     noise_std: float
+    stepped: bool
 
 
 @triton.jit
@@ -84,7 +87,8 @@ def _phase(cycles, carried, index, runs_on, first, lane, row, LANES: tl.constexp
 def _excite(
     pitch, tags, row_of, rows, carried, cycles, merge, source,
     scale, threshold, amplitude, noise_std, unvoiced_std, bias, norm,
-    PITCH_WIDTH: tl.constexpr, LANES: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr, NOISE: tl.constexpr,
+    PITCH_WIDTH: tl.constexpr, HARMONICS: tl.constexpr, LANES: tl.constexpr, SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr, NOISE: tl.constexpr, STEPPED: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
     sample = tl.arange(0, BLOCK)
@@ -98,16 +102,19 @@ def _excite(
         frame = (place - start).to(tl.int32)
         if frame >= tl.load(table + KNOWN):
             lane = tl.arange(0, LANES)
-            # Where linear interpolation between frames' centres takes its two values from.
-            drawn = (frame - origin.to(tl.int32) + runs_on) * SAMPLES + sample
-            at = tl.maximum(scale * (drawn.to(tl.float32) + 0.5) - 0.5, 0.0)
-            left = tl.floor(at).to(tl.int32)
-            right = tl.minimum(left + 1, (frames - origin).to(tl.int32) + runs_on - 1)
-            weight = (at - left.to(tl.float32))[:, None]
-            first = (start + origin).to(tl.int32)
-            low = _phase(cycles, carried, left, runs_on, first, lane, row, LANES, SAMPLES)
-            high = _phase(cycles, carried, right, runs_on, first, lane, row, LANES, SAMPLES)
-            wave = tl.sin((1.0 - weight) * low + weight * high)
+            if STEPPED:
+                wave = tl.sin(tl.load(cycles + place * LANES + lane) * _TWO_PI * SAMPLES)[None, :]
+            else:
+                # Where linear interpolation between frames' centres takes its two values from.
+                drawn = (frame - origin.to(tl.int32) + runs_on) * SAMPLES + sample
+                at = tl.maximum(scale * (drawn.to(tl.float32) + 0.5) - 0.5, 0.0)
+                left = tl.floor(at).to(tl.int32)
+                right = tl.minimum(left + 1, (frames - origin).to(tl.int32) + runs_on - 1)
+                weight = (at - left.to(tl.float32))[:, None]
+                first = (start + origin).to(tl.int32)
+                low = _phase(cycles, carried, left, runs_on, first, lane, row, LANES, SAMPLES)
+                high = _phase(cycles, carried, right, runs_on, first, lane, row, LANES, SAMPLES)
+                wave = tl.sin((1.0 - weight) * low + weight * high)
             merged = tl.sum(wave * tl.load(merge + lane)[None, :], axis=1)
             voiced = tl.abs(tl.load(pitch + place * PITCH_WIDTH)) > threshold
             signal = tl.where(voiced, amplitude * merged, 0.0) + bias
@@ -115,7 +122,11 @@ def _excite(
                 counter = (tl.load(table + COUNTER) + frame) * SAMPLES + sample.to(tl.int64)
                 strength = tl.where(voiced, noise_std, unvoiced_std)
                 seed = tl.load(table + SEED) + tl.zeros((BLOCK,), tl.int64)
-                signal += strength * (normal(seed, counter, _SOURCE) * norm)
+                if STEPPED:
+                    drawn = uniform(seed[:, None], counter[:, None] * HARMONICS + lane[None, :], _SOURCE)
+                    signal += strength * tl.sum(drawn * tl.load(merge + lane)[None, :], axis=1)
+                else:
+                    signal += strength * (normal(seed, counter, _SOURCE) * norm)
             # tanh; the exponential cannot overflow this way round.
             shrunk = tl.exp(-2.0 * tl.abs(signal))
             bent = (1.0 - shrunk) / (1.0 + shrunk)
@@ -162,8 +173,9 @@ def make_source(
         pitch, tags, row_of, rows, carried, cycles, merge, source,
         1.0 / shape.samples, shape.voiced_threshold_hz, shape.sine_amplitude, shape.noise_std,
         shape.sine_amplitude / 3, bias, norm,
-        PITCH_WIDTH=pitch.shape[1], LANES=width, SAMPLES=shape.samples, BLOCK=triton.next_power_of_2(shape.samples),
-        NOISE=noise, enable_fp_fusion=False, num_warps=8,
+        PITCH_WIDTH=pitch.shape[1], HARMONICS=shape.harmonics, LANES=width, SAMPLES=shape.samples,
+        BLOCK=triton.next_power_of_2(shape.samples), NOISE=noise, STEPPED=shape.stepped,
+        enable_fp_fusion=False, num_warps=8,
     )  # fmt: skip
     return ends
 

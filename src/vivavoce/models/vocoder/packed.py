@@ -1,4 +1,4 @@
-"""HiFT over packed batches: the frames of all rows one after another, with kernels of our own.
+"""HiFT and the causal one over packed batches: the frames of all rows one after another, with kernels of our own.
 
 Between rows, and after the last, stand at least `gap_frames` frames of padding, which are zeros in every layer: what a
 row computes depends neither on its place nor on its neighbours. Weights are laid out anew for the packed convolutions.
@@ -6,16 +6,18 @@ row computes depends neither on its place nor on its neighbours. Weights are lai
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vivavoce.checkpoint.config import VocoderConfig
+from vivavoce.checkpoint.config import CausalVocoderConfig, VocoderConfig
 from vivavoce.models.kernels import vocoder_source
 from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, convolve, tile_for
 from vivavoce.models.kernels.vocoder_source import spectrum_lanes
+from vivavoce.models.vocoder.causal import PITCH_LOOKAHEAD, CausalHiFT, SteppedSource
 from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE, HiFT, ResBlock, Snake
 
 
@@ -53,8 +55,8 @@ class PackedStage(NamedTuple):
 class PackedVocoderWeights(NamedTuple):
     """All layers but the source's own.
 
-    pitch: float32; the last one gives the pitch ± in column 0; last: its columns are logarithms of magnitudes, then
-    what phases are the sine of, each padded to `lanes`.
+    pitch: float32, of the causal vocoder float64; the last one gives the pitch ± in column 0; last: its columns are
+    logarithms of magnitudes, then what phases are the sine of, each padded to `lanes`.
     """
 
     pitch: tuple[Convolution, ...]
@@ -65,9 +67,13 @@ class PackedVocoderWeights(NamedTuple):
     last: Convolution
 
 
-def pack_weights(vocoder: HiFT, dtype: torch.dtype) -> PackedVocoderWeights:
+def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     """Lay the weights out anew; dtype: of the products and of what they read, but for the pitch's."""
-    config = vocoder.config
+    config, exact = vocoder.config, torch.float32
+    # What layers hear after their own positions; None: as much as before them.
+    ahead = pitch_ahead = first_ahead = None
+    if isinstance(config, CausalVocoderConfig):
+        exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
     rates = list(accumulate(config.upsample_rates, lambda a, b: a * b))
     leaky = Activated(Activation.LEAKY, slope=config.leaky_slope)
     per_stage, final = len(config.resblock_kernels), len(rates) - 1
@@ -75,26 +81,37 @@ def pack_weights(vocoder: HiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     for number, rate in enumerate(rates):
         ends = number == final
         own = resblocks[number * per_stage : (number + 1) * per_stage]
-        blocks = tuple(_block(block, rate, ends, dtype) for block in own)
-        source = _block(vocoder.source_resblocks[number], rate, ends, dtype)
-        up = _transposed(vocoder.ups[number], rate, ends, dtype)
-        down = _of_spectrum(vocoder.source_downs[number], rate, ends, config.n_fft, dtype)
+        blocks = tuple(_block(block, rate, ends, dtype, ahead) for block in own)
+        source = _block(vocoder.source_resblocks[number], rate, ends, dtype, ahead)
+        up = _up(vocoder.ups[number], rate, config.upsample_rates[number], ends, dtype)
+        down = _of_spectrum(vocoder.source_downs[number], rate, ends, config.n_fft, dtype, ahead)
         leaving = Activated(Activation.LEAKY, slope=LAST_SLOPE) if ends else leaky
         stages.append(PackedStage(up, down, source, blocks, _together([block.entry for block in blocks]), leaving))
+    pitch = [
+        _convolution(conv, 1, exact, ahead if place else pitch_ahead) for place, conv in enumerate(vocoder.f0.convs)
+    ]
     return PackedVocoderWeights(
-        pitch=(*(_convolution(conv, 1, torch.float32) for conv in vocoder.f0.convs), _pitch(vocoder.f0.out)),
+        pitch=(*pitch, _pitch(vocoder.f0.out, exact)),
         pitch_activation=Activated(Activation.ELU),
-        first=_convolution(vocoder.conv_pre, 1, dtype),
+        first=_convolution(vocoder.conv_pre, 1, dtype, first_ahead),
         first_activation=leaky,
         stages=tuple(stages),
-        last=_to_spectrum(vocoder.conv_post, rates[-1], config.n_fft, dtype),
+        last=_to_spectrum(vocoder.conv_post, rates[-1], config.n_fft, dtype, ahead),
     )
 
 
-def _convolution(conv: nn.Module, rate: int, dtype: torch.dtype, open_end: bool = False) -> Convolution:
+def _convolution(
+    conv: nn.Module, rate: int, dtype: torch.dtype, ahead: int | None, open_end: bool = False
+) -> Convolution:
     assert isinstance(conv, nn.Conv1d)
-    placed = {"dilation": conv.dilation[0], "offset": int(conv.padding[0])}
+    placed = {"dilation": conv.dilation[0], "offset": _behind(conv, ahead)}
     return _laid(conv.weight.permute(2, 1, 0), conv.bias, rate, dtype, open_end, **placed)
+
+
+def _behind(conv: nn.Conv1d, ahead: int | None) -> int:
+    """Positions before its own that an output hears; ahead: those after it, None: as many."""
+    reach = (conv.kernel_size[0] - 1) * conv.dilation[0]
+    return reach // 2 if ahead is None else reach - ahead
 
 
 def _laid(
@@ -106,32 +123,38 @@ def _laid(
     return Convolution(flat, bias.float().contiguous(), taps, channels, rate, open_end=open_end, **placed)
 
 
-def _pitch(linear: nn.Linear) -> Convolution:
+def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
     # As many columns as a product has at least; those behind the first stay zero.
     weight = linear.weight.new_zeros(1, linear.in_features, 16)
     weight[0, :, 0] = linear.weight[0]
     bias = linear.bias.new_zeros(16)
     bias[0] = linear.bias[0]
-    return _laid(weight, bias, 1, torch.float32)
+    return _laid(weight, bias, 1, dtype)
 
 
-def _transposed(conv: nn.Module, rate: int, last: bool, dtype: torch.dtype) -> Convolution:
-    """A transposed convolution as one that gives the `fan` positions of each position that it reads.
+def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) -> Convolution:
+    """A transposed convolution, or one over a signal whose positions stand `fan` times each, as one that gives the
+    `fan` positions of each position that it reads.
 
     In the last stage all positions lie one further on: the first is the mirrored one of the centred STFT.
     """
-    assert isinstance(conv, nn.ConvTranspose1d)
-    fan, size, pad = conv.stride[0], conv.kernel_size[0], int(conv.padding[0])
+    assert isinstance(conv, nn.ConvTranspose1d | nn.Conv1d)
+    size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
     phases = [phase - int(last) for phase in range(fan)]
-    # Output position u · fan + phase sees input u + reach through the kernel's place phase + pad − reach · fan.
-    seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
-    seen = [(phase, reach, place) for phase, reach, place in seen if 0 <= place < size]
+    # seen: output position u · fan + phase sees input u + reach through a place of the kernel.
+    if isinstance(conv, nn.ConvTranspose1d):
+        pad = int(conv.padding[0])
+        seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
+        seen = [(phase, reach, place) for phase, reach, place in seen if 0 <= place < size]
+    else:
+        kernel = kernel.transpose(0, 1)
+        seen = [(phase, (phase + place + 1 - size) // fan, place) for phase in phases for place in range(size)]
     least, most = min(reach for _, reach, _ in seen), max(reach for _, reach, _ in seen)
-    channels, columns = conv.weight.shape[:2]
-    weight = conv.weight.new_zeros(most - least + 1, channels, fan, columns)
+    channels, columns = kernel.shape[:2]
+    weight = kernel.new_zeros(most - least + 1, channels, fan, columns)
     for phase, reach, place in seen:
-        weight[reach - least, :, phase - phases[0]] = conv.weight[:, :, place]
+        weight[reach - least, :, phase - phases[0]] += kernel[:, :, place]
     return Convolution(
         weight=weight.reshape(-1, fan * columns).to(dtype).contiguous(),
         bias=conv.bias.float().repeat(fan),
@@ -145,17 +168,19 @@ def _transposed(conv: nn.Module, rate: int, last: bool, dtype: torch.dtype) -> C
     )
 
 
-def _of_spectrum(conv: nn.Module, rate: int, open_end: bool, n_fft: int, dtype: torch.dtype) -> Convolution:
+def _of_spectrum(
+    conv: nn.Module, rate: int, open_end: bool, n_fft: int, dtype: torch.dtype, ahead: int | None
+) -> Convolution:
     """A strided convolution over spectra whose halves are padded to `lanes`."""
     assert isinstance(conv, nn.Conv1d)
     weight, half = conv.weight.permute(2, 1, 0), n_fft // 2 + 1
     padded = weight.new_zeros(len(weight), 2, spectrum_lanes(n_fft), weight.shape[2])
     padded[:, :, :half] = weight.unflatten(1, (2, half))
-    placed = {"offset": int(conv.padding[0]), "stride": conv.stride[0]}
+    placed = {"offset": int(conv.padding[0]) if ahead is None else conv.stride[0] - 1, "stride": conv.stride[0]}
     return _laid(padded.flatten(1, 2), conv.bias, rate, dtype, open_end, **placed)
 
 
-def _to_spectrum(conv: nn.Module, rate: int, n_fft: int, dtype: torch.dtype) -> Convolution:
+def _to_spectrum(conv: nn.Module, rate: int, n_fft: int, dtype: torch.dtype, ahead: int | None) -> Convolution:
     assert isinstance(conv, nn.Conv1d)
     assert conv.bias is not None
     weight, half, width = conv.weight.permute(2, 1, 0), n_fft // 2 + 1, spectrum_lanes(n_fft)
@@ -163,14 +188,15 @@ def _to_spectrum(conv: nn.Module, rate: int, n_fft: int, dtype: torch.dtype) -> 
     padded[..., :half] = weight.unflatten(2, (2, half))
     bias = conv.bias.new_zeros(2, width)
     bias[:, :half] = conv.bias.unflatten(0, (2, half))
-    return _laid(padded.flatten(2), bias.flatten(), rate, dtype, open_end=True, offset=int(conv.padding[0]))
+    return _laid(padded.flatten(2), bias.flatten(), rate, dtype, open_end=True, offset=_behind(conv, ahead))
 
 
-def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype) -> PackedBlock:
+def _block(block: nn.Module, rate: int, open_end: bool, dtype: torch.dtype, ahead: int | None) -> PackedBlock:
     assert isinstance(block, ResBlock)
+    laid = partial(_convolution, rate=rate, dtype=dtype, ahead=ahead, open_end=open_end)
     before = [_snake(snake) for snake in block.activations1]
     pairs = tuple(
-        Pair(_convolution(first, rate, dtype, open_end), _snake(snake), _convolution(second, rate, dtype, open_end))
+        Pair(laid(first), _snake(snake), laid(second))
         for first, snake, second in zip(block.convs1, block.activations2, block.convs2, strict=True)
     )
     return PackedBlock(before[0], tuple(before[1:]), pairs)
@@ -207,7 +233,9 @@ class PackedFrames(NamedTuple):
 def supports(config: VocoderConfig) -> bool:
     """Whether the kernels can compute a vocoder of these sizes."""
     overlapping = config.n_fft % (2 * config.hop) == 0 and config.hop & (config.hop - 1) == 0
-    upward = all(kernel > rate for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True))
+    upward = isinstance(config, CausalVocoderConfig) or all(
+        kernel > rate for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True)
+    )
     return overlapping and upward and config.samples_per_frame // config.hop >= 3
 
 
@@ -218,9 +246,14 @@ def gap_frames(config: VocoderConfig) -> int:
         *zip(config.resblock_kernels, config.resblock_dilations, strict=True),
         *zip(config.source_resblock_kernels, config.source_resblock_dilations, strict=True),
     ]
-    reach = max(kernel // 2 * max(dilations) for kernel, dilations in blocks)
-    # Three frames are what the first convolution reaches; the last stage has one position more.
-    return max(3, *(-(-(reach + 1) // rate) for rate in rates))
+    # Three frames are what the first convolution reaches, and the causal pitch.
+    outer, sides = 3, 2
+    if isinstance(config, CausalVocoderConfig):
+        outer, sides = max(outer, config.lookahead), 1
+    reach = max((kernel - 1) * max(dilations) // sides for kernel, dilations in blocks)
+    steps_up = (-(-kernel // rate) for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True))
+    # The last stage has one position more.
+    return max(outer, *steps_up, *(-(-(reach + 1) // rate) for rate in rates))
 
 
 class PackedVocoder:
@@ -231,7 +264,7 @@ class PackedVocoder:
     source and both transforms stay in float32.
     """
 
-    def __init__(self, vocoder: HiFT, dtype: torch.dtype) -> None:
+    def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
         config = self.config = vocoder.config
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
@@ -250,6 +283,7 @@ class PackedVocoder:
             config.voiced_threshold_hz,
             config.sine_amplitude,
             config.noise_std,
+            stepped=isinstance(vocoder.source, SteppedSource),
         )
 
     def excite(self, mel: Tensor, frames: PackedFrames, carried: Tensor, source: Tensor, *, noise: bool) -> Tensor:
