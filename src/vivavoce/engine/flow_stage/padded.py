@@ -73,7 +73,7 @@ class PaddedSolver:
         buffers = pool.buffers if slots else ()
         indices = [array for buffer in buffers for array in page_indices(buffer, rows)]
         sent = upload((*own, *indices), device)
-        ids, lengths, pasts, noise_places, lookahead_ends, *seen, self._slots = sent[: len(own)]
+        ids, lengths, pasts, places, lookahead_ends, *seen, self._slots = sent[: len(own)]
         self._memories = [
             BatchMemory(buffer, sent[first : first + 3], keys * buffer.per_token, self._slots[0])
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
@@ -94,9 +94,19 @@ class PaddedSolver:
         for row, voice, given in zip(rows, voices, condition, strict=True):
             if len(mel := voice.mel[row.past * up : row.end * up]):
                 given[: len(mel)] = mel
-        noise = context.noise.index_select(0, noise_places).view(mu.shape)
+        noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
-        self._path = Path(flow.estimator, context.schedule, guidance, noise, mu, speakers, condition, masks[2])
+        self._path = Path(
+            flow.estimator,
+            context.schedule,
+            guidance,
+            noise,
+            mu,
+            speakers,
+            condition,
+            masks[2],
+            places.view(mu.shape[:2]),
+        )
 
     def step(self, number: int) -> None:
         """Take Euler step `number`."""
@@ -141,8 +151,9 @@ class BatchMemory:
         self.number = 0
         self._buffer, self._keys = buffer, keys
         self._write, self._read, self._tails = (one.flatten() for one in indices)
-        self._positions = buffer.keys.view(-1, buffer.keys.shape[-1])
-        self._slabs = buffer.keys.view(-1, buffer.positions * buffer.keys.shape[-1])
+        # Flattened and not viewed: a network without attentions has no numbers here.
+        self._positions = buffer.keys.flatten(0, -2)
+        self._slabs = buffer.keys.flatten(-2).flatten(0, -2)
         before = buffer.tails.index_select(0, slots)
         self._before = before.permute(1, 2, 0, 3, 4).flatten(1, 2).contiguous()
         self._after = torch.empty_like(self._before)

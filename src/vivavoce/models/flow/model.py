@@ -72,7 +72,8 @@ class Path:
     Each step evaluates the estimator with and without its conditions in one batch of twice the size:
     v = (1 + guidance) · f(conditions) − guidance · f(nothing).
     noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; mask: [batch, 1, 1 or frames, keys] bool, True
-    where a frame may look; None: all is seen.
+    where a frame may look; None: all is seen; positions: [batch, frames] int, places in the whole row, None: from its
+    start.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Path:
         speaker: Tensor,
         condition: Tensor,
         mask: Tensor | None,
+        positions: Tensor | None = None,
     ) -> None:
         self.x = noise.float()
+        self._positions = None if positions is None else positions.repeat(2, 1)
         self._estimator, self._schedule, self._guidance = estimator, schedule, guidance
         batch, frames, bins = noise.shape
         dtype = estimator.out.weight.dtype
@@ -100,7 +103,7 @@ class Path:
         _, dt = self._schedule.times[number]
         self._features[..., : self.x.shape[-1]] = self.x
         velocity = self._estimator.velocity(
-            self._features.flatten(0, 1), self._schedule.biases[number], self._mask, memory
+            self._features.flatten(0, 1), self._schedule.biases[number], self._mask, memory, self._positions
         )
         conditional, free = velocity.float().chunk(2)
         self.x = self.x + dt * ((1 + self._guidance) * conditional - self._guidance * free)

@@ -189,12 +189,20 @@ class UNet(nn.Module):
         levels = (self.down, *self.mid, self.up)
         return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
 
-    def velocity(self, features: Tensor, biases: Tensor, mask: Tensor | None, memory: Memory | None = None) -> Tensor:
+    def velocity(
+        self,
+        features: Tensor,
+        biases: Tensor,
+        mask: Tensor | None,
+        memory: Memory | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """Velocity of rows that may have a past  →  [batch, frames, bins].
 
         features: [batch, frames, in], x, mu, the speaker in every frame, and the condition; biases: of `time_biases`,
         for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive, None: every frame sees every
-        key; memory: the past, shaped as `memory_shape` says; None: there is none.
+        key; memory: the past, shaped as `memory_shape` says; None: there is none; positions: of `DiT.velocity`, not
+        needed here.
         """
         first, *middle, last = biases.unbind()
         skip = self.down(features, first, mask, memory)
