@@ -93,6 +93,11 @@ def models(babble: Path) -> Models:
 
 
 @pytest.fixture(scope="session")
+def models_v3(babble_v3: Path) -> Models:
+    return build_models(babble_v3, CPU)
+
+
+@pytest.fixture(scope="session")
 def synthesizer(babble: Path) -> Synthesizer:
     return Synthesizer.load(babble, CPU)
 

@@ -61,18 +61,18 @@ def stream_mel(models: Models, conditioning: Conditioning, tokens: Sequence[int]
     flow = models.flow
     encoder, device = flow.encoder, flow.speaker_projection.weight.device
     row = _row(conditioning, tokens).to(device)
-    assert isinstance(encoder, TokenEncoder)
-    embedded = encoder.embed(flow.token_embedding(row.clamp(min=0))[None])
+    embedded = flow.token_embedding(row.clamp(min=0))[None]
+    heard = encoder.embed(embedded) if isinstance(encoder, TokenEncoder) else embedded
     ends = torch.tensor(_block_ends(units, flow.config.encoder.chunk), device=device)
     size, up = len(ends), flow.config.encoder.upsampling
     frame_ends = (ends * up).repeat_interleave(up)
     frame_mask = keys_before(frame_ends[None], size * up)
     mu = encoder.encode(
-        flow.token_embedding(row.clamp(min=0))[None],
+        embedded,
         torch.tensor([len(row)], device=device),
         size,
         (keys_before(ends[None], size), frame_mask),
-        memory=(_CutShort(flow, embedded, units), _Nothing()),
+        memory=(_CutShort(flow, heard, units), _Nothing()),
     )
     return _solve(flow, conditioning, mu, frame_mask)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -24,6 +25,9 @@ from vivavoce.models.build import Models
 
 PATIENCE_S = 50.0
 """How long a test waits for what must come; only a failing one waits so long."""
+
+BOTH = pytest.mark.parametrize("models", ["v2", "v3"], indirect=True)
+"""A test runs with the models of each generation."""
 
 LOW_LATENCY = ChunkPolicy.low_latency()
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.plain import plain_tokens
 from tests.engine.engine_helpers import (
+    BOTH,
     MUTE,
     arriving,
     given,
@@ -82,6 +83,7 @@ def be_company(engine, requests, chance):
                 break
 
 
+@BOTH
 def test_alone_and_in_company(models, alone):
     seed = 1
     chance = random.Random(seed)
@@ -107,6 +109,7 @@ def test_alone_and_in_company(models, alone):
         same(spoken.samples, alone[name].samples)
 
 
+@BOTH
 def test_tokens_are_those_of_the_plain_way(models, alone):
     for name, requests in {"offline": [FREE[0], EXACT[0]], "stream": [FREE[1]], "official": [EXACT[1]]}.items():
         assert [list(tokens) for tokens in alone[name].tokens] == [plain_tokens(models, one) for one in requests]
@@ -126,6 +129,7 @@ def test_two_engines_share_models(models, alone):
                 same(handle.result().samples, alone[name].samples)
 
 
+@BOTH
 def test_little_state_changes_nothing(models, alone):
     """Without room for the past it is computed again."""
     names = ["stream", "short hops", "conversion"]

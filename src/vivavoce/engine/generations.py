@@ -24,4 +24,5 @@ class StageBuilders:
     vocoder: Callable[..., VocoderInterface]
 
 
-STAGES: dict[Generation, StageBuilders] = {Generation.V2: StageBuilders(LMStage, FlowStage, VocoderStage)}
+_PLAIN_AND_KERNELS = StageBuilders(LMStage, FlowStage, VocoderStage)
+STAGES: dict[Generation, StageBuilders] = {Generation.V2: _PLAIN_AND_KERNELS, Generation.V3: _PLAIN_AND_KERNELS}

@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 
+from vivavoce.checkpoint.config import DiTConfig
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.flow.model import fixed_noise, time_steps
@@ -114,6 +115,10 @@ def page_bytes(models):
     config, itemsize = models.config.flow, 4
     encoder, unet = config.encoder, config.estimator
     frames = encoder.chunk * encoder.upsampling
+    if isinstance(unet, DiTConfig):
+        keys = config.num_steps * 2 * unet.num_blocks * frames * 2 * unet.num_heads * unet.head_dim
+        tails = config.num_steps * 2 * 30 * 2 * unet.size + 2 * encoder.channels
+        return (keys + tails) * itemsize
     levels = unet.num_mid_blocks + 2
     keys = config.num_steps * levels * unet.num_blocks * 2 * frames * 2 * unet.num_heads * unet.head_dim
     keys += (encoder.num_blocks * encoder.chunk + encoder.num_up_blocks * frames) * 2 * encoder.hidden_size

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.engine_helpers import BOTH
 from tests.engine.flow_stage.flow_oracle import check, mel_of, run, say, speech, voice
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.flow_stage.planning import Block, block_ends, grid_ends, near_equal
@@ -27,6 +28,7 @@ def item(conditioning, tokens, final):
     return FlowInput(row, conditioning.flow_mel, conditioning.embedding, final)
 
 
+@BOTH
 def test_full_attention_of_whole_utterances(models, stage):
     voices, tokens = [voice(prompt) for _, prompt in SHAPES], [speech(count) for count, _ in SHAPES]
     chunks = [FlowChunk(stage.open(v), t, len(t), AttentionMode.FULL) for v, t in zip(voices, tokens, strict=True)]
@@ -35,6 +37,7 @@ def test_full_attention_of_whole_utterances(models, stage):
         check(mel, models.flow([item(v, t, True)], False)[0])
 
 
+@BOTH
 def test_grid_attention_of_official_streams(models, stage):
     conditioning, tokens = voice(30), speech(70)
     stream = stage.open(conditioning)
@@ -50,6 +53,7 @@ def test_grid_attention_of_official_streams(models, stage):
     assert stream.spoken == 70
 
 
+@BOTH
 def test_grid_attention_of_rows_of_several_lengths(models, stage):
     voices = [voice(prompt) for _, prompt in SHAPES]
     rows = [speech(count + 3) for count, _ in SHAPES]
@@ -60,6 +64,7 @@ def test_grid_attention_of_rows_of_several_lengths(models, stage):
         check(mel, models.flow([item(v, row, False)], True)[0])
 
 
+@BOTH
 @pytest.mark.parametrize("ahead", [0, 1, 2, 3])
 def test_what_the_lookahead_lacks_is_zeros(models, stage, ahead):
     conditioning, tokens = voice(4), speech(20)
@@ -73,6 +78,7 @@ def test_what_the_lookahead_lacks_is_zeros(models, stage, ahead):
         assert not torch.allclose(mel, less, atol=1e-3)
 
 
+@BOTH
 def test_frames_count_what_is_computed(models):
     stage = FlowStage(models, state_bytes=60 << 20)
     stream = stage.open(voice(30))

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.plain.flow import stream_mel, stream_units
+from tests.engine.engine_helpers import BOTH
 from tests.engine.flow_stage.flow_oracle import (
     check,
     check_pages,
@@ -20,6 +21,7 @@ from tests.engine.flow_stage.flow_oracle import (
 )
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, PromptPrefill
 
+pytestmark = BOTH
 BLOCKS = AttentionMode.BLOCKS
 TOKENS = speech(250)
 
@@ -188,10 +190,10 @@ def test_a_step_that_fails_abandons_the_batch(models, monkeypatch):
     stream = stage.open(voice(30))
     job = stage.start([FlowChunk(stream, TOKENS[:20], 10, BLOCKS)])
     with monkeypatch.context() as patch:
-        patch.setattr(models.flow.estimator.up, "forward", broken)
+        patch.setattr(models.flow.estimator.out, "forward", broken)
         with pytest.raises(MemoryError):
             job.step()
-        patch.setattr(models.flow.encoder.up_embed, "forward", broken)
+        patch.setattr(models.flow.encoder, "encode", broken)
         with pytest.raises(MemoryError):
             stage.start([FlowChunk(stream, TOKENS[:20], 10, BLOCKS)])
     assert used(stage) == 0
