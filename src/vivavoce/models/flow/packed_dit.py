@@ -15,7 +15,7 @@ from vivavoce.models.flow.dit import NORM_EPS, PER_BLOCK, DiT, DiTBlock, Lookahe
 from vivavoce.models.flow.layout import joined
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Flow
 from vivavoce.models.flow.packed_encoder import EncoderBatch, EncoderCuts, encoder_cuts, windowed
-from vivavoce.models.flow.packed_unet import NORM_ROWS, Cuts, PackedBatch, cuts_of
+from vivavoce.models.flow.packed_unet import Cuts, PackedBatch, cuts_of
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
 from vivavoce.models.kernels.common import tile_of
 from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
@@ -23,6 +23,9 @@ from vivavoce.models.kernels.flow_attention import PagePlaces, attend, keep_in_p
 from vivavoce.models.kernels.flow_products import product
 from vivavoce.models.kernels.flow_rows import Modulations, advance, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
+
+NORM_ROWS = 4
+"""Rows of a program of LayerNorm: few, as there is one at every turn, and a first chunk's batch is small."""
 
 
 class BlockWeights(NamedTuple):
