@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --out benchmarks/results/gpu            # everything
     python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
+    python -m benchmarks.gpu --generation v3 --name cosyvoice3 --out benchmarks/results/gpu
 
 The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
 with --tiny, sizes are tiny: then the figures mean nothing, and the run shows that it works.
@@ -22,6 +23,7 @@ import torch
 from benchmarks.gpu import loads, report, stages
 from benchmarks.gpu.model import make_model, origin, reader
 from benchmarks.gpu.startup import startups
+from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings, uses_kernels
 from vivavoce.entrypoints.python import Vivavoce, load
@@ -39,10 +41,11 @@ def main() -> None:
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tiny = options.tiny or not torch.cuda.is_available()
-    model = make_model(
-        options.model or Path(f"/tmp/vivavoce-{'tiny' if tiny else 'release'}"), TINY if tiny else RELEASE
-    )
-    figures: Figures = origin("benchmarks.gpu", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    generation = Generation(options.generation)
+    folder = options.model or Path(f"/tmp/vivavoce-{generation.value}-{'tiny' if tiny else 'release'}")
+    model = make_model(folder, TINY if tiny else RELEASE, generation)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    figures: Figures = origin("benchmarks.gpu", device) | {"generation": generation.value}
     begun = time.perf_counter()
     parts: dict[str, Callable[[], Iterable[Figures]]] = {
         "stages": lambda: _stages(model, tiny, options.no_kernels),
@@ -69,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--name", default="gpu", help="of the result files")
     parser.add_argument("--model", type=Path, help="folder of the random model, made if it is not there")
+    parser.add_argument(
+        "--generation", choices=[one.value for one in Generation], default="v2", help="of the random model"
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
     parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")

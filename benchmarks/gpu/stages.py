@@ -17,6 +17,7 @@ from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 from vivavoce.models.build import Models
+from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
@@ -126,7 +127,6 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
             for stream in streams:
                 stage.close(stream)
         steps_ms, whole_ms = (sorted(column)[len(column) // 2] for column in zip(*timings[1:], strict=True))
-        assert isinstance(models.flow.estimator, UNet)
         operations = models.config.flow.num_steps * estimator_flops(
             models.flow.estimator, 2 * case.rows, case.frames, case.past
         )
@@ -184,19 +184,18 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
         }
 
 
-def estimator_flops(estimator: UNet, rows: int, frames: int, past: int = 0) -> float:
+def estimator_flops(estimator: UNet | DiT, rows: int, frames: int, past: int = 0) -> float:
     """Operations of the products of one call of the flow's estimator, every new frame seeing all the row's frames.
 
     rows: guidance's doubling included; frames: new ones of each row; past: those before them, read as state.
     """
-    # The time embedding is the same for all requests, and made once.
+    # What is made of the time is the same for all requests, and made once.
     weights = sum(
         parameter.numel()
         for name, parameter in estimator.named_parameters()
-        if parameter.dim() > 1 and "time" not in name
+        if parameter.dim() > 1 and "time" not in name and "modulation" not in name
     )
-    config, levels = estimator.config, 2 + estimator.config.num_mid_blocks
-    attention = levels * config.num_blocks * 2 * config.num_heads * config.head_dim
+    attention = estimator.memory_shape.sites * estimator.memory_shape.key_channels
     return 2.0 * rows * frames * (weights + attention * (past + frames))
 
 
