@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.config import Generation, MelConfig
 from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, TextStream
-from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.request import Arrival, SamplingParams
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
+from vivavoce.rates import Rates
 from vivavoce.service.front_end import load_front_end
 from vivavoce.service.modes import MODES, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mark, Mode, SpeakOptions, marks_of
@@ -42,6 +43,20 @@ def third(front_end, babble, tmp_path_factory):
     (folder / YAML_OF[Generation.V3]).touch()
     text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE))
     return replace(front_end, config=replace(front_end.config, generation=Generation.V3), text=text)
+
+
+@pytest.fixture(scope="module")
+def first(front_end, tmp_path_factory):
+    """A front end of CosyVoice 1, without a vocabulary in its folder."""
+    folder = tmp_path_factory.mktemp("first")
+    (folder / YAML_OF[Generation.V1]).touch()
+    lm = replace(front_end.config.lm, text_vocab_size=51_866)
+    mel = MelConfig(22_050, n_fft=1024, win_size=1024, hop=256, num_bins=80, fmin_hz=0.0, fmax_hz=8_000.0)
+    config = replace(front_end.config, generation=Generation.V1, rates=Rates(22_050, 256, 50), lm=lm, mel=mel)
+    text = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE))
+    return replace(
+        front_end, config=config, text=text, extractor=replace(front_end.extractor, config=config, text=text)
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +124,36 @@ def test_the_table(mode, text, speech, frames, generation):
     assert (routed.lm_system_text, routed.lm_prompt_text, routed.lm_prompt_tokens) == ((7,), text, speech)
     assert (len(routed.flow_tokens), len(routed.flow_mel)) == (frames // 2, frames)
     assert torch.equal(routed.embedding, EMBEDDING)
-    assert route.lm_speaker == (first and mode is not Mode.INSTRUCT)
+    heard = EMBEDDING if first and mode is not Mode.INSTRUCT else None
+    assert routed.lm_embedding is heard
+
+
+def test_cosyvoice_1_is_given_an_instruction_and_no_prompt(first):
+    """Ids as the official front end gives them; the mark is text, and is added where it is missing."""
+    ids = (32, 7151, 8145, 13, 27, 521, 2670, 28722, 662, 29)
+    for instruct in ("A calm speaker.", "A calm speaker.<endofprompt>"):
+        told = first.conditioning(FULL, SpeakOptions(instruct=instruct))
+        assert (told.lm_prompt_text, len(told.flow_tokens), told.lm_embedding) == (ids, 0, None)
+    tagged = "Well, [laughter] that is <strong>so</strong> good."
+    assert first.text.segments(tagged) == [tagged]
+
+
+def test_a_text_for_cosyvoice_1_arrives_by_sentences(first):
+    assert first.arrival is Arrival.SEGMENTS
+    said = "The ferry has left without its captain, and nobody knows why."
+    planned = list(first.plan_arriving([said[:5], said[5:] + " Wh", "o does?"], FULL))
+    assert [first.text._tokenizer.decode(one.request.text) for one in planned] == [said, "Who does?"]
+
+
+def test_a_prompt_of_cosyvoice_1_is_not_cut(first, front_end):
+    """Its mel has more frames than its tokens say: it is made of 24 kHz with the hop of 22.05 kHz."""
+    wave = torch.rand(16_000, generator=torch.Generator().manual_seed(1)) - 0.5
+    voice, other = (one.extractor.extract((wave, 16_000), "Hello.") for one in (first, front_end))
+    assert voice.mel.shape == (93, 80)
+    assert other.mel.shape == (50, 80)
+    assert first.conditioning(voice).flow_mel.shape == (93, 80)
+    with pytest.raises(InvalidRequest, match=r"its mel is \[93, 64\], expected \[93, 80\]"):
+        first.conditioning(replace(voice, mel=voice.mel[:, :64]))
 
 
 def test_a_voice_is_routed_once_for_each_mode_and_forgotten_with_it(front_end):

@@ -61,12 +61,17 @@ _MAGNITUDE_EPSILON = 1e-9
 _MEL_FLOOR = 1e-5
 
 
+PROMPT_MEL_RATE = 24_000
+"""Of the recording that the mel of a prompt is made of, in every generation: CosyVoice 1 knows what its filters and its
+hop for 22.05 kHz make of 24 kHz."""
+
+
 def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
     """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32.
 
     As HiFi-GAN's code does (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude,
-    Slaney filters, log with a floor of 1e-5. `config.sample_rate` only places the filters, so samples at another rate
-    go unnoticed (CosyVoice v1 is trained on just that). InvalidAudio: no more samples than the padding reflects.
+    Slaney filters, log with a floor of 1e-5. `config.sample_rate` only places the filters. InvalidAudio: no more
+    samples than the padding reflects.
     """
     padding = (config.n_fft - config.hop) // 2
     require_samples(samples.shape[-1], max(padding + 1, config.hop), config.sample_rate)

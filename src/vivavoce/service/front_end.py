@@ -82,8 +82,11 @@ class FrontEnd:
 
     @property
     def arrival(self) -> Arrival:
-        """How `plan_arriving` brings its text to the engine: by sentences or by words, as the model's card says."""
-        return Arrival.SEGMENTS if self.card.text_stream is TextStream.SENTENCES else Arrival.TOKENS
+        """How `plan_arriving` brings its text to the engine: by sentences or by words, as the model's card says; by
+        sentences to CosyVoice 1.
+        """
+        by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
+        return Arrival.TOKENS if by_words else Arrival.SEGMENTS
 
     def plan_arriving(
         self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions(), left: Left = stays

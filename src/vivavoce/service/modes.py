@@ -11,7 +11,7 @@ The speaker embedding reaches the flow in every mode. Voice conversion, which al
 source recording and gives the flow what cross_lingual does; its language model is not asked.
 
 CosyVoice3 reads a system prompt before all that, in every mode: "You are a helpful assistant.", in instruct with the
-instruction behind it, and the mark that ends it.
+instruction behind it, and the mark that ends it. CosyVoice 1's mark is plain text for its vocabulary.
 """
 
 from __future__ import annotations
@@ -41,17 +41,21 @@ class Route:
 
 @dataclass(frozen=True)
 class GenerationModes:
-    """The modes of a generation; system: how its system prompt begins, "": it was trained without one."""
+    """The modes of a generation; system: how its system prompt begins, "": it was trained without one; mark: ends what
+    is given before the text; by_words: a text may be spoken while its words arrive, otherwise sentence by sentence.
+    """
 
     title: str
     routes: Mapping[Mode, Route]
     system: str = ""
+    mark: str = END_OF_PROMPT
+    by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
         """What is given before the text, with the mark that ends it; one that holds the mark stays as it is."""
-        if END_OF_PROMPT in instruct:
+        if self.mark in instruct:
             return instruct
-        return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + END_OF_PROMPT
+        return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
 
 
 _ROUTES = {
@@ -67,7 +71,7 @@ _SPEAKER_ROUTES = {
     Mode.SFT: Route(lm_speaker=True, flow_prompt=False),
 }
 MODES = {
-    Generation.V1: GenerationModes("CosyVoice 1", _SPEAKER_ROUTES),
+    Generation.V1: GenerationModes("CosyVoice 1", _SPEAKER_ROUTES, mark="<endofprompt>", by_words=False),
     Generation.V2: GenerationModes("CosyVoice2", _ROUTES),
     Generation.V3: GenerationModes("CosyVoice3", _ROUTES, system="You are a helpful assistant."),
 }
@@ -109,4 +113,5 @@ def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tu
         lm_prompt_tokens=tuple(tokens.tolist()) if route.lm_speech else (),
         flow_tokens=tokens if prompted else torch.zeros(0, dtype=torch.int64),
         flow_mel=voice.mel if prompted else torch.zeros(0, 0),
+        lm_embedding=voice.embedding if route.lm_speaker else None,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,9 @@ def front_end(tokenizer: TextTokenizer) -> TextFrontEnd:
 @pytest.fixture(scope="module")
 def third(tokenizer_folder: Path) -> TextFrontEnd:
     """The front end of CosyVoice3, whose tokenizer knows phones and pinyin."""
-    return TextFrontEnd(TextTokenizer(TextTokenizer.from_folder(tokenizer_folder)._tokenizer, prompted=True))
+    return TextFrontEnd(
+        TextTokenizer(TextTokenizer.from_folder(tokenizer_folder)._tokenizer, (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS))
+    )
 
 
 @pytest.fixture(scope="module")

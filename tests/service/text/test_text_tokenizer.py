@@ -32,6 +32,18 @@ def test_special_tokens_follow_in_order_and_known_ones_keep_their_ids(tokenizer:
     assert len(tokenizer) == 576
 
 
+def test_the_first_generation_reads_text_with_whisper_s_vocabulary(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """The stored ids are those of openai-whisper 20250625: of many scripts, special tokens, runs and odd spaces."""
+    (tmp_path / YAML_OF[Generation.V1]).touch()
+    first = TextTokenizer.from_folder(tmp_path / "CosyVoice-BlankEN")
+    cases = json.loads((tokenizer_folder.parent / "whisper_ids.json").read_text(encoding="utf-8"))
+    assert [list(first.encode(case["text"])) for case in cases] == [case["ids"] for case in cases]
+    assert [first.decode(case["ids"]) for case in cases] == [case["text"] for case in cases]
+    assert len(first) == 51_866
+    named = {"<|endoftext|>": 50257, "<|yue|>": 50358, "<|0.00|>": 50365, "<|30.00|>": 51865, "<|endofprompt|>": None}
+    assert {token: first.token_id(token) for token in named} == named
+
+
 def test_the_third_generation_knows_phones_and_pinyin_after_these(tokenizer_folder: Path, tmp_path: Path) -> None:
     """Their ids follow those of CosyVoice2's tokens; a folder whose files know them gives them its own."""
     folder = tmp_path / "CosyVoice-BlankEN"

@@ -1,14 +1,16 @@
-"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's or CosyVoice3's special tokens after it.
+"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's or CosyVoice3's special tokens after it, or Whisper's.
 
 A checkpoint's `CosyVoice-BlankEN` holds `vocab.json`, `merges.txt` and `tokenizer_config.json`, or the same in one
-`tokenizer.json`. Neither transformers nor a network is needed.
+`tokenizer.json`. CosyVoice 1 brings no vocabulary: it reads text with Whisper's, which is part of this package. Neither
+transformers, tiktoken nor a network is needed.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +47,46 @@ PRONUNCIATION_TOKENS = ("<|endofsystem|>", *(f"[{phone}]" for phone in (*_ARPABE
 END_OF_PROMPT = "<|endofprompt|>"
 """Ends an instruction, and CosyVoice3's system prompt; the models were trained with it."""
 
+WHISPER = Path(__file__).parents[2] / "data" / "whisper" / "multilingual.tiktoken"
+_LANGUAGES = """
+en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml cy sk
+te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo
+ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue
+"""
+_TASKS = "translate transcribe startoflm startofprev nospeech notimestamps"
+WHISPER_TOKENS = tuple(
+    f"<|{name}|>"
+    for name in (
+        *("endoftext", "startoftranscript", *_LANGUAGES.split(), *_TASKS.split()),
+        *(f"{place / 50:.2f}" for place in range(1_501)),
+    )
+)
+"""Whisper's special tokens, in the order of their ids: of 100 languages, and of times up to 30 s."""
+
 # Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_HIDDEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+_BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for byte in range(256)]
+"""GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
 _REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
 _ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 """What an entry of `added_tokens_decoder` may leave out."""
 
 
 class TextTokenizer:
-    """The tokenizer of a CosyVoice2 or CosyVoice3 checkpoint. Immutable, and safe to use from several threads.
+    """The tokenizer of a checkpoint. Immutable, and safe to use from several threads.
 
     prompted: of CosyVoice3, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompted: bool = False) -> None:
-        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint."""
-        special = (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS) if prompted else SPECIAL_TOKENS
+    def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
+        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint. special: the model's own tokens,
+        of which those that are not known get the next free ids.
+        """
+        prompted = PRONUNCIATION_TOKENS[-1] in special
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
         self.prompted = prompted
         self._tokenizer = tokenizer
@@ -75,12 +98,16 @@ class TextTokenizer:
     def from_folder(cls, folder: Path) -> TextTokenizer:
         """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
 
-        Which special tokens there are is told from the yaml beside the folder; CosyVoice2's where there is none.
-        Raises `CheckpointError` that names the file which is missing or cannot be used.
+        Which special tokens there are is told from the yaml beside the folder; CosyVoice2's where there is none. Beside
+        CosyVoice 1's the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
+        cannot be used.
         """
-        whole = folder / "tokenizer.json"
         beside = next((generation for generation, name in YAML_OF.items() if (folder.parent / name).is_file()), None)
-        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder), beside is Generation.V3)
+        if beside is Generation.V1:
+            return cls(_read_whisper(), WHISPER_TOKENS)
+        whole = folder / "tokenizer.json"
+        special = (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS) if beside is Generation.V3 else SPECIAL_TOKENS
+        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder), special)
 
     def parts(self, text: str) -> list[str]:
         """The text cut at its special tokens, which stand at the odd places."""
@@ -151,6 +178,20 @@ def _read_parts(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def _read_whisper() -> Tokenizer:
+    vocabulary = {}
+    for line in WHISPER.read_bytes().splitlines():
+        token, rank = line.split()
+        vocabulary["".join(map(_BYTES.__getitem__, base64.b64decode(token)))] = int(rank)
+    # As tiktoken merges: any two neighbours that make up a token, those of the lowest rank first.
+    splits = ((token[:place], token[place:]) for token in vocabulary for place in range(1, len(token)))
+    merges = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     # not splitlines(): tokens may hold characters that it takes for line ends
@@ -185,13 +226,8 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
-    """The bytes without a token of their own: a small vocabulary may lack some.
-
-    GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on.
-    """
-    hidden = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
-    symbols = (chr(0x100 + hidden.index(byte)) if byte in hidden else chr(byte) for byte in range(256))
-    return frozenset(byte for byte, symbol in enumerate(symbols) if tokenizer.token_to_id(symbol) is None)
+    """The bytes without a token of their own: a small vocabulary may lack some."""
+    return frozenset(byte for byte, symbol in enumerate(_BYTES) if tokenizer.token_to_id(symbol) is None)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

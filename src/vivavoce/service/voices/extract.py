@@ -17,8 +17,8 @@ from torch import Tensor
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce.models.features import PROMPT_MEL_RATE, prompt_mel
 from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
-from vivavoce.models.features import prompt_mel
 from vivavoce.service.audio.decode import decode_audio, read_source
 from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference
@@ -51,7 +51,7 @@ class VoiceExtractor:
         """Extract a voice from 0.5 to 30 s of speech.
 
         Args:
-            source: the recording; resampled to 16 kHz for the encoders and to the model's rate for its mel.
+            source: the recording; resampled to 16 kHz for the encoders and to 24 kHz for its mel.
             transcript: what it says; "" if unknown.
             align: cut tokens and mel to the same duration, as zero-shot synthesis needs.
             field: what errors call the recording.
@@ -67,7 +67,7 @@ class VoiceExtractor:
             )
         audio = self._read(source, field)
         encoder_wave = _resampled(audio)
-        mel_wave = _resampled(audio, self.config.rates.sample_rate)
+        mel_wave = _resampled(audio, PROMPT_MEL_RATE)
         try:
             normalised = self.text.normalize(transcript)
             said = self.text.encode(normalised) if normalised else ()

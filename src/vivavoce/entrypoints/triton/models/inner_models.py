@@ -20,7 +20,7 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.entrypoints.triton.models.backend import InnerError, ask_inner, checked, inner_request, output
-from vivavoce.models.features import prompt_mel
+from vivavoce.models.features import PROMPT_MEL_RATE, prompt_mel
 from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.audio.samples import Audio, Samples
 from vivavoce.service.text.frontend import TextFrontEnd
@@ -209,7 +209,7 @@ class StagedExtractor:
         assert isinstance(source, Audio)
         normalised = self._text.normalize(transcript)
         tokens = self._threads.submit(self._speech_tokens, source.samples)
-        wave = resample_sinc(source.samples, source.sample_rate, self._config.rates.sample_rate)
+        wave = resample_sinc(source.samples, source.sample_rate, PROMPT_MEL_RATE)
         given = {"reference_wav": source.samples}
         embedding = ask_inner(self._backend, "speaker_embedding", "prompt_spk_embedding", given)
         voice = Voice(
