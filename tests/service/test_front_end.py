@@ -343,5 +343,7 @@ def test_marks_are_sums_of_samples():
 
 @pytest.mark.parametrize(("tokens", "frames", "kept"), [(5, 10, 5), (5, 13, 5), (9, 11, 5), (5, 0, 0)])
 def test_tokens_and_mel_are_cut_to_the_same_duration(tokens, frames, kept):
-    voice = Voice(EMBEDDING, "f", speech_tokens=torch.arange(tokens), mel=torch.ones(frames, 80)).aligned(2)
+    voice = Voice(EMBEDDING, "f", speech_tokens=torch.arange(tokens), mel=torch.ones(frames, 80)).aligned(
+        Rates(24_000, 480, 25)
+    )
     assert (len(voice.speech_tokens), len(voice.mel)) == (kept, 2 * kept)
