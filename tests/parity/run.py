@@ -27,8 +27,8 @@ COMPARISONS = {
     "e2e": compare_e2e.compare,
     "full": compare_full.compare,
 }
-SUPPORTED = {"v2": STAGES, "v3": ("llm", "flow", "hift", "full")}
-"""What can be compared of each generation: of CosyVoice3 its networks, which the engine does not run yet."""
+SUPPORTED = {"v2": STAGES, "v3": ("llm", "flow", "hift", "e2e", "full")}
+"""What can be compared of each generation."""
 
 
 def compare_all(reference: Reference, only: str = "") -> Iterator[Check | Skip]:
