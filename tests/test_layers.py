@@ -31,6 +31,7 @@ HEIGHT = {
     "engine": 3,
     "service": 4,
     "entrypoints": 5,
+    "compat": 6,
 }
 """The stack. A room imports itself and what is lower; errors and rates import nothing of the package."""
 

@@ -6,6 +6,7 @@ what the original front end passes to its model: ten tensors with a leading batc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +56,17 @@ def read_spk2info(path: Path) -> dict[str, SpeakerEntry]:
     return {name: _entry(f"{path.name}: speaker {name!r:.80}", fields) for name, fields in speakers.items()}
 
 
-def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry]) -> None:
-    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600)."""
-    speakers = {name: _official(entry) for name, entry in entries.items()}
+def write_spk2info(path: Path, entries: Mapping[str, SpeakerEntry], *, keep: bool = False) -> None:
+    """Write speakers in the official layout, replacing `path` in one step; the file is its owner's only (0600).
+
+    keep: what there is stays as it is: the file's other speakers, all that is stored of them, and who may read it.
+    """
+    kept = read_torch_file(path) if keep and path.exists() else {}
+    speakers = {**kept, **{name: _official(entry) for name, entry in entries.items()}}
     with replacing(path, private=True) as file:  # given a path, torch.save answers a full disk with a RuntimeError
         torch.save(speakers, file)
+        if kept and hasattr(os, "fchmod"):
+            os.fchmod(file.fileno(), path.stat().st_mode)
 
 
 def _entry(where: str, fields: Any) -> SpeakerEntry:

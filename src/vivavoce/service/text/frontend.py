@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
 
 import regex
@@ -79,6 +80,12 @@ class TextFrontEnd:
             self._languages = ReadingProcesses(processes, digits_in_chinese=digits_in_chinese)
         small = len(tokenizer) < SMALL_VOCABULARY
         self._max_tokens = MAX_SEGMENT_TOKENS_SMALL if small else MAX_SEGMENT_TOKENS
+
+    def as_written(self) -> TextFrontEnd:
+        """The same with `normalize=False`."""
+        plain = copy(self)
+        plain._languages = None
+        return plain
 
     def close(self) -> None:
         """End the processes that read: what comes now stays as it is written."""

@@ -275,8 +275,10 @@ def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
     return voices
 
 
-def voices_to_spk2info(voices: Iterable[Voice], path: Path) -> None:
+def voices_to_spk2info(voices: Iterable[Voice], path: Path, *, keep: bool = False) -> None:
     """Write voices as the original does, replacing `path` in one step. Transcripts and descriptions are not kept.
+
+    keep: other speakers of the file stay as they are.
 
     Raises:
         InvalidRequest: a voice without a name, two of one name, a voice of other sizes than the original's, or a
@@ -297,6 +299,6 @@ def voices_to_spk2info(voices: Iterable[Voice], path: Path) -> None:
         prompt = SavedPrompt(ids, tokens, tokens, voice.mel) if voice.has_prompt else None
         entries[voice.name] = SpeakerEntry(voice.embedding, prompt)
     try:
-        write_spk2info(path, entries)
+        write_spk2info(path, entries, keep=keep)
     except OSError as error:
         raise InvalidRequest(f"path: {path.name!r} cannot be written ({error.strerror}); check the folder") from None

@@ -1,0 +1,284 @@
+"""CosyVoice's own Python interface: a script that was written for it runs here when its import lines are changed.
+
+    from vivavoce.compat import AutoModel
+
+    cosyvoice = AutoModel(model_dir="pretrained_models/CosyVoice2-0.5B")
+    for i, j in enumerate(cosyvoice.inference_zero_shot("Hello.", "What I say there.", "me.wav")):
+        torchaudio.save(f"{i}.wav", j["tts_speech"], cosyvoice.sample_rate)
+
+Names, arguments and the form of results are those of https://github.com/FunAudioLLM/CosyVoice, as its README and its
+examples show them; docs/compat.md says what is different.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.download import download
+from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
+from vivavoce.checkpoint.known_models import KNOWN_MODELS
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.request import AudioChunk, EngineRequest
+from vivavoce.entrypoints.python import Vivavoce
+from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
+from vivavoce.models.features import SAMPLE_RATE
+from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.audio.resample import resample_sinc
+from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
+from vivavoce.service.session import RequestSession
+from vivavoce.service.speech import MAX_SEED, Mode, SpeakOptions
+from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.voices.extract import AudioSource
+from vivavoce.service.voices.names import unknown_voice
+from vivavoce.service.voices.stores import open_voice_store
+from vivavoce.service.voices.voice import Voice, built_in_voices, voices_to_spk2info
+
+log = logging.getLogger(__name__)
+
+Folder = str | Path
+Text = str | Iterable[str]
+"""A text, or a generator of its pieces: speech is made while they arrive."""
+Prompt = str | Path | BinaryIO | Tensor
+"""A recording: a path, an open file, or 16 kHz samples [1, n] as `load_wav` gives them."""
+Pieces = Generator[dict[str, Tensor], None, None]
+"""Each has its audio under "tts_speech": [1, n] float32 on the CPU."""
+_Chunks = Generator[AudioChunk, None, None] | RequestSession
+
+
+class CosyVoice:
+    """A model of the first generation, CosyVoice-300M and its kin; the base of the others.
+
+    The methods that speak are generators: nothing is read, refused or spoken before the first `next`. With stream=False
+    they give a piece for each segment of the text, as soon as it is whole; with stream=True chunks, as soon as they are
+    made. A generator that is closed or dropped gives its speech up. One object serves any number of threads, whose work
+    is batched; its engine stops when the object is gone. Each call draws its seed from torch's generator:
+    `torch.manual_seed`, or `set_all_random_seed`, makes speech repeatable.
+
+    model_dir: an official folder, or a published model's name or id, which is downloaded where it is missing; fp16:
+    float16 on CUDA, where it is chosen anyway, elsewhere False; load_jit, load_trt, load_vllm, trt_concurrent: nothing
+    changes, which the log says. VivavoceError: the folder is of another generation, or cannot be used.
+    """
+
+    _generation = Generation.V1
+
+    def __init__(
+        self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, fp16: bool = False,
+        trt_concurrent: int = 1,
+    ) -> None:  # fmt: skip
+        self._load(model_dir, fp16, load_jit=load_jit, load_trt=load_trt, trt_concurrent=trt_concurrent > 1)
+
+    def _load(self, model_dir: Folder, fp16: bool, **flags: bool) -> None:
+        folder, device = _find_folder(model_dir), choose_device("auto")
+        generation = detect_generation(folder)
+        if generation is not self._generation:
+            raise InvalidRequest(
+                f"model_dir: {folder.name} holds {YAML_OF[generation]}, which is not for {type(self).__name__}; use "
+                f"{_CLASSES[generation].__name__}, or AutoModel"
+            )
+        if given := [name for name, value in flags.items() if value]:
+            told = {"flags": ", ".join(given)}
+            log.warning("official flags: %(flags)s: vivavoce's own engine does this work, nothing changes", told)
+        if fp16 and device.type != "cuda":
+            log.warning("official flags: fp16: there is no CUDA device, it is set to False")
+            fp16 = False
+        dtype, processes = choose_dtype("float16" if fp16 else "auto", device), count_text_processes(None, device, 0)
+        reads = Synthesizer.load(folder, device, dtype, text_processes=processes)
+        text = reads.front_end.text.as_written()
+        extractor = replace(reads.front_end.extractor, text=text)
+        plain = Synthesizer(reads.engine, replace(reads.front_end, text=text, extractor=extractor))
+        # By text_frontend: with it texts are read out and split, without it they are spoken as they are written.
+        self._synthesizers = {True: reads, False: plain}
+        self._tts = {way: Vivavoce(one, open_voice_store(None)) for way, one in self._synthesizers.items()}
+        self._folder, self._voices, self._added = folder, built_in_voices(folder), dict[str, Voice]()
+        self.model_dir, self.fp16, self.sample_rate = str(model_dir), fp16, self._tts[True].sample_rate
+
+    def list_available_spks(self) -> list[str]:
+        """The names of the model's speakers and of those that were added."""
+        return list(self._voices)
+
+    list_avaliable_spks = list_available_spks  # as it was spelled at first
+
+    def add_zero_shot_spk(self, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str) -> bool:
+        """Give the voice of a recording a name, for this object and, after `save_spkinfo`, for later ones."""
+        if not zero_shot_spk_id:
+            raise InvalidRequest("zero_shot_spk_id: is empty; give the speaker a name")
+        voice = self._voice(prompt_wav, prompt_text).named(zero_shot_spk_id)
+        self._voices[zero_shot_spk_id] = self._added[zero_shot_spk_id] = voice
+        return True
+
+    def save_spkinfo(self) -> None:
+        """Write the speakers that were added into the folder's spk2info.pt; all others in it stay as they are."""
+        voices_to_spk2info(self._added.values(), self._folder / SPEAKERS, keep=True)
+
+    def inference_sft(
+        self, tts_text: Text, spk_id: str, stream: bool = False, speed: float = 1.0, text_frontend: bool = True
+    ) -> Pieces:
+        """Speak as one of the model's speakers, of whom nothing but the embedding is used."""
+        yield from self._speak(tts_text, self._named(spk_id), stream, speed, text_frontend, Mode.SFT)
+
+    def inference_zero_shot(
+        self, tts_text: Text, prompt_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
+        stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
+    ) -> Pieces:  # fmt: skip
+        """Speak in voice and manner of a recording that says prompt_text, or of a speaker that was added."""
+        voice = self._voice(prompt_wav, prompt_text, zero_shot_spk_id, text_frontend)
+        yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.ZERO_SHOT)
+
+    def inference_cross_lingual(
+        self, tts_text: Text, prompt_wav: Prompt, zero_shot_spk_id: str = "",
+        stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
+    ) -> Pieces:  # fmt: skip
+        """Speak in the voice of a recording, in whatever language it is, or of a speaker that was added."""
+        voice = self._voice(prompt_wav, "", zero_shot_spk_id)
+        yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.CROSS_LINGUAL)
+
+    def inference_instruct(
+        self, tts_text: Text, spk_id: str, instruct_text: str,
+        stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
+    ) -> Pieces:  # fmt: skip
+        """Speak as one of the model's speakers, in the way that instruct_text describes."""
+        yield from self._speak(
+            tts_text, self._named(spk_id), stream, speed, text_frontend, Mode.INSTRUCT, instruct_text
+        )
+
+    def inference_instruct2(self, *_: Any, **__: Any) -> Pieces:
+        """Later generations have it; this one raises InvalidRequest."""
+        raise InvalidRequest(
+            "inference_instruct2: CosyVoice has no such mode; use inference_instruct, or a later model"
+        )
+
+    def inference_vc(self, source_wav: Prompt, prompt_wav: Prompt, stream: bool = False, speed: float = 1.0) -> Pieces:
+        """Say the words of source_wav (30 s at most) in the voice of prompt_wav."""
+        synthesizer, seed = self._synthesizers[True], int(torch.randint(MAX_SEED, ()))
+        source, voice = _recording(source_wav), self._voice(prompt_wav)
+        request = synthesizer.front_end.plan_conversion(source, voice, speed, seed)
+        policy = ChunkPolicy.low_latency() if stream else None
+        yield from _pieces(iter(synthesizer.engine.submit(EngineRequest((request,), policy))), stream)
+
+    def _named(self, spk_id: str) -> Voice:
+        if spk_id not in self._voices:
+            raise unknown_voice(spk_id, self._voices)
+        return self._voices[spk_id]
+
+    def _voice(self, wav: Prompt, says: str = "", spk_id: str = "", text_frontend: bool = True) -> Voice:
+        """The speaker of that name, else that of the recording."""
+        return self._named(spk_id) if spk_id else self._tts[text_frontend].voice(_recording(wav), says)
+
+    def _speak(
+        self, text: Text, voice: Voice, stream: bool, speed: float, text_frontend: bool, mode: Mode, instruct: str = ""
+    ) -> Pieces:
+        synthesizer, seed = self._synthesizers[text_frontend], int(torch.randint(MAX_SEED, ()))
+        options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed)
+        try:
+            if stream or not isinstance(text, str):  # what arrives is always spoken while it arrives
+                chunks: _Chunks = synthesizer.stream(text, voice, options)
+            else:
+                requests = synthesizer.front_end.requests(text, voice, options)
+                chunks = iter(synthesizer.engine.submit(EngineRequest(tuple(requests))))
+            yield from _pieces(chunks, stream)
+        except InvalidText as error:
+            if not error.nothing_to_say:
+                raise
+            log.warning("nothing spoken: %(error)s", {"error": error})
+
+
+class CosyVoice2(CosyVoice):
+    """A model of the second generation, CosyVoice2-0.5B; see `CosyVoice`."""
+
+    _generation = Generation.V2
+
+    def __init__(
+        self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, load_vllm: bool = False,
+        fp16: bool = False, trt_concurrent: int = 1,
+    ) -> None:  # fmt: skip
+        flags = {"load_jit": load_jit, "load_trt": load_trt, "load_vllm": load_vllm}
+        self._load(model_dir, fp16, **flags, trt_concurrent=trt_concurrent > 1)
+
+    def inference_instruct(self, *_: Any, **__: Any) -> Pieces:
+        """The first generation has it; this one raises InvalidRequest."""
+        raise InvalidRequest(f"inference_instruct: {type(self).__name__} has no such mode; use inference_instruct2")
+
+    def inference_instruct2(
+        self, tts_text: Text, instruct_text: str, prompt_wav: Prompt, zero_shot_spk_id: str = "",
+        stream: bool = False, speed: float = 1.0, text_frontend: bool = True,
+    ) -> Pieces:  # fmt: skip
+        """Speak in the voice of a recording, or of a speaker that was added, in the way that instruct_text says."""
+        voice = self._voice(prompt_wav, "", zero_shot_spk_id)
+        yield from self._speak(tts_text, voice, stream, speed, text_frontend, Mode.INSTRUCT, instruct_text)
+
+
+class CosyVoice3(CosyVoice2):
+    """A model of the third generation, Fun-CosyVoice3-0.5B; see `CosyVoice`."""
+
+    _generation = Generation.V3
+
+    def __init__(
+        self, model_dir: Folder, load_trt: bool = False, load_vllm: bool = False, fp16: bool = False,
+        trt_concurrent: int = 1,
+    ) -> None:  # fmt: skip
+        self._load(model_dir, fp16, load_trt=load_trt, load_vllm=load_vllm, trt_concurrent=trt_concurrent > 1)
+
+
+_CLASSES = {Generation.V1: CosyVoice, Generation.V2: CosyVoice2, Generation.V3: CosyVoice3}
+
+
+def AutoModel(model_dir: Folder, **flags: Any) -> CosyVoice:  # noqa: N802 - its name is given
+    """The model of a folder, of whichever generation; flags: those of its class."""
+    folder = _find_folder(model_dir)
+    return _CLASSES[detect_generation(folder)](folder, **flags)
+
+
+def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -> Tensor:
+    """Mono samples [1, n] float32 of a file at this rate. InvalidAudio: unreadable, or of a lower rate than min_sr."""
+    audio = decode_audio(wav, field="wav")
+    if audio.sample_rate < min_sr and audio.sample_rate != target_sr:
+        raise InvalidAudio(f"wav: has {audio.sample_rate} Hz, at least {min_sr} are needed; record it at a higher rate")
+    return resample_sinc(torch.from_numpy(audio.samples)[None], audio.sample_rate, target_sr)
+
+
+def set_all_random_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch, whose generator the seeds of speech are drawn from."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
+    """As the original gives them: every chunk of a stream, else the chunks of a segment together."""
+    with closing(chunks):
+        for _, together in groupby(chunks, key=lambda chunk: chunk.index if stream else chunk.segment):
+            samples = np.concatenate([chunk.samples for chunk in together])
+            if len(samples):
+                yield {"tts_speech": torch.from_numpy(samples)[None]}
+
+
+def _recording(wav: Prompt) -> AudioSource:
+    """A recording as voices are made of it; a plain string would be a voice's name there."""
+    if isinstance(wav, str) and not wav:
+        raise InvalidAudio("prompt_wav: is empty; give a recording, or a speaker's name as zero_shot_spk_id")
+    return Path(wav) if isinstance(wav, str) else (wav, SAMPLE_RATE) if isinstance(wav, Tensor) else wav
+
+
+def _find_folder(model_dir: Folder) -> Path:
+    """The folder itself, or that of the published model which it, or the end of its path, names; fetched if need be."""
+    try:
+        return model_folder(model_dir)
+    except (ModelNotFound, DownloadError):
+        name = Path(model_dir).name
+        known = next((one for one in KNOWN_MODELS.values() if name in (one.name, Path(one.hf_id).name)), None)
+        if known is None:
+            raise
+    log.warning("model folder: %(folder)s is not there, the published model is taken", {"folder": str(model_dir)})
+    return download(known.name, source="modelscope" if str(model_dir) == known.modelscope_id else "hf")
