@@ -1,0 +1,426 @@
+"""CosyVoice's own Python interface: its scripts run, and what they get is what the Python API speaks."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import runpy
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import vivavoce
+from vivavoce import compat
+from vivavoce.checkpoint.config import Generation
+from vivavoce.errors import (
+    DownloadError,
+    InvalidAudio,
+    InvalidRequest,
+    InvalidText,
+    ModelNotFound,
+    VivavoceError,
+    VoiceNotFound,
+)
+from vivavoce.service.speech import MAX_SEED, SpeakOptions
+
+DATA = Path(__file__).parents[1] / "data"
+ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}
+PAGE = Path(__file__).parents[2] / "docs" / "compat.md"
+WAV = str(DATA / "audio" / "speech_24k_float.wav")
+SAID = "What I say there."
+LONG = "Hello there, how are you? I am well, thank you very much. " * 4
+SHORT = vivavoce.SamplingParams(exact_tokens=20, min_ratio=0.0, max_ratio=1.0)
+NAMES = {Generation.V2: "CosyVoice2-0.5B", Generation.V3: "Fun-CosyVoice3-0.5B"}
+LATE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folders(babble, tmp_path_factory):
+    """A copy for each generation, without the card that limits its scripts: a release has none."""
+    copies = {}
+    for generation, source in {Generation.V2: babble}.items():
+        copies[generation] = tmp_path_factory.mktemp("official") / NAMES[generation]
+        shutil.copytree(source, copies[generation])
+        (copies[generation] / "vivavoce.json").unlink()
+    return copies
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr(compat, "SpeakOptions", partial(SpeakOptions, sampling=SHORT))
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def cosyvoice(folders):
+    return compat.CosyVoice2(folders[Generation.V2])
+
+
+@pytest.fixture(scope="module")
+def tts(folders, tmp_path_factory):
+    return vivavoce.load(folders[Generation.V2], voices=tmp_path_factory.mktemp("voices"))
+
+
+def joined(pieces) -> np.ndarray:
+    return torch.cat([piece["tts_speech"] for piece in pieces], dim=1)[0].numpy()
+
+
+def seeded(number: int) -> int:
+    """Seed torch, and say which seed the next call will draw."""
+    compat.set_all_random_seed(number)
+    seed = int(torch.randint(MAX_SEED, ()))
+    compat.set_all_random_seed(number)
+    return seed
+
+
+@pytest.fixture
+def saved_by(tmp_path, monkeypatch):
+    """Run a script with the original's paths, in a folder that has them: how many files of each name it saves."""
+    saved: dict[str, int] = {}
+
+    def save(path: str, speech: torch.Tensor, sample_rate: int) -> None:
+        assert (speech.dtype, speech.dim(), speech.shape[0], speech.device.type) == (torch.float32, 2, 1, "cpu")
+        assert speech.isfinite().all()
+        assert speech.shape[1] > 0.1 * sample_rate
+        assert sample_rate == 24_000
+        name = path.rpartition("_")[0]
+        saved[name] = saved.get(name, 0) + 1
+
+    def run(script: Callable[[], object], model: Path) -> dict[str, int]:
+        shutil.copytree(model, tmp_path / "pretrained_models" / model.name)
+        (tmp_path / "asset").mkdir()
+        for name, source in ASSETS.items():
+            shutil.copy(DATA / "audio" / source, tmp_path / "asset" / name)
+        script()
+        return saved
+
+    monkeypatch.setitem(sys.modules, "torchaudio", SimpleNamespace(save=save))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "generation", "pieces"),
+    [
+        (
+            "cosyvoice2.py",
+            Generation.V2,
+            {"zero_shot": 1, "zero_shot_spk": 1, "fine_grained_control": 1, "instruct": 1, "zero_shot_bistream": 1},
+        ),
+        (
+            "cosyvoice2_by_class.py",
+            Generation.V2,
+            {"zero_shot": 2, "fine_grained_control": 1, "instruct": 1, "vc": 1},
+        ),
+    ],
+)
+def test_scripts_of_the_readme_run(script, generation, pieces, saved_by, folders):
+    assert saved_by(lambda: runpy.run_path(str(DATA / "compat" / script)), folders[generation]) == pieces
+
+
+def test_the_example_of_the_page_runs(saved_by, folders):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    run = partial(exec, compile(code, "compat.md", "exec"), {})
+    assert saved_by(run, folders[Generation.V2]) == {"zero_shot": 1}
+
+
+def test_the_page_has_every_public_name():
+    page = PAGE.read_text(encoding="utf-8")
+    methods = {name for one in (compat.CosyVoice, compat.CosyVoice2) for name in vars(one) if not name.startswith("_")}
+    for name in methods - {"list_avaliable_spks"} | {"AutoModel", "CosyVoice3", "load_wav", "set_all_random_seed"}:
+        assert f"`{name}" in page
+
+
+def test_a_piece_for_each_segment(cosyvoice, tts):
+    seed = seeded(1)
+    pieces = list(cosyvoice.inference_zero_shot(LONG, SAID, WAV))
+    speech = tts.speak(LONG, Path(WAV), transcript=SAID, seed=seed, sampling=SHORT)
+    assert len(pieces) == len(speech.marks) > 1
+    assert [p["tts_speech"].shape[1] for p in pieces] == [
+        round((mark.end_s - mark.start_s) * speech.sample_rate) for mark in speech.marks
+    ]
+    assert np.array_equal(joined(pieces), speech.samples)
+
+
+@pytest.mark.parametrize(
+    ("speak", "manner"),
+    [
+        (partial(compat.CosyVoice2.inference_sft, spk_id="babble-b"), {"voice": "babble-b", "mode": "sft"}),
+        (
+            partial(compat.CosyVoice2.inference_zero_shot, prompt_text=SAID, prompt_wav=WAV),
+            {"voice": Path(WAV), "transcript": SAID},
+        ),
+        (
+            partial(compat.CosyVoice2.inference_cross_lingual, prompt_wav=WAV),
+            {"voice": Path(WAV), "mode": "cross_lingual"},
+        ),
+        (
+            partial(compat.CosyVoice2.inference_instruct2, instruct_text="speak slowly", prompt_wav=WAV),
+            {"voice": Path(WAV), "instructions": "speak slowly"},
+        ),
+    ],
+    ids=["sft", "zero_shot", "cross_lingual", "instruct2"],
+)
+def test_modes_and_streams_are_those_of_the_python_api(cosyvoice, tts, speak, manner):
+    text, seed = "Hello there.", seeded(2)
+    chunks = [chunk.samples for chunk in tts.stream(text, **manner, speed=1.25, seed=seed, sampling=SHORT)]
+    pieces = list(speak(cosyvoice, text, stream=True, speed=1.25))
+    assert [p["tts_speech"].shape[1] for p in pieces] == [len(chunk) for chunk in chunks if len(chunk)]
+    assert np.array_equal(joined(pieces), np.concatenate(chunks))
+    seeded(2)
+    whole = tts.speak(text, **manner, speed=1.25, seed=seed, sampling=SHORT).samples
+    assert np.array_equal(joined(speak(cosyvoice, text, speed=1.25)), whole)
+    assert not np.array_equal(joined(speak(cosyvoice, text, speed=1.25)), whole)  # the next call draws another seed
+
+
+def test_recordings_of_every_form_are_the_same_voice(cosyvoice):
+    def speech(prompt):
+        seeded(3)
+        return joined(cosyvoice.inference_cross_lingual("Hello.", prompt))
+
+    samples = compat.load_wav(WAV, 16_000)
+    assert (samples.shape, samples.dtype) == ((1, 19_200), torch.float32)
+    with open(WAV, "rb") as file:
+        assert np.array_equal(speech(file), speech(WAV))
+    assert np.array_equal(speech(Path(WAV)), speech(WAV))
+    assert np.array_equal(speech(samples[0]), speech(samples))
+    assert np.array_equal(
+        compat.load_wav(WAV, 24_000)[0].numpy(), soundfile.read(WAV, dtype="float32")[0].astype(np.float32)
+    )
+
+
+def test_text_that_arrives(cosyvoice):
+    asked = []
+
+    def written():
+        asked.append(True)
+        yield from ("Hello there, ", "how are ", "you?")
+
+    seeded(4)
+    pieces = cosyvoice.inference_zero_shot(written(), SAID, WAV)
+    assert not asked  # a program may start what writes the text after this call
+    (whole,) = pieces
+    seeded(4)
+    chunks = list(cosyvoice.inference_zero_shot(written(), SAID, WAV, stream=True))
+    assert len(chunks) > 1
+    assert np.array_equal(joined([whole]), joined(chunks))
+
+
+def test_text_as_it_is_written(cosyvoice):
+    def speech(text, text_frontend):
+        seeded(5)
+        return joined(cosyvoice.inference_zero_shot(text, "I am 42.", WAV, text_frontend=text_frontend))
+
+    assert np.array_equal(speech("It is eleven forty two.", True), speech("It is 11:42.", True))
+    assert not np.array_equal(speech("It is 11:42.", False), speech("It is 11:42.", True))
+    seeded(5)
+    plain = cosyvoice.inference_zero_shot("It is 11:42.", "I am forty-two.", WAV, text_frontend=False)
+    assert not np.array_equal(speech("It is 11:42.", False), joined(plain))  # the prompt is not read out either
+    assert len(list(cosyvoice.inference_sft(LONG, "babble-a", text_frontend=False))) == 1
+    assert len(list(cosyvoice.inference_sft(LONG, "babble-a"))) > 1
+
+
+def test_voice_conversion(cosyvoice, tts):
+    source = str(DATA / "audio" / "speech_22k_int16.wav")
+    seed = seeded(6)
+    (whole,) = cosyvoice.inference_vc(source, WAV, speed=1.25)
+    assert np.array_equal(joined([whole]), tts.convert(Path(source), Path(WAV), speed=1.25, seed=seed).samples)
+    chunks = list(cosyvoice.inference_vc(compat.load_wav(source, 16_000), WAV, stream=True))
+    assert len(chunks) > 1
+    assert abs(joined(chunks).size - 1.25 * joined([whole]).size) < 2_000
+
+
+def test_a_generator_that_is_dropped_frees_its_slot(cosyvoice, monkeypatch):
+    monkeypatch.setattr(compat, "SpeakOptions", SpeakOptions)
+    engine = cosyvoice._synthesizers[True].engine
+    for text in (LONG, iter([LONG, LONG])):
+        for stream in (True, False):
+            pieces = cosyvoice.inference_sft(text, "babble-a", stream=stream)
+            if stream:
+                assert next(pieces)["tts_speech"].numel()
+                assert not engine.idle
+            del pieces
+            until = time.monotonic() + LATE_S
+            while not engine.idle:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+
+def test_several_threads(cosyvoice):
+    made: dict[str, np.ndarray] = {}
+
+    def speak(text: str) -> None:
+        made[text] = joined(cosyvoice.inference_sft(text, "babble-a", stream=True))
+
+    threads = [threading.Thread(target=speak, args=(text,)) for text in ("One, two, three.", "Four, five, six.")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LATE_S)
+    assert [one.size for one in made.values()] == [20 * 960, 20 * 960]
+
+
+def test_speakers_are_added_and_saved_beside_those_that_are_there(folders, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(folders[Generation.V2], folder)
+    before = {"中文女": {"embedding": torch.ones(1, 192), "speech_feat": torch.rand(1, 30, 80)}}
+    torch.save(before, folder / "spk2info.pt")
+    os.chmod(folder / "spk2info.pt", 0o640)
+    cosyvoice = compat.CosyVoice2(folder)
+    assert cosyvoice.list_available_spks() == cosyvoice.list_avaliable_spks() == ["中文女"]
+    assert cosyvoice.add_zero_shot_spk(SAID, compat.load_wav(WAV, 16_000), "me") is True
+    assert cosyvoice.list_available_spks() == ["中文女", "me"]
+    seeded(7)
+    first = joined(cosyvoice.inference_zero_shot("Hello.", "", "", zero_shot_spk_id="me"))
+    cosyvoice.save_spkinfo()
+
+    saved = torch.load(folder / "spk2info.pt", weights_only=True)
+    assert list(saved) == ["中文女", "me"]
+    assert all(torch.equal(saved["中文女"][key], value) for key, value in before["中文女"].items())
+    assert {"prompt_text", "llm_embedding", "flow_prompt_speech_token", "prompt_speech_feat"} <= set(saved["me"])
+    assert (folder / "spk2info.pt").stat().st_mode & 0o777 == 0o640
+    again = compat.AutoModel(model_dir=str(folder))
+    assert again.list_available_spks() == ["中文女", "me"]
+    seeded(7)
+    assert np.array_equal(joined(again.inference_zero_shot("Hello.", "", "", "me")), first)
+    for pieces in (
+        again.inference_cross_lingual("Hello.", "", zero_shot_spk_id="me"),
+        again.inference_instruct2("Hello.", "slowly", "", zero_shot_spk_id="me"),
+        again.inference_sft("Hello.", "me"),
+    ):
+        assert joined(pieces).size == 20 * 960
+
+
+def test_a_folder_without_speakers_gets_its_first(folders, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(folders[Generation.V2], folder)
+    (folder / "spk2info.pt").unlink()
+    cosyvoice = compat.AutoModel(folder)
+    assert cosyvoice.list_available_spks() == []
+    with pytest.raises(VoiceNotFound, match="'中文女' is not registered"):
+        next(cosyvoice.inference_sft("Hello.", "中文女"))
+    cosyvoice.add_zero_shot_spk(SAID, WAV, "me")
+    cosyvoice.save_spkinfo()
+    assert list(torch.load(folder / "spk2info.pt", weights_only=True)) == ["me"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (VoiceNotFound, "voice: 'nobody' is not registered", lambda c: next(c.inference_sft("Hi.", "nobody"))),
+        (
+            VoiceNotFound,
+            "voice: 'nobody' is not registered",
+            lambda c: next(c.inference_zero_shot("Hi.", "", "", zero_shot_spk_id="nobody")),
+        ),
+        (InvalidAudio, "'no.wav' does not exist", lambda c: next(c.inference_zero_shot("Hi.", SAID, "no.wav"))),
+        (InvalidAudio, "prompt_wav: is empty; give", lambda c: next(c.inference_cross_lingual("Hi.", ""))),
+        (InvalidRequest, "needs the reference's transcript", lambda c: next(c.inference_zero_shot("Hi.", "", WAV))),
+        (InvalidRequest, "speed: 3.0 is outside", lambda c: next(c.inference_sft("Hi.", "babble-a", speed=3.0))),
+        (InvalidText, "NoneType is no text", lambda c: next(c.inference_sft(None, "babble-a"))),
+        (InvalidText, "control character", lambda c: next(c.inference_sft(iter(["Hi\x00."]), "babble-a"))),
+        (InvalidRequest, "zero_shot_spk_id: is empty", lambda c: c.add_zero_shot_spk(SAID, WAV, "")),
+        (
+            InvalidRequest,
+            "inference_instruct: CosyVoice2 has no such mode; use inference_instruct2",
+            lambda c: c.inference_instruct("Hi.", "babble-a", "slowly"),
+        ),
+        (
+            InvalidRequest,
+            "inference_instruct2: CosyVoice has no such mode",
+            lambda c: compat.CosyVoice.inference_instruct2(c, "Hi.", "slowly", WAV),
+        ),
+        (InvalidAudio, "wav: has 8000 Hz, at least 16000 are needed", lambda _: compat.load_wav("8k.wav", 16_000)),
+    ],
+)
+def test_what_cannot_be_done(cosyvoice, error, message, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    soundfile.write("8k.wav", np.zeros(8_000, np.float32), 8_000)
+    with pytest.raises(error, match=message) as caught:
+        call(cosyvoice)
+    assert isinstance(caught.value, VivavoceError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "……", "!?", iter([""])])
+def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
+    assert list(cosyvoice.inference_sft(text, "babble-a")) == []
+    assert "nothing spoken: text: " in caplog.text
+
+
+def test_flags_are_taken_and_told(folders, caplog):
+    cosyvoice = compat.AutoModel(
+        model_dir=folders[Generation.V2], load_jit=True, load_trt=True, load_vllm=True, fp16=True, trt_concurrent=4
+    )
+    assert type(cosyvoice) is compat.CosyVoice2
+    assert isinstance(cosyvoice, compat.CosyVoice)
+    assert (cosyvoice.sample_rate, cosyvoice.model_dir) == (24_000, str(folders[Generation.V2]))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING][-2:] == [
+        "official flags: load_jit, load_trt, load_vllm, trt_concurrent: vivavoce's own engine does this work, "
+        "nothing changes",
+        "official flags: fp16: there is no CUDA device, it is set to False",
+    ]
+    assert cosyvoice.fp16 is False
+    with pytest.raises(TypeError, match="load_onnx"):
+        compat.AutoModel(model_dir=folders[Generation.V2], load_onnx=True)
+
+
+def test_the_wrong_class_and_no_folder(folders, tmp_path):
+    with pytest.raises(InvalidRequest) as caught:
+        compat.CosyVoice3(folders[Generation.V2])
+    assert str(caught.value) == (
+        "model_dir: CosyVoice2-0.5B holds cosyvoice2.yaml, which is not for CosyVoice3; use CosyVoice2, or AutoModel"
+    )
+    with pytest.raises(ModelNotFound, match="'pretrained_models/mine' is neither a folder"):
+        compat.AutoModel(model_dir="pretrained_models/mine")
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "name", "source"),
+    [
+        ("pretrained_models/CosyVoice2-0.5B", "CosyVoice2-0.5B", "hf"),
+        ("CosyVoice2-0.5B", "CosyVoice2-0.5B", "hf"),
+        ("FunAudioLLM/CosyVoice2-0.5B", "CosyVoice2-0.5B", "hf"),
+        ("iic/CosyVoice2-0.5B", "CosyVoice2-0.5B", "modelscope"),
+        ("pretrained_models/Fun-CosyVoice3-0.5B", "Fun-CosyVoice3-0.5B", "hf"),
+        ("FunAudioLLM/Fun-CosyVoice3-0.5B-2512", "Fun-CosyVoice3-0.5B", "modelscope"),
+    ],
+)
+def test_a_published_model_is_fetched_where_its_folder_is_missing(model_dir, name, source, tmp_path, monkeypatch):
+    def download(*asked: str, **how: str) -> Path:
+        raise DownloadError(f"asked for {asked} {how}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compat, "download", download)
+    with pytest.raises(DownloadError) as caught:
+        compat.AutoModel(model_dir)
+    assert str(caught.value) == f"asked for {(name,)} {{'source': '{source}'}}"
+
+
+def test_the_engine_ends_with_its_object(folders):
+    def engines() -> int:
+        return sum(thread.name == "vivavoce-engine" for thread in threading.enumerate())
+
+    before = engines()
+    cosyvoice = compat.AutoModel(folders[Generation.V2])
+    assert joined(cosyvoice.inference_sft("Hello.", "babble-a")).size
+    assert engines() == before + 1
+    del cosyvoice
+    gc.collect()
+    until = time.monotonic() + LATE_S
+    while engines() > before:
+        assert time.monotonic() < until
+        time.sleep(0.01)
