@@ -47,10 +47,10 @@ LATE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def folders(babble, tmp_path_factory):
+def folders(babble, babble_v3, tmp_path_factory):
     """A copy for each generation, without the card that limits its scripts: a release has none."""
     copies = {}
-    for generation, source in {Generation.V2: babble}.items():
+    for generation, source in {Generation.V2: babble, Generation.V3: babble_v3}.items():
         copies[generation] = tmp_path_factory.mktemp("official") / NAMES[generation]
         shutil.copytree(source, copies[generation])
         (copies[generation] / "vivavoce.json").unlink()
@@ -124,6 +124,11 @@ def saved_by(tmp_path, monkeypatch):
             "cosyvoice2_by_class.py",
             Generation.V2,
             {"zero_shot": 2, "fine_grained_control": 1, "instruct": 1, "vc": 1},
+        ),
+        (
+            "cosyvoice3.py",
+            Generation.V3,
+            {"zero_shot": 1, "fine_grained_control": 1, "instruct": 1, "instruct_fast": 1, "hotfix": 1},
         ),
     ],
 )
