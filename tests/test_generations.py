@@ -41,7 +41,7 @@ NETWORK_MODULES = re.compile(
 )
 STAGE_NAMES = {"FlowStage", "LMStage", "VocoderStage"}
 V2_WORDS = re.compile(r"\bGeneration\.V2\b|\b(6561|6564|151936)\b")
-V2_PLACES = (*OWN, "checkpoint/")
+V2_PLACES = (*OWN, "checkpoint/", "compat.py")  # whose classes are official names of generations
 
 
 def others(own: tuple[str, ...]) -> list[Path]:
