@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.model import device_ms
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
@@ -71,7 +71,7 @@ def decode(models: Models, voice: Conditioning, slots: Sequence[int], kernels: b
 
         step_ms = device_ms(steps, models.device, REPEATS) / STEPS
         width = torch.finfo(models.dtype).bits // 8
-        floor_ms = decode_bytes(models.config.lm, count, rows + 2 * STEPS, width) / BYTES_PER_S * 1e3
+        floor_ms = decode_bytes(qwen2_of(models.config.lm), count, rows + 2 * STEPS, width) / BYTES_PER_S * 1e3
         yield {
             f"decode_step_ms_{count}": step_ms,
             f"decode_step_floor_ms_{count}": floor_ms,

@@ -12,7 +12,7 @@ from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.counter_noise import Stream, uniform
 from vivavoce.models.flow.model import MAX_FRAMES
-from vivavoce.models.lm.qwen2 import LMPrompt, Past, prompt_rows
+from vivavoce.models.lm.qwen2 import LMPrompt, Past, SpeechLM, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
 Chooser = Callable[[Tensor, Sequence[int]], int]
@@ -45,6 +45,7 @@ def decode(
     if official and request.sampling.exact_tokens is None:
         forbidden = [models.config.lm.vocabulary.masked_before_minimum]
     conditioning = request.conditioning
+    assert isinstance(lm, SpeechLM)
     rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_text, conditioning.lm_prompt_tokens))
     new = rows[None]
     past: Past = []

@@ -110,6 +110,7 @@ def lm(
     """Train the language model on a corpus with speech tokens."""
     import torch
 
+    from vivavoce.checkpoint.config import qwen2_of
     from vivavoce.checkpoint.folder import BACKBONE
     from vivavoce.models.lm.qwen2 import SpeechLM
     from vivavoce.service.text.tokenizer import TextTokenizer
@@ -120,7 +121,7 @@ def lm(
     started = time.monotonic()
     on, folder = _device(training.device), None if init is None else _folder(init)
     source, seed, out = _corpus(training.corpus), training.seed, training.out
-    config = _config(folder).lm
+    config = qwen2_of(_config(folder).lm)
     tokenizer = TextTokenizer.from_folder((folder or MINI) / BACKBONE)
     rows = build_rows(source, tokenizer.encode, config, LENGTHS, sequences, seed)
     held = build_rows(source, tokenizer.encode, config, LENGTHS, max(64, sequences // 100), seed, validation=True)

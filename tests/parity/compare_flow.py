@@ -12,7 +12,8 @@ from tests.parity.reference import Golden, Reference
 from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowInput, fixed_noise, time_steps
+from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise, time_steps
+from vivavoce.models.flow.whole import WholeFlow, WholeInput
 
 MEL, ENCODER = 2e-4, 1e-4
 _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
@@ -22,9 +23,10 @@ _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     models = reference.models(*golden.checkpoint)
     yield from guarded(f"{golden.label} schedule", _schedule(golden, models))
+    kind = _whole if isinstance(models.flow, WholeFlow) else _case
     for case in golden.meta["cases"]:
         name = f"{golden.label} {case}"
-        yield from guarded(name, _case(name, case, golden, models))
+        yield from guarded(name, kind(name, case, golden, models))
     if "estimator/x" in golden.arrays:
         yield from guarded(f"{golden.label} estimator", _estimator(golden, models))
 
@@ -74,6 +76,26 @@ def _case(name: str, case: str, golden: Golden, models: Models) -> Iterator[Chec
             )
 
 
+def _whole(name: str, case: str, golden: Golden, models: Models) -> Iterator[Check]:
+    """Two calls of one stream of CosyVoice 1: the second begins with the last tokens of the first."""
+    arrays, flow = golden.arrays, models.flow
+    prompt, mel = arrays.tensor(f"{case}/prompt_token").long(), arrays.tensor(f"{case}/prompt_feat")
+    speaker = flow.speaker(arrays.tensor(f"{case}/embedding")[None])[0]
+    yield close(f"{name} speaker", speaker, arrays[f"{case}/spks"], ENCODER)
+    ours = [t for t, _ in time_steps(golden.meta["n_timesteps"])]
+    yield close(f"{name} time steps", ours, arrays[f"{case}/t_steps"], 1e-6)
+    first = WholeInput(prompt, arrays.tensor(f"{case}/token").long(), mel, speaker)
+    yield close(f"{name} mu", flow.encode([first])[0].T, arrays[f"{case}/mu"], ENCODER)
+    yield close(f"{name} mel", flow([first])[0].T, arrays[f"{case}/mel"], MEL)
+    schedule, noise = EulerSchedule.of(flow.estimator, models.config.flow.num_steps), fixed_noise(mel.shape[1])
+    path, (kept,) = flow.begin([first], schedule, noise)
+    yield close(f"{name} kept noise and mu", kept.permute(2, 0, 1), arrays[f"{case}/cache"], ENCODER)
+    path.step(0)
+    yield close(f"{name} x after one step", path.x[0, -4:].T, arrays[f"{case}/x_after_step1_last4cols"], ENCODER)
+    second = WholeInput(prompt, arrays.tensor(f"{case}/second_token").long(), mel, speaker, kept)
+    yield close(f"{name} second mel", flow([second])[0].T, arrays[f"{case}/second_mel"], MEL)
+
+
 def _first_step(name: str, models: Models, mu, prompt, embedding, golden) -> Check:
     """The first of all steps: with t as in the whole solve, so not `solve` with one step."""
     flow, frames = models.flow, len(mu)
@@ -96,6 +118,13 @@ def _estimator(golden: Golden, models: Models) -> Iterator[Check]:
     arrays = golden.arrays
     x, mu, cond = (arrays.tensor(f"estimator/{name}").transpose(1, 2) for name in ("x", "mu", "cond"))
     lengths = torch.full((len(x),), x.shape[1])
+    if isinstance(models.flow, WholeFlow):
+        speaker = arrays.tensor("estimator/spks")[:, None].expand_as(mu)
+        estimator = models.flow.estimator
+        biases = estimator.time_biases(arrays.tensor("estimator/t"))
+        out = estimator.velocity(torch.cat((x, mu, speaker, cond), dim=-1), biases, None)
+        yield close(f"{golden.label} estimator", out.transpose(1, 2), arrays["estimator/out_streaming0"], ENCODER)
+        return
     for array in arrays.under("estimator/out_streaming"):
         chunked = array.endswith("1")
         out = models.flow.estimator(

@@ -16,6 +16,8 @@ from tests.parity.stages import Greedy, ids_of, stage_mel
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import FlowInput
+from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.vocoder.causal import CausalHiFT
 
 
@@ -32,7 +34,9 @@ def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
 
 def _lm(golden: Golden, models: Models) -> Iterator[Check]:
     arrays, vocabulary = golden.arrays, models.config.lm.vocabulary
-    voice = Conditioning(torch.zeros(0), arrays.ids("llm/prompt_text"), arrays.ids("llm/prompt_speech"))
+    speaker = arrays.tensor("llm/embedding").reshape(-1) if isinstance(models.lm, ConformerLM) else None
+    ids = (arrays.ids(f"llm/{name}") for name in ("prompt_text", "prompt_speech"))
+    voice = Conditioning(torch.zeros(0), *ids, lm_embedding=speaker)
     request = SegmentRequest(voice, text=arrays.ids("llm/text"))
     theirs = arrays.ids("llm/tokens")
     sampler = Greedy(vocabulary.eos, None, candidates=vocabulary.num_speech_tokens)
@@ -45,7 +49,16 @@ def _lm(golden: Golden, models: Models) -> Iterator[Check]:
 
 
 def _flow(golden: Golden, models: Models) -> Iterator[Check]:
-    arrays = golden.arrays
+    arrays, flow = golden.arrays, models.flow
+    if isinstance(flow, WholeFlow):
+        prompt, target, mel = (arrays.tensor(f"flow/{name}") for name in ("prompt_token", "token", "prompt_feat"))
+        item = WholeInput(
+            prompt.long(), target.long(), mel, flow.speaker(arrays.tensor("llm/embedding").view(1, -1))[0]
+        )
+        name, mu = f"{golden.label} flow/offline", flow.encode([item])[0].T
+        yield from _mel(f"{name} mel", flow([item])[0].T, "flow/offline", golden)
+        yield from _mu(name, mu, "flow/offline", golden)
+        return
     tokens = torch.cat([arrays.tensor("flow/prompt_token"), arrays.tensor("flow/token")]).long()
     prompt, embedding = arrays.tensor("flow/prompt_feat"), arrays.tensor("llm/embedding")
     target = arrays.ids("flow/token")
@@ -57,10 +70,14 @@ def _flow(golden: Golden, models: Models) -> Iterator[Check]:
         ours = stage_mel(models, voice, target, final, chunked).T
         yield from _mel(f"{name} stage's mel", ours, case, golden)
         mu, frames = models.flow.encode(tokens[None], torch.tensor([len(tokens)]), torch.tensor([final]), chunked)
-        mu = mu[0, : int(frames)].T
-        ends = torch.cat((mu[:, :4], mu[:, -4:]), dim=1)
-        yield close(f"{name} mu, ends", ends, arrays[f"{case}/mu_first4_last4"], ENCODER)
-        yield _sum(f"{name} mu, mean magnitude", mu, golden.meta["cases"][case]["mu"], ENCODER)
+        yield from _mu(name, mu[0, : int(frames)].T, case, golden)
+
+
+def _mu(name: str, mu: torch.Tensor, case: str, golden: Golden) -> Iterator[Check]:
+    """mu: [bins, frames]."""
+    ends = torch.cat((mu[:, :4], mu[:, -4:]), dim=1)
+    yield close(f"{name} mu, ends", ends, golden.arrays[f"{case}/mu_first4_last4"], ENCODER)
+    yield _sum(f"{name} mu, mean magnitude", mu, golden.meta["cases"][case]["mu"], ENCODER)
 
 
 def _mel(name: str, mel: torch.Tensor, case: str, golden: Golden) -> Iterator[Check]:

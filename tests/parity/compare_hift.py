@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 from tests.parity.check import Check, Skip, close, close_rms, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from vivavoce.models.vocoder.causal import CausalHiFT
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.models.vocoder.hift import HiFT, SampledSource
 
 
 @torch.inference_mode()
@@ -32,14 +33,18 @@ def _case(name: str, case: str, arrays: Arrays, vocoder: HiFT) -> Iterator[Check
     mel = arrays.tensor(f"{case}/mel")[None]
     f0 = vocoder.f0(mel, None)
     noise = arrays.tensor(f"{case}/noise").float()[None] if f"{case}/noise" in arrays else None
+    start = None
     if f"{case}/phase" in arrays:
-        arrays[f"{case}/phase"]  # the initial phase is never read by this generation's source
+        phase = arrays.tensor(f"{case}/phase")[None]
+        # CosyVoice2's source never reads it.
+        start = phase / (2 * math.pi) if isinstance(vocoder.source, SampledSource) else None
     if f"{case}/f0" in arrays:
         yield close(f"{name} f0", f0[0], arrays[f"{case}/f0"], 1e-2)
-        exact = vocoder.source(arrays.tensor(f"{case}/f0")[None], noise)
+        exact = vocoder.source(arrays.tensor(f"{case}/f0")[None], noise, start)
         yield close(f"{name} source of golden f0", exact[0, 0], arrays[f"{case}/source"], 1e-4)
-    yield close(f"{name} source", vocoder.source(f0, noise)[0, 0], arrays[f"{case}/source"], 2e-2)
-    wave = vocoder(mel, noise)[0]
+    source = vocoder.source(f0, noise, start)
+    yield close(f"{name} source", source[0, 0], arrays[f"{case}/source"], 2e-2)
+    wave = vocoder.decode(mel, source)[0]
     yield close(f"{name} wave", wave, arrays[f"{case}/wave"], 3e-2)
     yield close_rms(f"{name} wave rms", wave, arrays[f"{case}/wave"], 2e-3)
     given = arrays.tensor(f"{case}/source")[None, None]

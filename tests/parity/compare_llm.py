@@ -15,6 +15,7 @@ from tests.parity.stages import Forced, Greedy, GreedyWithFill, ids_of, ids_of_p
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
+from vivavoce.models.lm.conformer import ConformerLM, conformer_rows
 from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, fallback_probabilities, nucleus, repeats, sample
 
@@ -59,23 +60,34 @@ def _ids(golden: Golden, models: Models) -> Iterator[Check]:
         "task_id": vocabulary.task,
         "fill": vocabulary.fill,
         "stop_token_ids": [vocabulary.stop_ids[0], vocabulary.stop_ids[-1]],
-        "mix_ratio": [models.config.lm.mix_text, models.config.lm.mix_speech],
+        "mix_ratio": [getattr(models.config.lm, name, 0) for name in ("mix_text", "mix_speech")],
     }
     for key, value in ours.items():
-        if key in theirs:
+        if theirs.get(key) is not None:
             yield equal(f"{golden.label} ids {key}", value, theirs[key])
 
 
 def _teacher(name: str, case: str, settings: dict, golden: Golden, models: Models) -> Iterator[Check]:
     arrays, lm = golden.arrays, models.lm
-    prompt = LMPrompt(arrays.ids(f"{case}/text"), (), arrays.ids(f"{case}/speech"))
-    hidden = lm(prompt_rows(lm, prompt)[None])
+    text, speech = arrays.ids(f"{case}/text"), arrays.ids(f"{case}/speech")
+    if isinstance(lm, ConformerLM):
+        rows = conformer_rows(lm, text, speech, speaker_of(arrays, case))
+        yield close(f"{name} encoded text", lm.text_rows(torch.tensor([text]))[0], arrays[f"{case}/text_encoded"], 5e-5)
+    else:
+        rows = prompt_rows(lm, LMPrompt(text, (), speech))
+    hidden = lm(rows[None])
     logits = lm.speech_head(hidden)[0]
     yield close(f"{name} hidden", hidden[0], arrays[f"{case}/hidden"], 5e-5)
     yield close(f"{name} logits", logits[-4:], arrays[f"{case}/logits_last4"], 1e-4)
     ids = torch.from_numpy(arrays[f"{case}/top10_ids"]).long()
     yield close(f"{name} top 10", logits.gather(1, ids), arrays[f"{case}/top10_logits"], 1e-4)
     yield close(f"{name} logsumexp", logits.logsumexp(-1), arrays[f"{case}/logsumexp"], 1e-4)
+
+
+def speaker_of(arrays: Arrays, case: str) -> torch.Tensor | None:
+    """What the language model hears of the speaker; None: nothing."""
+    given = arrays.tensor(f"{case}/embedding") if f"{case}/embedding" in arrays else []
+    return given.reshape(-1) if len(given) else None
 
 
 def _params(settings: dict) -> SamplingParams:
@@ -85,7 +97,8 @@ def _params(settings: dict) -> SamplingParams:
 
 def _voice(arrays: Arrays, case: str) -> Conditioning:
     """What the language model hears of a voice."""
-    return Conditioning(torch.zeros(0), arrays.ids(f"{case}/prompt_text"), arrays.ids(f"{case}/prompt_speech"))
+    ids = (arrays.ids(f"{case}/{name}") for name in ("prompt_text", "prompt_speech"))
+    return Conditioning(torch.zeros(0), *ids, lm_embedding=speaker_of(arrays, case))
 
 
 def _decode(models: Models, arrays: Arrays, case: str, params: SamplingParams, chooser: Chooser) -> list[int]:

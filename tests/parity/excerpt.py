@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-MANIFEST, CAUSAL = "v2-tiny", "v3-tiny"
+MANIFEST, CAUSAL, FIRST = "v2-tiny", "v3-tiny", "v1-tiny"
 RECORDING = "zero_shot_prompt.wav"
 KEPT = {
     "frontend/audio": ["zero_shot"],
@@ -32,17 +32,23 @@ KEPT = {
     f"{MANIFEST}/flow": ["prompt_31_target_40"],
     f"{MANIFEST}/hift": ["unvoiced", "noisy"],
     f"{MANIFEST}/e2e": ["cross_lingual", "speed_1.3", "sft", "vc_offline"],
+    f"{FIRST}/llm": ["teacher/no_prompt", "greedy/one_word", "greedy/stop_at_once"],
+    f"{FIRST}/flow": ["no_prompt_37"],
+    f"{FIRST}/hift": ["noisy"],
     f"{CAUSAL}/llm": ["teacher/no_prompt", "greedy/one_word", "greedy/zero_shot", "greedy/stop_at_once", "stop"],
     f"{CAUSAL}/flow": ["no_prompt_37"],
     f"{CAUSAL}/hift": ["unvoiced", "noisy"],
 }
 SHARED = re.compile(r"rand_noise/|t_span|estimator/")
-DROPPED = re.compile(r"mel_v3|mel_v1_true22k|logp_last|estimator/out_streaming0")
+DROPPED = re.compile(
+    r"mel_v3|mel_v1_true22k|logp_last|estimator/out_streaming0|"
+    r"v1-tiny/flow/(estimator|rand_noise)|v1-tiny/.*/(flow|hift)_mel"
+)
 
 
-def keep(name: str, cases: list[str]) -> bool:
+def keep(label: str, name: str, cases: list[str]) -> bool:
     wanted = bool(SHARED.match(name)) or any(name == case or name.startswith(f"{case}/") for case in cases)
-    return wanted and not DROPPED.search(name)
+    return wanted and not DROPPED.search(f"{label}/{name}")
 
 
 def cut(source: Path, target: Path) -> None:
@@ -50,6 +56,7 @@ def cut(source: Path, target: Path) -> None:
         "make_checkpoint.py",
         f"manifests/{MANIFEST}.json",
         f"manifests/{CAUSAL}.json",
+        f"manifests/{FIRST}.json",
         f"wavs/{RECORDING}",
         "goldens/frontend/text.json",
     ):
@@ -59,14 +66,14 @@ def cut(source: Path, target: Path) -> None:
         manifest.write_text(json.dumps(json.loads(manifest.read_text("utf-8")), ensure_ascii=False), "utf-8")
     for label, cases in KEPT.items():
         meta = json.loads((source / "goldens" / f"{label}.json").read_text("utf-8"))
-        meta["cases"] = {name: case for name, case in meta["cases"].items() if keep(name, cases)}
+        meta["cases"] = {name: case for name, case in meta["cases"].items() if keep(label, name, cases)}
         meta.pop("arrays", None)
         arrays = np.load(source / "goldens" / f"{label}.npz")
         out = target / "goldens" / label
         out.parent.mkdir(parents=True, exist_ok=True)
         out.with_suffix(".json").write_text(json.dumps(meta, ensure_ascii=False, indent=1), "utf-8")
         np.savez_compressed(
-            out.with_suffix(".npz"), **{name: arrays[name] for name in arrays.files if keep(name, cases)}
+            out.with_suffix(".npz"), **{name: arrays[name] for name in arrays.files if keep(label, name, cases)}
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, NamedTuple
 
+from vivavoce.errors import UnsupportedModel
 from vivavoce.rates import Rates
 
 MAX_SIZE = 1 << 20
@@ -105,6 +106,58 @@ class LMConfig(Qwen2Config):
 
 
 @dataclass(frozen=True)
+class ConformerConfig:
+    """Blocks of relative attention: CosyVoice 1's encoders and its language model."""
+
+    input_size: Annotated[int, FileKey("input_size")]
+    hidden_size: Annotated[int, FileKey("output_size")]
+    num_heads: Annotated[int, FileKey("attention_heads")]
+    feed_forward_size: Annotated[int, FileKey("linear_units")]
+    num_blocks: Annotated[int, FileKey("num_blocks", most=MAX_BLOCKS)]
+
+
+@dataclass(frozen=True)
+class ConformerLMConfig:
+    """CosyVoice 1's language model: an encoder of the text, and a transformer that reads what the encoder says.
+
+    max_positions: rows of a sequence; no file has it, and the network has no table that would end.
+    """
+
+    text_vocab_size: Annotated[int, FileKey("text_token_size")]
+    speaker_size: Annotated[int, FileKey("spk_embed_dim")]
+    text_encoder: ConformerConfig
+    backbone: ConformerConfig
+    vocabulary: Vocabulary
+    sampling: SamplingDefaults
+    max_positions: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Channels of a row."""
+        return self.backbone.hidden_size
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks that keep keys and values."""
+        return self.backbone.num_blocks
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        return self.backbone.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values: as many."""
+        return self.backbone.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.backbone.hidden_size // self.backbone.num_heads
+
+
+@dataclass(frozen=True)
 class TokenEncoderConfig:
     """The upsampling conformer: speech tokens → mu; settings of the yaml's `flow`.
 
@@ -180,6 +233,31 @@ class FlowConfig:
 
 
 @dataclass(frozen=True)
+class HourglassConfig:
+    """CosyVoice 1's U-Net, whose inner half runs at half the mel rate, and sees whole rows."""
+
+    in_channels: Annotated[int, FileKey("in_channels")]
+    out_channels: Annotated[int, FileKey("out_channels")]
+    channels: int
+    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_heads: Annotated[int, FileKey("num_heads")]
+    head_dim: Annotated[int, FileKey("attention_head_dim")]
+
+
+@dataclass(frozen=True)
+class WholeFlowConfig(FlowConfig):
+    """CosyVoice 1's flow, whose frames see all of the prompt and of their chunk.
+
+    overlap: speech tokens at the end of a stream's chunk that the next one makes again.
+    """
+
+    encoder: ConformerConfig  # type: ignore[assignment]  # the others' settings have no meaning here
+    estimator: HourglassConfig  # type: ignore[assignment]
+    overlap: int
+
+
+@dataclass(frozen=True)
 class VocoderConfig:
     """HiFT: harmonic source, transposed convolutions and an inverse STFT (HiFTNet, arXiv:2309.09493)."""
 
@@ -216,6 +294,13 @@ class CausalVocoderConfig(VocoderConfig):
     lookahead: Annotated[int, FileKey("conv_pre_look_right")]
 
 
+def qwen2_of(lm: LMConfig | ConformerLMConfig) -> LMConfig:
+    """The sizes of a Qwen2 language model. UnsupportedModel: it is CosyVoice 1's, which is none."""
+    if isinstance(lm, ConformerLMConfig):
+        raise UnsupportedModel("model: the language model of CosyVoice 1 is no Qwen2; take a CosyVoice 2 or 3 folder")
+    return lm
+
+
 @dataclass(frozen=True)
 class MelConfig:
     """The prompt's mel spectrogram (Slaney filterbank, natural logarithm)."""
@@ -235,7 +320,7 @@ class ModelConfig:
 
     generation: Generation
     rates: Rates
-    lm: LMConfig
+    lm: LMConfig | ConformerLMConfig
     flow: FlowConfig
     vocoder: VocoderConfig
     mel: MelConfig

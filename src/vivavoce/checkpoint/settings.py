@@ -14,10 +14,13 @@ from vivavoce.checkpoint.config import (
     MAX_BLOCKS,
     MAX_SIZE,
     CausalVocoderConfig,
+    ConformerConfig,
+    ConformerLMConfig,
     DiTConfig,
     FileKey,
     FlowConfig,
     Generation,
+    HourglassConfig,
     LMConfig,
     LookaheadConfig,
     MelConfig,
@@ -27,6 +30,7 @@ from vivavoce.checkpoint.config import (
     UNetConfig,
     Vocabulary,
     VocoderConfig,
+    WholeFlowConfig,
 )
 from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, detect_generation, read_json
 from vivavoce.checkpoint.official_yaml import read_official_yaml
@@ -35,6 +39,13 @@ from vivavoce.rates import Rates
 
 NUM_EULER_STEPS = 10
 """Steps of the official inference; no checkpoint file holds the number."""
+
+WHOLE_RATE = 50
+"""Speech tokens per second of CosyVoice 1; CosyVoice-300M-25Hz was another experiment."""
+OVERLAP_TOKENS = 20
+"""Speech tokens that CosyVoice 1's official stream makes twice."""
+TABLE_POSITIONS = 5000
+"""For which CosyVoice 1's official code makes its table of positions; past them it would make a larger one."""
 
 Config = TypeVar("Config")
 
@@ -47,10 +58,6 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
     generation = detect_generation(folder)
     name = YAML_OF[generation]
     root = Section(name, read_official_yaml(folder / name))
-    backbone_path = folder / BACKBONE / "config.json"
-    if not backbone_path.is_file():
-        raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
-    backbone, llm = Section(f"{BACKBONE}/config.json", read_json(backbone_path)), root.section("llm")
     sample_rate, vocoder = root.integer("sample_rate"), root.section("hift").read(_VOCODERS[generation])
     rates = Rates(sample_rate, vocoder.samples_per_frame, root.section("flow").integer("input_frame_rate"))
     if not rates.frames_per_token and generation is not Generation.V1:
@@ -58,12 +65,16 @@ def read_config(folder: Path, flow_keys: Iterable[str]) -> ModelConfig:
             f"{name}: sample_rate: {sample_rate} samples per second are no whole number of {rates.samples_per_frame}"
             f"-sample frames for each of {rates.tokens_per_second} tokens; download the file again"
         )
-    lm, mel = lm_config(backbone, llm, llm.integer("speech_token_size"), generation), root.section("feat_extractor")
-    highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
+    llm, mel, remedy = root.section("llm"), root.section("feat_extractor"), "the yaml file"
     flow = _FLOWS[generation](root.section("flow"), flow_keys)
+    if generation is Generation.V1:
+        lm: LMConfig | ConformerLMConfig = _conformer_lm(llm)
+    else:
+        lm, remedy = _backbone_lm(folder, llm, generation), f"the yaml file and {BACKBONE}/config.json"
+    highest = mel.number("fmax", mel.integer("sampling_rate") / 2)
     config = ModelConfig(generation, rates, lm, flow, vocoder, mel.read(MelConfig, fmax_hz=highest))
     for contradiction in _contradictions(config):
-        raise CheckpointError(f"model: {contradiction}; download the yaml file and CosyVoice-BlankEN/config.json again")
+        raise CheckpointError(f"model: {contradiction}; download {remedy} again")
     return config
 
 
@@ -147,15 +158,25 @@ class Section:
 
 def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
     """CosyVoice2: three ids after the speech tokens (end, task, fill), all of which end a plain decode; CosyVoice3:
-    200, of which the first four are begin, end, task and fill.
+    200, of which the first four are begin, end, task and fill; CosyVoice 1: the end alone, and nothing is filled.
     """
     size = num_speech_tokens
+    if generation is Generation.V1:
+        return Vocabulary(size, size + 1, sos=0, task=1, eos=size, fill=size, masked_before_minimum=size)
     if generation is Generation.V2:
         return Vocabulary(size, size + 3, sos=0, task=1, eos=size, fill=size + 2, masked_before_minimum=size)
     # The official code forbids the first id before the minimum, which is the end in CosyVoice2 only.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size
     )
+
+
+def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig:
+    path = folder / BACKBONE / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
+    backbone = Section(f"{BACKBONE}/config.json", read_json(path))
+    return lm_config(backbone, llm, llm.integer("speech_token_size"), generation)
 
 
 def lm_config(
@@ -174,6 +195,36 @@ def lm_config(
         vocabulary=vocabulary_of(generation, num_speech_tokens),
         sampling=speech.section("sampling").read(SamplingDefaults),
         **known,
+    )
+
+
+def _conformer_lm(llm: Section) -> ConformerLMConfig:
+    return llm.read(
+        ConformerLMConfig,
+        text_encoder=llm.section("text_encoder").read(ConformerConfig),
+        backbone=llm.section("llm").read(ConformerConfig),
+        vocabulary=vocabulary_of(Generation.V1, llm.integer("speech_token_size")),
+        sampling=llm.section("sampling").read(SamplingDefaults),
+        max_positions=TABLE_POSITIONS,
+    )
+
+
+def _whole_flow(flow: Section, _: Iterable[str]) -> WholeFlowConfig:
+    rate, estimator = flow.integer("input_frame_rate"), flow.section("decoder").section("estimator")
+    if rate != WHOLE_RATE:
+        raise UnsupportedModel(
+            f"{flow.where('input_frame_rate')}: {rate}; CosyVoice 1 is spoken at {WHOLE_RATE} speech tokens per second "
+            "only, take CosyVoice-300M, -SFT or -Instruct"
+        )
+    channels = estimator.integers("channels")
+    if len(channels) != 2 or channels[0] != channels[1]:
+        raise UnsupportedModel(f"{estimator.path}.channels: {channels!s:.80}; CosyVoice 1's U-Net has two equal levels")
+    return flow.read(
+        WholeFlowConfig,
+        num_steps=NUM_EULER_STEPS,
+        encoder=flow.section("encoder").read(ConformerConfig),
+        estimator=estimator.read(HourglassConfig, channels=channels[0]),
+        overlap=OVERLAP_TOKENS,
     )
 
 
@@ -198,32 +249,29 @@ def _causal_flow(flow: Section, _: Iterable[str]) -> FlowConfig:
 
 
 _FLOWS: Mapping[Generation, Callable[[Section, Iterable[str]], FlowConfig]] = {
+    Generation.V1: _whole_flow,
     Generation.V2: _flow,
     Generation.V3: _causal_flow,
 }
 _VOCODERS: Mapping[Generation, type[VocoderConfig]] = {
+    Generation.V1: VocoderConfig,
     Generation.V2: VocoderConfig,
     Generation.V3: CausalVocoderConfig,
 }
 
 
 def _contradictions(config: ModelConfig) -> Iterator[str]:
-    lm, vocoder = config.lm, config.vocoder
-    if lm.hidden_size % lm.num_heads:
-        yield f"num_attention_heads {lm.num_heads} does not divide hidden_size {lm.hidden_size}"
-    if lm.num_heads % lm.num_kv_heads:
-        yield f"num_key_value_heads {lm.num_kv_heads} does not divide num_attention_heads {lm.num_heads}"
-    if lm.head_dim % 2:
-        yield f"hidden_size {lm.hidden_size} gives {lm.num_heads} heads an odd number of channels"
-    if lm.rope_theta <= 0:
-        yield f"rope_theta {lm.rope_theta:g} is not above 0"
-    encoder, rates, mel = config.flow.encoder, config.rates, config.mel
-    if isinstance(encoder, LookaheadConfig):
-        yield from _of_causal_flow(config.flow, encoder)
+    lm, vocoder, rates, mel, flow = config.lm, config.vocoder, config.rates, config.mel, config.flow
+    if isinstance(lm, ConformerLMConfig):
+        yield from _of_conformer_lm(lm)
     else:
-        yield from _of_encoder(encoder)
-    if encoder.upsampling != rates.frames_per_token:
-        yield f"flow: token_mel_ratio {encoder.upsampling}, but the rates give {rates.frames_per_token}"
+        yield from _of_backbone(lm)
+    if isinstance(flow, WholeFlowConfig):
+        yield from _of_conformer("flow.encoder", flow.encoder)
+        if flow.estimator.channels % 8:
+            yield f"flow.decoder.estimator: channels {flow.estimator.channels} are not 8 equal groups"
+    else:
+        yield from _of_streaming_flow(flow, rates)
     for name, sample_rate in (("hift", vocoder.sample_rate), ("feat_extractor", mel.sample_rate)):
         if sample_rate != rates.sample_rate:
             yield f"{name}: sampling_rate {sample_rate} is not sample_rate {rates.sample_rate}"
@@ -232,6 +280,42 @@ def _contradictions(config: ModelConfig) -> Iterator[str]:
     if not 0 <= mel.fmin_hz < mel.fmax_hz <= mel.sample_rate / 2:
         yield f"feat_extractor: fmin {mel.fmin_hz:g} and fmax {mel.fmax_hz:g} are no band below half the sample rate"
     yield from _of_vocoder(vocoder)
+
+
+def _of_backbone(lm: LMConfig) -> Iterator[str]:
+    if lm.hidden_size % lm.num_heads:
+        yield f"num_attention_heads {lm.num_heads} does not divide hidden_size {lm.hidden_size}"
+    if lm.num_heads % lm.num_kv_heads:
+        yield f"num_key_value_heads {lm.num_kv_heads} does not divide num_attention_heads {lm.num_heads}"
+    if lm.head_dim % 2:
+        yield f"hidden_size {lm.hidden_size} gives {lm.num_heads} heads an odd number of channels"
+    if lm.rope_theta <= 0:
+        yield f"rope_theta {lm.rope_theta:g} is not above 0"
+
+
+def _of_conformer_lm(lm: ConformerLMConfig) -> Iterator[str]:
+    yield from _of_conformer("llm.text_encoder", lm.text_encoder)
+    yield from _of_conformer("llm.llm", lm.backbone)
+    if lm.backbone.input_size != lm.hidden_size:
+        yield f"llm.llm: input_size {lm.backbone.input_size} is not output_size {lm.hidden_size}"
+
+
+def _of_conformer(name: str, conformer: ConformerConfig) -> Iterator[str]:
+    size, heads = conformer.hidden_size, conformer.num_heads
+    if size % heads:
+        yield f"{name}: attention_heads {heads} does not divide output_size {size}"
+    if size % 2:
+        yield f"{name}: output_size {size} is odd"
+
+
+def _of_streaming_flow(flow: FlowConfig, rates: Rates) -> Iterator[str]:
+    encoder = flow.encoder
+    if isinstance(encoder, LookaheadConfig):
+        yield from _of_causal_flow(flow, encoder)
+    else:
+        yield from _of_encoder(encoder)
+    if encoder.upsampling != rates.frames_per_token:
+        yield f"flow: token_mel_ratio {encoder.upsampling}, but the rates give {rates.frames_per_token}"
 
 
 def _of_encoder(encoder: TokenEncoderConfig) -> Iterator[str]:

@@ -238,6 +238,63 @@ DIT_FLOW = (
     ("decoder.estimator.norm_out.linear", "estimator.last_modulation"),
     ("decoder.estimator.proj_out", "estimator.out"),
 )
+_HOURGLASS_RESNET = (
+    (".mlp.1", ".time_projection"),
+    (".block1.block.0", ".conv1"),
+    (".block1.block.1", ".norm1"),
+    (".block2.block.0", ".conv2"),
+    (".block2.block.1", ".norm2"),
+    (".res_conv", ".shortcut"),
+)
+
+
+def _conformer(official: str, ours: str) -> Rows:
+    return (
+        (f"{official}.embed.out.0", f"{ours}.embed.linear"),
+        (f"{official}.embed.out.1", f"{ours}.embed.norm"),
+        (f"{official}.after_norm", f"{ours}.norm"),
+        *_under(f"{official}.encoders.{{n}}", f"{ours}.blocks.{{n}}", _CONFORMER),
+    )
+
+
+def _hourglass_level(official: str, ours: str, conv: str = "") -> Rows:
+    return (
+        *_under(f"{official}.0", f"{ours}.resnet", _HOURGLASS_RESNET),
+        *_under(f"{official}.1.{{n}}", f"{ours}.blocks.{{n}}", _ATTENTION_AND_FEED_FORWARD),
+        (f"{official}.2{conv}", f"{ours}.conv"),
+    )
+
+
+CONFORMER_LM = (
+    # Its blocks call the same two norms otherwise.
+    ("llm.encoders.{n}.norm1", "backbone.blocks.{n}.attention_norm"),
+    ("llm.encoders.{n}.norm2", "backbone.blocks.{n}.feed_forward_norm"),
+    *_conformer("llm", "backbone"),
+    *_conformer("text_encoder", "text_encoder"),
+    ("text_encoder_affine_layer", "text_projection"),
+    ("spk_embed_affine_layer", "speaker_projection"),
+    ("llm_embedding", "control_embedding"),
+    ("llm_decoder", "speech_head"),
+)
+WHOLE_FLOW = (
+    ("input_embedding", "token_embedding"),
+    ("spk_embed_affine_layer", "speaker_projection"),
+    *_conformer("encoder", "encoder"),
+    ("encoder_proj", "mu_projection"),
+    *((f"length_regulator.model.{3 * i}", f"regulator.convs.{i}") for i in range(4)),
+    *((f"length_regulator.model.{3 * i + 1}", f"regulator.norms.{i}") for i in range(4)),
+    ("length_regulator.model.12", "regulator.out"),
+    ("decoder.estimator.time_mlp.linear_1", "estimator.time_embedding.expand"),
+    ("decoder.estimator.time_mlp.linear_2", "estimator.time_embedding.project"),
+    *_hourglass_level("decoder.estimator.down_blocks.0", "estimator.downs.0", ".conv"),
+    *_hourglass_level("decoder.estimator.down_blocks.1", "estimator.downs.1"),
+    *_hourglass_level("decoder.estimator.mid_blocks.{n}", "estimator.mid.{n}"),
+    *_hourglass_level("decoder.estimator.up_blocks.0", "estimator.ups.0", ".conv"),
+    *_hourglass_level("decoder.estimator.up_blocks.1", "estimator.ups.1"),
+    ("decoder.estimator.final_block.block.0", "estimator.final_conv"),
+    ("decoder.estimator.final_block.block.1", "estimator.final_norm"),
+    ("decoder.estimator.final_proj", "estimator.out"),
+)
 VOCODER = (
     *((f"f0_predictor.condnet.{2 * i}", f"f0.convs.{i}") for i in range(5)),
     ("f0_predictor.classifier", "f0.out"),
@@ -277,4 +334,6 @@ def _translate(name: str, rows: Rows) -> str:
 LM_NAMES = NameTable(LM, unused=frozenset({"llm.model.lm_head.weight"}))
 FLOW_NAMES = NameTable(FLOW)
 DIT_FLOW_NAMES = NameTable(DIT_FLOW, unused=frozenset({"decoder.estimator.rotary_embed.inv_freq"}))
+CONFORMER_LM_NAMES = NameTable(CONFORMER_LM)
+WHOLE_FLOW_NAMES = NameTable(WHOLE_FLOW)
 VOCODER_NAMES = NameTable(VOCODER)

@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import torch
 
+from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
@@ -293,6 +294,8 @@ class Engine:
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
         tokens = segment.speech_tokens
+        if arrival in (Arrival.TOKENS, Arrival.SPEECH) and not isinstance(config, LMConfig):
+            raise InvalidRequest("text: CosyVoice 1 speaks whole sentences only; push them as segments")
         if tokens is not None:
             if len(tokens) > room:
                 raise InvalidRequest(
@@ -305,6 +308,7 @@ class Engine:
         elif lm is None:
             raise InvalidRequest("text: this engine has no language model; give speech tokens")
         elif arrival is Arrival.TOKENS:
+            assert isinstance(config, LMConfig)
             interleaver = TextInterleaver(
                 config.vocabulary,
                 (config.mix_text, config.mix_speech),

@@ -205,13 +205,17 @@ class TokenRequest:
         _check("seed", self.seed, *SEEDS, whole=True)
 
 
-def speech_prompt(vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = ()) -> tuple[Row, ...]:
-    """[sos, text, task, speech]: the rows of a text that is all there, with the speech tokens that come before.
+def speech_prompt(
+    vocabulary: Vocabulary, text: Sequence[int], speech: Sequence[int] = (), *, speaker: bool = False
+) -> tuple[Row, ...]:
+    """[sos, speaker, text, task, speech]: the rows of a text that is all there, with the speech that comes before.
 
-    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens.
+    text: text ids, those of a reference's transcript first; speech: the reference's speech tokens; speaker: whether
+    there is a row of the speaker.
     """
     return (
         Row(RowKind.CONTROL, vocabulary.sos),
+        *((Row(RowKind.SPEAKER, 0),) if speaker else ()),
         *(Row(RowKind.TEXT, one) for one in text),
         Row(RowKind.CONTROL, vocabulary.task),
         *(Row(RowKind.SPEECH, one) for one in speech),

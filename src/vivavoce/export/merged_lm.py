@@ -21,7 +21,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import FileKey, LMConfig, Qwen2Config
+from vivavoce.checkpoint.config import FileKey, LMConfig, Qwen2Config, qwen2_of
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES, check_variant, find_part, load_into, read_tensors
@@ -191,7 +191,7 @@ def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> 
     CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel: of
     another generation.
     """
-    config = read_config(folder, ()).lm
+    config = qwen2_of(read_config(folder, ()).lm)
     vocabulary = MergedVocabulary.of(config.vocabulary, text_size)
     check_variant(folder, variant)
     path = find_part(folder, "llm", variant)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vivavoce.checkpoint.config import Generation, LMConfig, ModelConfig
+from vivavoce.checkpoint.config import ConformerLMConfig, Generation, LMConfig, ModelConfig
 from vivavoce.checkpoint.folder import detect_generation
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import check_variant, find_part, load_into, read_tensors
@@ -17,6 +17,7 @@ from vivavoce.models.generations import NETWORKS, NetworkPart
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.model import Flow
+    from vivavoce.models.lm.conformer import ConformerLM
     from vivavoce.models.lm.qwen2 import SpeechLM
     from vivavoce.models.vocoder.causal import CausalHiFT
     from vivavoce.models.vocoder.hift import HiFT
@@ -27,7 +28,7 @@ class Models:
     """The three networks that speak, on one device."""
 
     config: ModelConfig
-    lm: SpeechLM
+    lm: SpeechLM | ConformerLM
     flow: Flow
     vocoder: HiFT | CausalHiFT
     device: torch.device
@@ -38,7 +39,7 @@ class Models:
 class LanguageConfig:
     """Sizes of a language model that is on its own."""
 
-    lm: LMConfig
+    lm: LMConfig | ConformerLMConfig
     generation: Generation
 
 
@@ -47,7 +48,7 @@ class LanguageModel:
     """The language model on its own, on one device: `Models` without the networks that make audio."""
 
     config: LanguageConfig
-    lm: SpeechLM
+    lm: SpeechLM | ConformerLM
     device: torch.device
     dtype: torch.dtype
 

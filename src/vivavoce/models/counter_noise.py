@@ -20,6 +20,7 @@ class Stream(IntEnum):
     NUCLEUS = 1
     FALLBACK = 2
     SOURCE = 3
+    PHASE = 4
 
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit number

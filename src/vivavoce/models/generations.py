@@ -12,11 +12,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.weights import DIT_FLOW_NAMES, FLOW_NAMES, LM_NAMES, VOCODER_NAMES, NameTable, fold_weight_norm
+from vivavoce.checkpoint.weights import (
+    CONFORMER_LM_NAMES,
+    DIT_FLOW_NAMES,
+    FLOW_NAMES,
+    LM_NAMES,
+    VOCODER_NAMES,
+    WHOLE_FLOW_NAMES,
+    NameTable,
+    fold_weight_norm,
+)
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
+from vivavoce.models.flow.whole import WholeFlow
+from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.causal import CausalHiFT
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.models.vocoder.hift import HiFT, SampledSource
 
 __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
 
@@ -36,6 +47,13 @@ class NetworkPart:
 
 
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
+    Generation.V1: {
+        "lm": NetworkPart("llm", lambda config: ConformerLM(config.lm), CONFORMER_LM_NAMES),
+        "flow": NetworkPart("flow", lambda config: WholeFlow(config.flow, config.rates), WHOLE_FLOW_NAMES),
+        "vocoder": NetworkPart(
+            "hift", lambda config: HiFT(config.vocoder, SampledSource), VOCODER_NAMES, fold_weight_norm, float32=True
+        ),
+    },
     Generation.V2: {
         "lm": NetworkPart("llm", lambda config: SpeechLM(config.lm), LM_NAMES),
         "flow": NetworkPart("flow", lambda config: Flow(config.flow), FLOW_NAMES),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from vivavoce.engine.device import upload
+from vivavoce.engine.device import to_device, upload
 from vivavoce.engine.graphs import fitting, rounded
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Chooser, Slot, SlotRows
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.layouts import Field
+from vivavoce.models.lm.conformer import SPEAKER, TEXT, ConformerLM, ConformerSlotLM
 from vivavoce.models.lm.interleave import RowKind
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, PackedRows, SlotCache, SlotLM
 
@@ -20,8 +23,8 @@ PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Slots of a decode step; after the last one all slots."""
 REACH_STEP = 128
 """Attention looks at a multiple of this many positions."""
-KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: 1, RowKind.SPEECH: 2}
-"""The numbers of the tables that rows are taken from."""
+KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
+"""The numbers of the tables that rows are taken from; the last one is of no table."""
 
 
 class SlotSteps:
@@ -56,7 +59,9 @@ class PlainSteps(SlotSteps):
         self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed)
-        self._lm, self._choose = SlotLM(models.lm, capacity), choose
+        lm = models.lm
+        self._lm = ConformerSlotLM(lm, capacity) if isinstance(lm, ConformerLM) else SlotLM(lm, capacity)
+        self._choose = choose
 
     def prepare(self, slots: int | None) -> None:
         """Make ahead what this many slots would wait for when it is first needed, None: all; here nothing is."""
@@ -96,12 +101,22 @@ class PlainSteps(SlotSteps):
         sent, *parts, states_sent = upload(
             (of_rows, places, starts, padded, firsts + lengths - 1, states), self._device
         )
-        packed = PackedRows(*sent, *parts)
+        text_end = int(within[of_rows[0, :used] == TEXT].max(initial=-1)) + 1
+        speakers = self._speakers([run for _, run in begun])
+        packed = replace(PackedRows(*sent, *parts), text_end=text_end, speakers=speakers)
         scores = self._lm.prefill(packed, self._cache, self._reach(int((starts + lengths).max()) + 1))
         state = self._states.starting(packed.sequences, states_sent)
         ids = state.advance(scores, self._choose, most)
         self._states.put(packed.sequences, state)
         return ids
+
+    def _speakers(self, runs: Sequence[Run]) -> Tensor | None:
+        """[runs, speaker size] float32, zeros where a run has no speaker; None: none has one."""
+        given = [run.speaker for run in runs if run.speaker is not None]
+        if not given:
+            return None
+        none = torch.zeros_like(given[0])
+        return to_device(torch.stack([none if run.speaker is None else run.speaker for run in runs]), self._device)
 
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
         """More ids for one slot or more, all that run: by place, [bucket] int64 for each step, `IDLE` where none runs.

@@ -25,6 +25,7 @@ from vivavoce.models.kernels.lm_products import TILES, Tiles
 from vivavoce.models.kernels.lm_rows import dependent_launches
 from vivavoce.models.kernels.lm_sampler import MOST_CANDIDATES, advance_slots
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
+from vivavoce.models.lm.qwen2 import SpeechLM
 
 SLOTS = (1, *PLAIN_SLOTS)
 """Slots of a decode step."""
@@ -101,6 +102,8 @@ class RecordedSteps(SlotSteps):
         tiles: Tiles = TILES,
     ) -> None:
         super().__init__(models, slots, capacity, window, fixed=fixed, spare=1)
+        if not isinstance(models.lm, SpeechLM):
+            raise ValueError("those of the language model know a Qwen2 only; run without kernels")
         self._lm = FusedLM(models.lm, capacity, tiles)
         self._places = torch.arange(slots, device=models.device)
         self._dependent = dependent_launches(models.device)

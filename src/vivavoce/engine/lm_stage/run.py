@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from vivavoce.checkpoint.config import LMConfig, Vocabulary
+from torch import Tensor
+
+from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig, Vocabulary
 from vivavoce.engine.request import SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.interleave import Row, TextInterleaver
@@ -18,7 +20,8 @@ class Run:
 
     rows: appended at the slot's current position; allowed: control ids (those that are not speech) that may be
     sampled; forced_at: after this many ids of this run `forced`, a control id, comes next whatever the model says;
-    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not.
+    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not;
+    speaker: [speaker size] float32, of the one row of a speaker.
     """
 
     rows: tuple[Row, ...]
@@ -27,6 +30,7 @@ class Run:
     forced: int
     min_tokens: int = 0
     early_forbidden: tuple[int, ...] = ()
+    speaker: Tensor | None = None
 
     @property
     def positions(self) -> int:
@@ -34,8 +38,10 @@ class Run:
         return len(self.rows) + self.forced_at + 1
 
 
-def plain_run(config: LMConfig, request: SegmentRequest, *, official: bool, room: int | None) -> Run:
-    """The run of a text that is all there: [sos, prompt text, text, task, prompt speech], and speech to the end.
+def plain_run(
+    config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
+) -> Run:
+    """The run of a text that is all there: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
     official: the official minimum-length rule, which forbids one of the stop ids only; room: speech tokens that the
     stages after this one can take, None: any number. InvalidRequest: it may need more positions than the model has.
@@ -46,7 +52,8 @@ def plain_run(config: LMConfig, request: SegmentRequest, *, official: bool, room
         least = max(0 if official else 1, int(params.min_ratio * len(request.text)))
         most = int(params.max_ratio * len(request.text))
     most = most if room is None else min(most, room)
-    rows = speech_prompt(vocabulary, voice.lm_text + request.text, voice.lm_prompt_tokens)
+    speaker = voice.lm_embedding
+    rows = speech_prompt(vocabulary, voice.lm_text + request.text, voice.lm_prompt_tokens, speaker=speaker is not None)
     if len(rows) + most > config.max_positions:
         raise InvalidRequest(
             f"text: with its prompt it may need {len(rows) + most} positions, the model has {config.max_positions}; "
@@ -55,7 +62,7 @@ def plain_run(config: LMConfig, request: SegmentRequest, *, official: bool, room
     stop_ids = tuple(vocabulary.stop_ids)
     # The official code forbids one stop id before the minimum, and any of them could end the speech early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
-    return Run(rows, stop_ids, most, vocabulary.eos, min(least, most), early)
+    return Run(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
 
 
 class TextIn:

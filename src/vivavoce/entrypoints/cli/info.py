@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig
+from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig, WholeFlowConfig
 from vivavoce.entrypoints.cli.console import Reporter, print_table, size_text
 from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
 from vivavoce.errors import CheckpointError
@@ -95,6 +95,11 @@ def _flow_sizes(flow: FlowConfig) -> str:
         return (
             f"{encoder.num_blocks} + {encoder.num_up_blocks} encoder blocks of {encoder.hidden_size}, "
             f"{estimator.num_mid_blocks} U-Net blocks of {estimator.channels}"
+        )
+    if isinstance(flow, WholeFlowConfig):
+        return (
+            f"{flow.encoder.num_blocks} encoder blocks of {flow.encoder.hidden_size}, "
+            f"{flow.estimator.num_mid_blocks} U-Net blocks of {flow.estimator.channels}"
         )
     assert isinstance(estimator, DiTConfig)
     return f"{estimator.num_blocks} DiT blocks of {estimator.size}"

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import read_json
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
@@ -248,7 +249,7 @@ def write_back(
     """
     check_target(target, official, force=force, mark=WRITTEN_BACK, field="write-back")
     with torch.device("meta"):
-        state = SpeechLM(read_config(official, ()).lm).state_dict()
+        state = SpeechLM(qwen2_of(read_config(official, ()).lm)).state_dict()
     specs = {LM_NAMES.to_official(name): blank(tuple(tensor.shape), torch.float32) for name, tensor in state.items()}
     with fresh_folder(target) as folder:
         with naming(folder):

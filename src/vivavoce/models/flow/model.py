@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import Memory, additive, visible_keys
+
+if TYPE_CHECKING:
+    from vivavoce.models.flow.hourglass import Hourglass
 
 MAX_FRAMES = 15_000
 """Mel frames for which the official code draws noise: 300 s, prompt included."""
@@ -59,7 +63,7 @@ class EulerSchedule:
     biases: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, estimator: UNet | DiT, num_steps: int) -> EulerSchedule:
+    def of(cls, estimator: UNet | DiT | Hourglass, num_steps: int) -> EulerSchedule:
         """Steps of `estimator` with its present weights."""
         times = time_steps(num_steps)
         t = torch.tensor([t for t, _ in times], device=estimator.out.weight.device)
@@ -78,7 +82,7 @@ class Path:
 
     def __init__(
         self,
-        estimator: UNet | DiT,
+        estimator: UNet | DiT | Hourglass,
         schedule: EulerSchedule,
         guidance: float,
         noise: Tensor,

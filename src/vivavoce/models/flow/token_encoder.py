@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, pad, silu
+from torch.nn.functional import leaky_relu, pad
 
 from vivavoce.checkpoint.config import TokenEncoderConfig
+from vivavoce.models.conformer import ConformerBlock, Embed
 from vivavoce.models.flow.layout import convolve, lay_for_windows
 from vivavoce.models.layers import (
-    FeedForward,
     Memory,
     MemoryShape,
     RelativeAttention,
@@ -22,37 +20,6 @@ from vivavoce.models.layers import (
 
 HISTORY_KERNEL = 3
 UPSAMPLING_KERNEL = 5
-ATTENTION_NORM_EPS = 1e-12
-
-
-class Embed(nn.Module):
-    """Linear and LayerNorm, scaled by sqrt(size) as positions are (the table itself is added in attention)."""
-
-    def __init__(self, input_size: int, size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(input_size, size)
-        self.norm = nn.LayerNorm(size, eps=1e-5)
-        self.scale = math.sqrt(size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, time, input]  →  [batch, time, size]."""
-        return self.norm(self.linear(x)) * self.scale
-
-
-class ConformerBlock(nn.Module):
-    """Pre-norm relative attention and feed-forward; this family's conformer has no convolution module."""
-
-    def __init__(self, size: int, num_heads: int, inner: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
-        self.attention = RelativeAttention(size, num_heads)
-        self.feed_forward_norm = nn.LayerNorm(size, eps=ATTENTION_NORM_EPS)
-        self.feed_forward = FeedForward(size, inner, silu)
-
-    def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None) -> Tensor:
-        """x: [batch, time, size]  →  the same shape."""
-        x = x + self.attention(self.attention_norm(x), span, memory)
-        return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class TokenEncoder(nn.Module):

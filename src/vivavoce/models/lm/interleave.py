@@ -28,6 +28,8 @@ class RowKind(Enum):
     CONTROL = auto()
     TEXT = auto()
     SPEECH = auto()
+    SPEAKER = auto()
+    """Of no table: the sequence's own (CosyVoice 1)."""
 
 
 class Row(NamedTuple):

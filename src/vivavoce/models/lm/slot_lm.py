@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
 
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig
 from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 
@@ -150,7 +150,7 @@ class SlotCache:
 
     @classmethod
     def allocate(
-        cls, config: LMConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+        cls, config: LMConfig | ConformerLMConfig, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
     ) -> SlotCache:
         """Reserve it."""
         shape = (config.num_layers, 2, slots, config.num_kv_heads, capacity, config.head_dim)
@@ -181,6 +181,8 @@ class PackedRows:
     key goes; sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row
     that stands at each place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row;
     last: [n] each one's last packed row. Rows that only pad belong to a slot's last position, which is never read.
+    Read by CosyVoice 1 alone: text_end: rows of a sequence in which all of its text stands; speakers: [n, speaker size]
+    float32, of the second row of each sequence whose row is a speaker's (3 in `kinds`), None: of no sequence.
     """
 
     kinds: Tensor
@@ -192,6 +194,8 @@ class PackedRows:
     starts: Tensor
     padded: Tensor
     last: Tensor
+    text_end: int = 0
+    speakers: Tensor | None = None
 
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]

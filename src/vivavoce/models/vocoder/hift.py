@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.counter_noise import Stream, normal
+from vivavoce.models.counter_noise import Stream, normal, uniform
 from vivavoce.models.layers import valid_positions, zero_padding
 
 
@@ -115,9 +115,7 @@ class HarmonicSource(nn.Module):
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
         """`forward`, given what `cycles` makes of the same f0 and carried."""
         config, hop = self.config, self.config.samples_per_frame
-        drawn = cycles if carried is None else torch.cat((carried[:, None], cycles), dim=1)
-        radians = (drawn * (2 * math.pi)).transpose(1, 2) * hop
-        phase = interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
+        phase = self._phases(f0, cycles, carried)
         voiced = (f0 > config.voiced_threshold_hz).float().repeat_interleave(hop, dim=1)[:, None]
         signal = voiced * (config.sine_amplitude * (self.merge.weight @ torch.sin(phase))) + self.merge.bias
         if noise is not None:
@@ -136,9 +134,44 @@ class HarmonicSource(nn.Module):
         """
         return normal(seeds, Stream.SOURCE, places)[..., None]
 
+    def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
+        """[batch, harmonics, samples] radians; arguments as in `excite`."""
+        hop = self.config.samples_per_frame
+        drawn = cycles if carried is None else torch.cat((carried[:, None], cycles), dim=1)
+        radians = (drawn * (2 * math.pi)).transpose(1, 2) * hop
+        return interpolate(radians, scale_factor=float(hop), mode="linear")[..., 0 if carried is None else hop :]
+
+    def initial(self, seeds: Tensor) -> Tensor | None:
+        """What is carried into a source that starts anew with noise: nothing, its phases start at 0."""
+        return None
+
     def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
         """Cycles, modulo 1, summed up to the last frame; shapes as in `forward`  →  [batch, harmonics]."""
         return self.cycles(f0, carried)[:, -1] % 1
+
+
+class SampledSource(HarmonicSource):
+    """CosyVoice 1's: phases are summed sample by sample, and those of the overtones start anywhere (`initial`)."""
+
+    def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
+        """Cycles at the end of each frame since the first one's start, [batch, frames, harmonics] float64."""
+        multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device)
+        per_sample = f0[..., None] * multiples / self.config.sample_rate
+        return torch.cumsum(per_sample.double() * self.config.samples_per_frame, dim=1)
+
+    def initial(self, seeds: Tensor) -> Tensor | None:
+        """seeds: [batch] int64  →  [batch, harmonics] cycles, the fundamental's 0."""
+        harmonics = torch.arange(self.config.num_harmonics + 1, device=seeds.device)
+        return uniform(seeds[:, None], Stream.PHASE, harmonics) * (harmonics > 0)
+
+    def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
+        hop = self.config.samples_per_frame
+        in_frame = cycles.diff(dim=1, prepend=torch.zeros_like(cycles[:, :1]))
+        back = torch.arange(1 - hop, 1, device=f0.device) / hop
+        # The official code keeps the sums in float32: at thousands of cycles that moves the third digit of the source.
+        turns = (cycles[..., None] + in_frame[..., None] * back).float() % 1
+        turns = turns if carried is None else turns + carried[:, None, :, None]
+        return turns.permute(0, 2, 1, 3).flatten(2) * (2 * math.pi)
 
 
 F0_CONVS = 5
@@ -247,14 +280,14 @@ class HiFT(nn.Module):
     reach: Reach | None = None
     """None: a stream is given less than is heard, and fades pieces into one another."""
 
-    def __init__(self, config: VocoderConfig) -> None:
+    def __init__(self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource) -> None:
         super().__init__()
         self.config = config
         rates, kernels = config.upsample_rates, config.upsample_kernels
         channels = [config.base_channels // 2**i for i in range(len(rates) + 1)]
         spectrum = config.n_fft + 2
         self.f0 = F0Predictor(config.f0_mel_bins, config.f0_channels)
-        self.source = HarmonicSource(config)
+        self.source = source(config)
         self.conv_pre = nn.Conv1d(config.num_mel_bins, channels[0], OUTER_KERNEL, padding=OUTER_KERNEL // 2)
         self.ups = nn.ModuleList(
             nn.ConvTranspose1d(channels[i], channels[i + 1], kernels[i], rates[i], padding=(kernels[i] - rates[i]) // 2)

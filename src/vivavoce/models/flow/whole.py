@@ -1,0 +1,146 @@
+"""CosyVoice 1's flow: a chunk's tokens, its prompt and a speaker → mel, each call as a whole.
+
+A stream's calls are tied together by what they share: the prompt's frames and those that two chunks have in common
+keep their noise and their mu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, normalize
+from torch.nn.utils.rnn import pad_sequence
+
+from vivavoce.checkpoint.config import WholeFlowConfig
+from vivavoce.models.conformer import Conformer
+from vivavoce.models.flow.hourglass import Conv, Hourglass, TimeNorm, within
+from vivavoce.models.flow.layout import mish
+from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
+from vivavoce.models.flow.unet import PointwiseConv
+from vivavoce.models.layers import valid_positions, visible_keys
+from vivavoce.rates import Rates
+
+REGULATOR_CONVS = 4
+
+
+class Regulator(nn.Module):
+    """Convolutions over what was drawn out from token rate to mel rate."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(Conv(channels, channels) for _ in range(REGULATOR_CONVS))
+        self.norms = nn.ModuleList(TimeNorm(1, channels) for _ in range(REGULATOR_CONVS))
+        self.out = PointwiseConv(channels, channels)
+
+    def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
+        """x: [batch, frames, channels]; inside: as in `TimeNorm.forward`  →  the same shape."""
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = mish(norm(conv(within(x, inside)), inside))
+        return self.out(x)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeInput:
+    """One row of a batch: one call of the flow.
+
+    prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly of no frames; speaker: [bins], projected;
+    kept: [frames, 2, bins], noise and mu of a stream's first frames, None: nothing was before.
+    """
+
+    prompt: Tensor
+    tokens: Tensor
+    prompt_mel: Tensor
+    speaker: Tensor
+    kept: Tensor | None = None
+
+
+class WholeFlow(nn.Module):
+    """Token encoder, regulator and velocity estimator; `begin` leaves the steps between them to the caller."""
+
+    def __init__(self, config: WholeFlowConfig, rates: Rates) -> None:
+        super().__init__()
+        self.config, self.rates = config, rates
+        bins = config.num_mel_bins
+        self.token_embedding = nn.Embedding(config.num_tokens, config.encoder.input_size)
+        self.speaker_projection = nn.Linear(config.speaker_size, bins)
+        self.encoder = Conformer(config.encoder)
+        self.mu_projection = nn.Linear(config.encoder.hidden_size, bins)
+        self.regulator = Regulator(bins)
+        self.estimator = Hourglass(config.estimator)
+
+    def speaker(self, embedding: Tensor) -> Tensor:
+        """embedding: [batch, speaker size]  →  [batch, bins]."""
+        return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))
+
+    def frames_of(self, item: WholeInput) -> int:
+        """Mel frames of the item, the prompt's included."""
+        return len(item.prompt_mel) + self.rates.frames_of(len(item.tokens))
+
+    def encode(self, items: Sequence[WholeInput]) -> Tensor:
+        """mu of each row, the prompt's frames first: [batch, frames, bins], anything past a row's end."""
+        tokens = pad_sequence([torch.cat((one.prompt, one.tokens)) for one in items], batch_first=True)
+        lengths = [len(one.prompt) + len(one.tokens) for one in items]
+        ragged = len(set(lengths)) > 1
+        mask = visible_keys(torch.tensor(lengths, device=tokens.device), tokens.shape[1], None) if ragged else None
+        x = self.mu_projection(self.encoder(self.token_embedding(tokens.clamp(min=0)), mask))
+        drawn = [self._drawn_out(row[:length], item) for row, length, item in zip(x, lengths, items, strict=True)]
+        frames = torch.tensor([len(one) for one in drawn], device=x.device)
+        ragged = len({len(one) for one in drawn}) > 1
+        padded = pad_sequence(drawn, batch_first=True)
+        inside = valid_positions(frames, padded.shape[1])[..., None].to(x.dtype) if ragged else None
+        return self.regulator(padded, inside)
+
+    def _drawn_out(self, x: Tensor, item: WholeInput) -> Tensor:
+        """Rows of tokens → frames, in parts that are drawn out by themselves: a chunk's overlaps with its neighbours
+        come out alike in both. x: [tokens, bins]  →  [frames, bins]
+        """
+        frames_of, overlap = self.rates.frames_of, self.config.overlap
+        prompt, target = x.split((len(item.prompt), len(item.tokens)))
+        parts, frames = [(prompt, len(item.prompt_mel))], frames_of(len(target))
+        if len(target) > 2 * overlap:
+            shared = frames_of(overlap)
+            parts += zip(
+                target.split((overlap, len(target) - 2 * overlap, overlap)),
+                (shared, frames - 2 * shared, shared),
+                strict=True,
+            )
+        else:
+            parts.append((target, frames))
+        whole = [interpolate(part.T[None], size=size, mode="linear")[0].T for part, size in parts if len(part)]
+        return torch.cat(whole)
+
+    def begin(self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor) -> tuple[Path, list[Tensor]]:
+        """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu.
+
+        noise: [MAX_FRAMES, bins] float32, on the device.
+        """
+        mu = self.encode(items)
+        frames, size = [self.frames_of(one) for one in items], mu.shape[1]
+        starts, condition = noise[:size].expand(len(items), -1, -1).clone(), torch.zeros_like(mu)
+        kept, shared = [], self.rates.frames_of(self.config.overlap)
+        for row, (item, end) in enumerate(zip(items, frames, strict=True)):
+            prompt = len(item.prompt_mel)
+            condition[row, :prompt] = item.prompt_mel
+            if item.kept is not None:
+                starts[row, : len(item.kept)], mu[row, : len(item.kept)] = item.kept.unbind(1)
+            both = torch.stack((starts[row], mu[row].float()), dim=1)
+            kept.append(torch.cat((both[:prompt], both[max(prompt, end - shared) : end])))
+        lengths = torch.tensor(frames, device=mu.device)
+        mask = visible_keys(lengths, size, None) if len(set(frames)) > 1 else None
+        speaker = torch.stack([one.speaker for one in items])
+        return Path(self.estimator, schedule, self.config.guidance, starts, mu, speaker, condition, mask), kept
+
+    def forward(self, items: Sequence[WholeInput], chunked: bool = False) -> list[Tensor]:
+        """Mel of each item after its prompt's frames, [frames, bins] float32."""
+        noise = fixed_noise(self.config.num_mel_bins).to(self.speaker_projection.weight.device)
+        schedule = EulerSchedule.of(self.estimator, self.config.num_steps)
+        path, _ = self.begin(items, schedule, noise)
+        for number in range(self.config.num_steps):
+            path.step(number)
+        return [mel[len(one.prompt_mel) : self.frames_of(one)] for one, mel in zip(items, path.x, strict=True)]
+
+    def lay_out(self) -> None:
+        """Place the weights in memory as inference reads them: they lie so."""

@@ -1,0 +1,197 @@
+"""CosyVoice 1's language model: an encoder of the text, and a transformer whose attention knows distances only.
+
+`ConformerLM` is the network, `ConformerSlotLM` the same network over slots, as `SlotLM` is for a `SpeechLM`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, pad, relu, scaled_dot_product_attention
+
+from vivavoce.checkpoint.config import ConformerLMConfig
+from vivavoce.models.conformer import Conformer, ConformerBlock
+from vivavoce.models.layers import relative_positions
+from vivavoce.models.lm.slot_lm import Attend, PackedRows, Product, SlotCache, fewest_rows, joined
+
+TEXT, SPEAKER = 1, 3
+"""Numbers of rows in `PackedRows.kinds`: of an encoded text, and of a speaker."""
+
+
+class ConformerLM(nn.Module):
+    """Input rows → hidden states → logits over speech tokens and the end.
+
+    A row is a control, a speaker, one of the encoded text, or a speech token. Attention is causal in both parts.
+    """
+
+    def __init__(self, config: ConformerLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        encoder, size, vocabulary = config.text_encoder, config.hidden_size, config.vocabulary
+        self.text_embedding = nn.Embedding(config.text_vocab_size, encoder.input_size)
+        self.text_encoder = Conformer(encoder)
+        self.text_projection = nn.Linear(encoder.hidden_size, size)
+        self.speaker_projection = nn.Linear(config.speaker_size, size)
+        self.control_embedding = nn.Embedding(2, size)
+        self.speech_embedding = nn.Embedding(vocabulary.num_speech_tokens, size)
+        self.backbone = Conformer(config.backbone, relu, relu)
+        self.speech_head = nn.Linear(size, vocabulary.num_logits)
+
+    @property
+    def control_rows(self) -> nn.Embedding:
+        """The embedding of `sos` and `task`."""
+        return self.control_embedding
+
+    def text_rows(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """ids: [batch, n] int64; mask: [batch, n, n] bool, True where a token hears another one, None: all that precede
+        it  →  [batch, n, hidden].
+        """
+        mask = _causal(ids.shape[1], ids.device) if mask is None else mask
+        return self.text_projection(self.text_encoder(self.text_embedding(ids), mask[:, None]))
+
+    def speaker_rows(self, embeddings: Tensor) -> Tensor:
+        """embeddings: [batch, speaker size]  →  [batch, hidden]."""
+        return self.speaker_projection(normalize(embeddings, dim=1).to(self.speaker_projection.weight.dtype))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape."""
+        return self.backbone(rows, _causal(rows.shape[1], rows.device)[:, None])
+
+
+def _causal(size: int, device: torch.device) -> Tensor:
+    return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
+
+
+def conformer_rows(lm: ConformerLM, text: Sequence[int], speech: Sequence[int], speaker: Tensor | None) -> Tensor:
+    """[sos, speaker, text, task, speech]  →  [rows, hidden]; text: the transcript's ids first; speaker: [speaker size],
+    None: there is no such row.
+    """
+    vocabulary, device = lm.config.vocabulary, lm.speech_head.weight.device
+    sos, task = lm.control_embedding(torch.tensor([vocabulary.sos, vocabulary.task], device=device)).split(1)
+    parts = [sos, lm.text_rows(torch.tensor([text], device=device))[0], task]
+    if speaker is not None:
+        parts.insert(1, lm.speaker_rows(speaker[None].to(device)))
+    parts.append(lm.speech_embedding(torch.tensor(speech, dtype=torch.int64, device=device)))
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One block of the backbone; distances: [heads, head_dim, capacity], keys of how far back a row lies."""
+
+    block: ConformerBlock
+    qkv: Product
+    out: Product
+    expand: Product
+    contract: Product
+    distances: Tensor
+
+
+class ConformerSlotLM:
+    """lm: on its final device; capacity: positions per slot. One prefill reads all rows of a slot."""
+
+    def __init__(self, lm: ConformerLM, capacity: int) -> None:
+        self._lm, config = lm, lm.config
+        self._heads, self._head_dim, size = config.num_kv_heads, config.head_dim, config.hidden_size
+        weight = lm.speech_head.weight
+        self._reached = torch.arange(capacity, device=weight.device)
+        # Distances count from the row that asks: 0, 1, …
+        table = relative_positions(1, capacity, size, weight.device, weight.dtype).flip(0)
+        self._layers = [self._layer(cast(ConformerBlock, block), table) for block in lm.backbone.blocks]
+        self._embed, self._head = joined([lm.backbone.embed.linear]), joined([lm.speech_head])
+        layer, inner = self._layers[0], config.backbone.feed_forward_size
+        products = (self._embed, layer.qkv, layer.out, layer.expand, layer.contract, self._head)
+        self.row_step = fewest_rows(products, (size, size, size, size, inner, size), weight.device, weight.dtype)
+
+    def _layer(self, block: ConformerBlock, table: Tensor) -> _Layer:
+        attention, feed_forward = block.attention, block.feed_forward
+        distances = attention.position(table).unflatten(1, (self._heads, -1)).permute(1, 2, 0).contiguous()
+        return _Layer(
+            block,
+            joined([attention.query, attention.key, attention.value]),
+            joined([attention.out]),
+            joined([feed_forward.expand]),
+            joined([feed_forward.contract]),
+            distances,
+        )
+
+    def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
+        """As `SlotLM.prefill`."""
+        count, longest = packed.padded.shape
+        asking = packed.starts[:, None] + self._reached[:longest]
+
+        def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
+            cache.memory[layer][:, packed.slots, :, packed.positions] = keys_values
+            keys, values = cache.memory[layer, :, :, :, :reach].index_select(1, packed.sequences).unbind(0)
+            out = self._attended(layer, query[packed.padded], keys, values, asking)
+            return out.reshape(count * longest, -1)[packed.unpadded]
+
+        hidden = self._hidden(self._embedded(packed), attend)
+        return self._scores(pad(hidden[packed.last], (0, 0, 0, -count % 8)), count)
+
+    def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
+        """As `SlotLM.step`."""
+        slots = len(ids)
+        index = positions[None, :, None, None, None].expand(2, slots, self._heads, 1, self._head_dim)
+        idle = -slots % self.row_step
+        stored, readable = cache.first(slots, reach)
+
+        def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
+            stored[layer].scatter_(3, index, keys_values[:slots].transpose(0, 1).unsqueeze(3))
+            out = self._attended(layer, query[:slots, None], *readable[layer], positions[:, None])[:, 0]
+            return pad(out, (0, 0, 0, idle)) if idle else out
+
+        rows = self._lm.speech_embedding(pad(ids, (0, idle)).clamp(max=self._lm.speech_embedding.num_embeddings - 1))
+        return self._scores(self._hidden(rows, attend), slots)
+
+    def _embedded(self, packed: PackedRows) -> Tensor:
+        """Rows as the backbone takes them, [rows, hidden]."""
+        lm, kinds, ids = self._lm, packed.kinds[:, None], packed.ids
+        control, speech = (
+            table(ids.clamp(max=table.num_embeddings - 1)) for table in (lm.control_embedding, lm.speech_embedding)
+        )
+        rows = torch.where(kinds == 0, control, speech)
+        if packed.text_end:
+            # A text's rows stand together: their distances are those of the text itself.
+            grid = packed.padded[:, : packed.text_end]
+            is_text = packed.kinds[grid] == TEXT
+            is_text[:, 1:] &= grid.diff() > 0  # past its end a grid's row repeats the sequence's last one
+            heard = (is_text[:, None] | torch.eye(packed.text_end, dtype=torch.bool, device=ids.device)).tril()
+            encoded = lm.text_rows(torch.where(is_text, ids[grid], 0), heard)
+            places = torch.where(is_text, grid, len(ids)).flatten()
+            rows = pad(rows, (0, 0, 0, 1)).index_copy_(0, places, encoded.flatten(0, 1))[:-1]
+        if packed.speakers is not None:
+            spoken = lm.speaker_rows(packed.speakers)
+            firsts = packed.padded[:, 1]
+            rows[firsts] = torch.where(packed.kinds[firsts, None] == SPEAKER, spoken, rows[firsts])
+        return rows
+
+    def _attended(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, asking: Tensor) -> Tensor:
+        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; asking: [n, rows] positions
+        →  [n, rows, hidden].
+        """
+        attention, reach = self._layers[layer].block.attention, keys.shape[2]
+        by_distance = (query + attention.position_bias).transpose(1, 2) @ self._layers[layer].distances[..., :reach]
+        distance = asking[..., None] - self._reached[:reach]
+        back = distance.clamp(0, reach - 1)[:, None].expand(by_distance.shape)
+        bias = by_distance.gather(3, back) / math.sqrt(self._head_dim)
+        bias = bias.masked_fill_((distance < 0)[:, None], float("-inf"))
+        content = (query + attention.content_bias).transpose(1, 2)
+        return scaled_dot_product_attention(content, keys, values, attn_mask=bias).transpose(1, 2).flatten(2)
+
+    def _hidden(self, rows: Tensor, attend: Attend) -> Tensor:
+        embed = self._lm.backbone.embed
+        x = relu(embed.norm(self._embed(rows))) * embed.scale
+        for index, layer in enumerate(self._layers):
+            heads = layer.qkv(layer.block.attention_norm(x)).view(len(x), 3, self._heads, self._head_dim)
+            x = x + layer.out(attend(index, heads[:, 0], heads[:, 1:]))
+            x = x + layer.contract(relu(layer.expand(layer.block.feed_forward_norm(x))))
+        return x
+
+    def _scores(self, hidden: Tensor, count: int) -> Tensor:
+        return self._head(self._lm.backbone.norm(hidden))[:count].float().log_softmax(dim=-1)
