@@ -3,17 +3,20 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from tests.engine.vocoder_stage.vocoder_plans import Plan, check, speak, spoken, whole
+from tests.engine.vocoder_stage.vocoder_plans import Plan, check, mel, speak, spoken, whole
 from tests.fast_flow import quick_interpreter
 from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.vocoder_stage import VocoderStage, packed
+from vivavoce.engine.vocoder_stage.packed import VocoderRun
 from vivavoce.models.kernels import layouts, vocoder_source
+from vivavoce.models.kernels.layouts import PackedRow
 from vivavoce.models.vocoder.hift import HiFT
-from vivavoce.models.vocoder.packed import supports
+from vivavoce.models.vocoder.packed import FIRST, INSIDE, PackedVocoder, supports
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -92,6 +95,23 @@ def test_a_failure_changes_nothing(either, monkeypatch, kernels):
     assert not kernels or stage.vocoding.pool.taken == 3
     expected = [waves[1:] for waves in speak(VocoderStage(either), *plans)]
     check([[wave] for wave in run(1)], expected, TOLERANCE if kernels else 0)
+
+
+@torch.inference_mode()
+def test_what_no_sample_hears_is_not_computed(models, monkeypatch):
+    """Nor does it change a bit of what is given out."""
+    vocoder, waves = PackedVocoder(with_small_vocoder(models, causal=True).vocoder, torch.float32), []
+    memory = (mel(24), mel(24)[:, :48].flatten(), torch.zeros(1, vocoder.lanes))
+    assert vocoder.heard == (7, 3)
+    for heard in (vocoder.heard, ()):
+        monkeypatch.setattr(vocoder, "heard", heard)
+        run = VocoderRun(vocoder, memory, 24, 1, noise=False)
+        run.write_table([PackedRow(0, 19, first=9, end=11)])
+        inside = [int(((tags == INSIDE) | (tags == FIRST)).sum()) for tags in run.frames.stages]
+        assert inside == [before + 3 for before in heard]
+        waves.append(vocoder.decode(run.mel, run.frames, run.source)[9 * 48 : 11 * 48])
+    assert waves[0].std() > 0.01
+    assert torch.equal(*waves)
 
 
 def test_rows_of_the_pool_come_back(either):

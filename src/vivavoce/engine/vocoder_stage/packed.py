@@ -82,9 +82,10 @@ class VocoderRun:
             part[:size]
             for part, size in zip(memory, (frames, frames * vocoder.config.samples_per_frame, rows), strict=True)
         )
-        self._table = torch.zeros(frames + rows * WIDTH, dtype=torch.int64, device=self.mel.device)
-        halves = self._table[:frames].view(torch.int32)
-        self.frames = PackedFrames(halves[:frames], halves[frames:], self._table[frames:].view(-1, WIDTH))
+        self._head = (2 + len(vocoder.heard)) * frames // 2
+        self._table = torch.zeros(self._head + rows * WIDTH, dtype=torch.int64, device=self.mel.device)
+        tags, row_of, *stages = self._table[: self._head].view(torch.int32).split(frames)
+        self.frames = PackedFrames(tags, row_of, self._table[self._head :].view(-1, WIDTH), tuple(stages))
         self.play: Callable[[], None] = self.compute
         # Until it is played for the first time these are of the right sizes only.
         self.wave, self.phases = self.source, self.carried
@@ -96,16 +97,19 @@ class VocoderRun:
 
     def write_table(self, rows: Sequence[PackedRow]) -> None:
         """One copy: what each frame is, whose it is, and the rows."""
-        size = len(self.mel)
         host = np.zeros(len(self._table), np.int64)
-        tags, row_of = np.split(host[:size].view(np.int32), 2)
+        tags, row_of, *stages = host[: self._head].view(np.int32).reshape(-1, len(self.mel))
         for number, row in enumerate(rows):
-            end = row.start + row.frames
-            tags[row.start] = FIRST
-            tags[row.start + 1 : end] = INSIDE
-            tags[end] = AFTER
-            row_of[row.start : end + 1] = number
-        host[size:].reshape(-1, WIDTH)[: len(rows)] = rows
+            row_of[row.start : row.start + row.frames + 1] = number
+            # The samples of a frame hear the first spectra of the one after it.
+            last = min(row.end + 1, row.frames)
+            parts = [(max(row.first - heard, 0), last) for heard in self._vocoder.heard]
+            for tagged, (begin, end) in zip((tags, *stages), ((0, row.frames), *parts), strict=True):
+                tagged[row.start + begin : row.start + end] = INSIDE
+                tagged[row.start + end] = AFTER
+                if begin == 0:
+                    tagged[row.start] = FIRST
+        host[self._head :].reshape(-1, WIDTH)[: len(rows)] = rows
         copy_into(self._table, torch.from_numpy(host))
 
 
@@ -247,9 +251,9 @@ class PackedVocoding:
     def _lay_in_and_out(self, run: VocoderRun, mel: Tensor, given: Tensor, compute: Callable[[], None]) -> None:
         """mel: the fresh frames of all rows; given: where their samples go; compute: what makes them."""
         memory = self.pool.memory
-        lay_in(mel, *run.frames, memory, run.mel, run.source, run.carried)
+        lay_in(mel, *run.frames[:3], memory, run.mel, run.source, run.carried)
         compute()
-        lay_out(run.wave, run.mel, run.source, run.phases, *run.frames, self._windows, memory, given)
+        lay_out(run.wave, run.mel, run.source, run.phases, *run.frames[:3], self._windows, memory, given)
 
     def _run(self, size: int) -> VocoderRun:
         """The bucket's run, made when it is first asked for; what is larger than all buckets has none."""

@@ -122,23 +122,29 @@ class CausalHiFT(nn.Module):
     @property
     def reach(self) -> Reach:
         """See `Reach`; before: of the mel, and of the source that was made for it."""
+        # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
+        return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
+
+    @property
+    def heard_before(self) -> tuple[int, ...]:
+        """Frames before its own that a sample hears: of mel and source, then of what each stage makes."""
         config = self.config
         # The first position that the first sample hears, layer by layer down to the mel.
         place = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
-        first = -(F0_CONVS - 1) * (F0_KERNEL - 1)
+        first, stages = -(F0_CONVS - 1) * (F0_KERNEL - 1), list[int]()
         for stage in range(len(self.ups) - 1, -1, -1):
             blocks = zip(config.resblock_kernels, config.resblock_dilations, strict=True)
             place -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)
-            of_source = _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
-            spectrum = (place - of_source) * down.stride[0] - (down.stride[0] - 1)
+            entry = place - _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
+            stages.insert(0, -(entry // math.prod(config.upsample_rates[: stage + 1])))
+            spectrum = entry * down.stride[0] - (down.stride[0] - 1)
             first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
             # The last stage's mirrored position puts all behind it one further.
             place -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
             place //= config.upsample_rates[stage]
-        # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
-        return Reach(-min(first, place), PITCH_LOOKAHEAD + config.lookahead + 1)
+        return -min(first, place), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """As `HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""

@@ -222,12 +222,14 @@ class PackedFrames(NamedTuple):
     """Where the rows of a packed batch lie.
 
     tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
-    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`.
+    PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`; stages: tags of what each stage computes, where
+    that is not all.
     """
 
     tags: Tensor
     row_of: Tensor
     rows: Tensor
+    stages: tuple[Tensor, ...] = ()
 
 
 def supports(config: VocoderConfig) -> bool:
@@ -266,6 +268,8 @@ class PackedVocoder:
 
     def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
         config = self.config = vocoder.config
+        self.heard = vocoder.heard_before[1:] if isinstance(vocoder, CausalHiFT) else ()
+        """Frames before its own that a sample hears of what each stage makes; empty: all are computed."""
         self._weights, self._dtype = pack_weights(vocoder, dtype), dtype
         device = vocoder.conv_pre.weight.device
         merge = vocoder.source.merge
@@ -294,43 +298,47 @@ class PackedVocoder:
         """
         x, (*convs, out) = mel, self._weights.pitch
         for conv in convs:
-            x = self._convolve(x, conv, frames, activated=self._weights.pitch_activation)[1][0]
-        pitch, _ = self._convolve(x, out, frames, raw=torch.float32)
+            x = self._convolve(x, conv, frames.tags, activated=self._weights.pitch_activation)[1][0]
+        pitch, _ = self._convolve(x, out, frames.tags, raw=torch.float32)
         merge = (self._merge, self._bias, self._norm)
-        return vocoder_source.make_source(pitch, *frames, carried, *merge, source, self._shape, noise=noise)
+        return vocoder_source.make_source(pitch, *frames[:3], carried, *merge, source, self._shape, noise=noise)
 
     def decode(self, mel: Tensor, frames: PackedFrames, source: Tensor) -> Tensor:
         """mel, source: as in `excite`  →  [frames · samples per frame] float32, zero outside of the rows."""
         config, weights = self.config, self._weights
         rate = config.samples_per_frame // config.hop
-        spectrum = vocoder_source.spectrum(source, *frames, self._forward, rate, config.hop, self._dtype)
-        x = self._convolve(mel, weights.first, frames, activated=weights.first_activation)[1][0]
-        for stage in weights.stages:
-            x = self._stage(stage, x, spectrum, frames)
-        polar, _ = self._convolve(x, weights.last, frames, raw=torch.float32)
+        tags, row_of, rows, stages = frames
+        x = self._convolve(mel, weights.first, tags, activated=weights.first_activation)[1][0]
+        stages = stages or (tags,) * len(weights.stages)
+        spectrum = vocoder_source.spectrum(
+            source, stages[0], row_of, rows, self._forward, rate, config.hop, self._dtype
+        )
+        for stage, tags in zip(weights.stages, stages, strict=True):
+            x = self._stage(stage, x, spectrum, tags)
+        polar, _ = self._convolve(x, weights.last, tags, raw=torch.float32)
         return vocoder_source.wave(
-            polar, frames.tags, self._inverse, self._envelope, rate, config.hop, config.audio_limit, MAX_MAGNITUDE
+            polar, tags, self._inverse, self._envelope, rate, config.hop, config.audio_limit, MAX_MAGNITUDE
         )
 
-    def _stage(self, stage: PackedStage, x: Tensor, spectrum: Tensor, frames: PackedFrames) -> Tensor:
+    def _stage(self, stage: PackedStage, x: Tensor, spectrum: Tensor, tags: Tensor) -> Tensor:
         """x: [positions, channels], activated  →  [positions · rate, channels / 2], activated."""
-        up, _ = self._convolve(x, stage.up, frames, raw=self._dtype)
-        injected, entry = self._convolve(spectrum, stage.down, frames, raw=self._dtype, activated=stage.source.entry)
-        x, entries = self._block(stage.source, injected, entry[0], frames, (up,), self._dtype, stage.entries)
+        up, _ = self._convolve(x, stage.up, tags, raw=self._dtype)
+        injected, entry = self._convolve(spectrum, stage.down, tags, raw=self._dtype, activated=stage.source.entry)
+        x, entries = self._block(stage.source, injected, entry[0], tags, (up,), self._dtype, stage.entries)
         total: tuple[Tensor, ...] = ()
         *others, last = zip(stage.blocks, entries, strict=True)
         for block, entry in others:
-            total = (self._block(block, x, entry, frames, total, self._dtype, None)[0],)
+            total = (self._block(block, x, entry, tags, total, self._dtype, None)[0],)
         block, entry = last
         scale = 1 / len(stage.blocks)
-        return self._block(block, x, entry, frames, total, None, stage.leaving, scale)[1][0]
+        return self._block(block, x, entry, tags, total, None, stage.leaving, scale)[1][0]
 
     def _block(
         self,
         block: PackedBlock,
         x: Tensor,
         entry: Tensor,
-        frames: PackedFrames,
+        tags: Tensor,
         added: tuple[Tensor, ...],
         raw: torch.dtype | None,
         leaving: Activated | None,
@@ -338,12 +346,12 @@ class PackedVocoder:
     ) -> tuple[Tensor, Tensor]:
         """x: what the block adds to; entry: x activated; the rest: of its last convolution, as in `convolve`."""
         for pair, following in zip(block.pairs, block.inner, strict=False):
-            h = self._convolve(entry, pair.first, frames, activated=pair.between)[1][0]
-            x, made = self._convolve(h, pair.second, frames, added=(x,), raw=self._dtype, activated=following)
+            h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
+            x, made = self._convolve(h, pair.second, tags, added=(x,), raw=self._dtype, activated=following)
             entry = made[0]
         pair = block.pairs[-1]
-        h = self._convolve(entry, pair.first, frames, activated=pair.between)[1][0]
-        return self._convolve(h, pair.second, frames, added=(x, *added), scale=scale, raw=raw, activated=leaving)
+        h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
+        return self._convolve(h, pair.second, tags, added=(x, *added), scale=scale, raw=raw, activated=leaving)
 
-    def _convolve(self, x: Tensor, conv: Convolution, frames: PackedFrames, **options: Any) -> tuple[Tensor, Tensor]:
-        return convolve(x, conv, frames.tags, tile_for(conv, len(frames.tags), x.device), **options)
+    def _convolve(self, x: Tensor, conv: Convolution, tags: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return convolve(x, conv, tags, tile_for(conv, len(tags), x.device), **options)
