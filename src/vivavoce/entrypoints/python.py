@@ -271,8 +271,8 @@ class Vivavoce:
     def extract_voice(
         self, source: AudioSource, transcript: str = "", *, name: str = "", prompt_text: str = ""
     ) -> Voice:
-        """Extract a voice from 0.5 to 30 s of speech; keep it with `tts.store.save(voice)`."""
-        return self._synthesizer.front_end.extractor.extract(source, transcript or prompt_text).named(name)
+        """Extract a voice from 0.5 to 30 s of speech; keep it, recording included, with `tts.store.save(voice)`."""
+        return self._synthesizer.front_end.extractor.extract_to_keep(source, transcript or prompt_text).named(name)
 
     def _read(self, voice: AnyVoice, manner: Manner) -> tuple[Callable[[], Voice], SpeakOptions]:
         given: dict[str, Any] = {_INTERNAL.get(name, name): value for name, value in manner.items()}

@@ -58,12 +58,12 @@ def test_list_names_the_packages_own_model(run: Run, recording: Path) -> None:
     assert [line.split()[-1] for line in run("voice list").text.splitlines()[1:]] == ["mini", "mini"]
 
 
-def test_lists_are_json_where_wanted(kept: Run) -> None:
+def test_lists_are_json_where_wanted(kept: Run, recording: Path) -> None:
     (listed,) = json.loads(kept("voice list --json").text)
     assert listed == json.loads(kept("voice show me --json").text)
     assert listed | {"fingerprint": ""} == {
         **{"name": "me", "speech_s": 1.2, "transcript": "some\nwords", "description": "mine", "licence": "CC0"},
-        **{"model": "babble", "fingerprint": ""},
+        **{"model": "babble", "fingerprint": "", "recording_bytes": recording.stat().st_size},
     }
 
 
@@ -75,7 +75,17 @@ def test_a_transcript_that_cannot_be_read_is_told_from_the_text(run: Run, record
 
 def test_show_tells_everything(kept: Run) -> None:
     text = kept("voice show me").text
-    for part in ("some words", "mine", "CC0", "1.2 s", "babble", "30 speech tokens", "60 × 80 mel", "embedding of 192"):
+    for part in (
+        "some words",
+        "mine",
+        "CC0",
+        "1.2 s",
+        "115 kB",
+        "babble",
+        "30 speech tokens",
+        "60 × 80 mel",
+        "embedding of 192",
+    ):
         assert part in text, part
 
 
@@ -85,6 +95,16 @@ def test_a_kept_voice_speaks(run: Run, recording: Path) -> None:
     assert run("speak Hi. -v", recording, "--transcript", "some words", "-o", "file.wav").code == 0
     assert Path("name.wav").read_bytes() == Path("file.wav").read_bytes()
     assert "'me' is not registered" in run("speak Hi. -v me").error
+
+
+def test_a_kept_voice_speaks_with_another_model_too(run: Run, recording: Path, home: Path) -> None:
+    assert run("voice add me", recording, "--text", "some words", "--model", "mini").code == 0
+    assert run("speak Hi. -v me -o name.wav").code == 0
+    assert run("speak Hi. -v", recording, "--transcript", "some words", "-o", "file.wav").code == 0
+    assert Path("name.wav").read_bytes() == Path("file.wav").read_bytes()
+    assert len(FolderStore(home / "voices").load("me").others) == 1
+    assert [line.split()[-1] for line in run("voice list --model babble").text.splitlines()[1:]] == ["babble"]
+    assert run("speak Hi. -v me --model mini -o mini.wav").code == 0
 
 
 def test_a_taken_name_is_refused_before_extraction(kept: Run, recording: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from fake_backend import FakeBackend, InferenceResponse, TritonError, initialize_args, refused, sending, unary
 from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, audio, hum, read, wave
@@ -166,6 +168,16 @@ def test_a_recording_is_extracted_once(serve, own, anna):
     for transcript, times in (("Hm.", 1), ("Hm, hm.", 2)):
         server.stream(TEXT, reference_wav=RECORDING, reference_text=transcript)
         assert len(server.asked_of("audio_tokenizer")) == len(server.asked_of("speaker_embedding")) == times
+
+
+def test_a_stored_voice_of_another_model_is_extracted_again(serve, own, anna, tmp_path):
+    file = io.BytesIO()
+    soundfile.write(file, RECORDING, RATE, format="WAV", subtype="FLOAT")
+    FolderStore(tmp_path / "voices").save(replace(anna, fingerprint="f" * 16, recording=file.getvalue()))
+    server = serve()
+    for _ in range(2):
+        assert alike(server.hear(TEXT, voice="anna"), own(TEXT, voice=anna, mode=Mode.ZERO_SHOT))
+    assert len(server.asked_of("audio_tokenizer")) == 1
 
 
 def test_only_the_first_step_brings_the_voice(serve):

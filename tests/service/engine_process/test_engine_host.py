@@ -14,10 +14,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from vivavoce.engine.admission import FEW_WAITING, AdmissionMode
 from vivavoce.engine.request import AudioChunk, SamplingParams
@@ -31,11 +34,18 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.engine_process.model_service import ModelService
 from vivavoce.service.operations.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
+from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.voices.folder_store import FolderStore
+from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.voice import Voice
 
 SHORT = SamplingParams(max_ratio=1.0, min_ratio=0.0, top_k=5)
 """Babble does not stop by itself: one speech token for each text token."""
@@ -143,6 +153,48 @@ async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) 
     await host.remove_voice("me", "mine")
     with pytest.raises(VoiceNotFound):
         await host.speak(order(voice="mine", owner="me"))
+
+
+async def test_a_voice_of_another_model_is_extracted_beside_the_streams(loop: Loop, host: EngineClient) -> None:
+    store = FolderStore(Path(host._settings.voices.place))
+    assert store.load("anna").recording == recording().content
+    foreign = Voice(torch.zeros(192), "f" * 16, "foreign", "hello there", recording=recording().content)
+    store.save(foreign)
+    before = await host.statistics()
+    first, _ = await spoken(host, order(voice="foreign"))
+    own, _ = await spoken(host, order(voice="anna"))
+    assert np.array_equal(first, own), "the same recording"
+    stored = store.load("foreign")
+    assert [stored.fingerprint, *(one.fingerprint for one in stored.others)] == [
+        "f" * 16,
+        store.load("anna").fingerprint,
+    ]
+    after = await host.statistics()
+    assert before is not None
+    assert after is not None
+    assert after.voices_extracted - before.voices_extracted == 1
+
+
+def test_recordings_are_kept_unless_the_operator_says_no(synthesizer: Synthesizer, tmp_path: Path) -> None:
+    extractor, store = synthesizer.front_end.extractor, FolderStore(tmp_path)
+    large = io.BytesIO()
+    soundfile.write(large, np.random.default_rng(0).normal(0, 0.5, (96_000, 4)), 96_000, format="WAV", subtype="DOUBLE")
+    for keep in (True, False):
+        registry = VoiceRegistry(extractor, store, {}, extractor.fingerprint, keep_recordings=keep)
+        decoding = cast(DecodingProcess, SimpleNamespace(decode=decode_audio))
+        service = ModelService(synthesizer, registry, 1 << 24, decoding)
+        for name, content in (("small", recording().content), ("large", large.getvalue())):
+            asyncio.run(service.add_voice("", name, Recording(content, ""), "", replace=not keep))
+            assert store.load(name).has_prompt
+        kept = store.load("small").recording, store.load("large").recording
+        assert kept[0] == (recording().content if keep else b"")
+        assert kept[1][:4] == (b"fLaC" if keep else b"")
+        if keep:
+            audio = decode_audio(kept[1])
+            assert (audio.sample_rate, audio.duration_s) == (48_000, 1.0)
+            assert len(kept[1]) < 1 << 17
+            again = extractor.extract(kept[1])
+            assert torch.cosine_similarity(again.embedding, store.load("large").embedding, dim=0) > 0.999
 
 
 async def test_neighbours_do_not_change_a_long_text_whose_segments_are_told(loop: Loop, host: EngineClient) -> None:

@@ -46,6 +46,9 @@ MISFITS = [
     ({"prompt_text": (0,) * 4001}, "4001 text ids in its prompt, more than 4000"),
     ({"transcript": "x" * 20_001}, "a transcript of 20001 characters, more than 20000"),
     ({"licence": "\ud800"}, "a licence with half of a surrogate pair"),
+    ({"recording": bytes(4 * 1024 * 1024 + 1)}, "a recording of 4194305 bytes, more than 4194304"),
+    ({"others": (Voice(torch.zeros(4), "m"),) * 4}, "features for 5 models, more than 4"),
+    ({"others": (Voice(torch.zeros(0), "m"),)}, "an empty embedding"),
 ]
 
 
@@ -71,6 +74,42 @@ def test_views_and_gradients_are_stored_as_numbers(full_voice, same):
         decode_voice(encode_voice(voice), LABEL),
         full_voice(embedding=voice.embedding, speech_tokens=voice.speech_tokens, mel=mel.detach()),
     )
+
+
+def test_a_whole_voice_keeps_its_recording_and_the_features_of_a_few_models(full_voice, plain_voice, same):
+    models = ["first", *(f"m{number}" for number in range(4))]
+    whole = full_voice(fingerprint="first", recording=b"fLaC and so on")
+    of_models = {"first": whole} | {model: full_voice("", fingerprint=model) for model in models[1:]}
+    for model in models[1:]:
+        whole = whole.including(of_models[model])
+    found = decode_voice(encode_voice(whole), LABEL)
+    assert found.recording == whole.recording
+    assert [one.fingerprint for one in found.others] == ["m1", "m2", "m3"], "the oldest of the others makes room"
+    for model in ("first", "m1", "m3"):
+        own = found.of(model)
+        told = {key: getattr(whole, key) for key in ("name", "transcript", "description", "licence")}
+        same(own, replace(of_models[model], **told, recording=b"", others=()))
+        assert (own.recording, own.others) == (b"", ())
+    assert found.of("m0") is found.of("") is None
+    assert read_summary(io.BytesIO(encode_voice(whole))) == read_summary(io.BytesIO(encode_voice(full_voice())))
+
+
+def test_a_plain_voice_is_written_as_older_programs_read_it(full_voice):
+    assert metadata_of(encode_voice(full_voice())).keys() == {
+        *("format", "version", "name", "transcript", "fingerprint", "description", "licence")
+    }
+    assert metadata_of(encode_voice(full_voice()))["version"] == "1"
+    assert metadata_of(encode_voice(full_voice(recording=b"x")))["version"] == "2"
+
+
+@pytest.mark.parametrize(
+    "others", ["x", "[1]", "{}", '["m", "n"]', "[]", '"no"', "null", "[[]]", "[" * 100_000, '["a", "b", "c", "d"]']
+)
+def test_other_models_that_are_not_there_are_one_line(full_voice, others):
+    data = encode_voice(full_voice(recording=b"x").including(full_voice("", fingerprint="m")))
+    data = save(load(data), metadata={**metadata_of(data), "others": others})
+    with pytest.raises(VoiceStoreError, match=r"^voice: 'anna' (is damaged|does not hold the tensors)"):
+        decode_voice(data, LABEL)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,6 +150,9 @@ def test_misfits_are_neither_written_nor_read(full_voice, changes, problem):
     "changes",
     [
         {"mel": None},
+        {"recording": torch.zeros(3)},
+        {"recording": torch.zeros((), dtype=torch.uint8)},
+        {"1/mel": torch.zeros(50, 80)},
         {"extra": torch.zeros(1)},
         {"prompt_text": None},
         {"prompt_text": torch.zeros(3)},
@@ -129,7 +171,7 @@ def test_other_tensors_are_refused(full_voice, changes):
     [
         *((slice(cut), "is damaged") for cut in (0, 1, 7, 8, 9, 100, 600, -1, -5000)),
         (bytes(MAX_VOICE_BYTES), "is larger than 16 MiB"),
-        ("2\n", r"has format version '2\\n', this program reads 1; update"),
+        ("2\n", r"has format version '2\\n', this program reads 1 and 2; update"),
     ],
 )
 def test_other_files_are_refused(full_voice, change, problem):
@@ -186,7 +228,8 @@ def test_absurd_headers_are_refused(full_voice, embedding):
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_one_wrong_byte_is_a_voice_or_one_line(full_voice, place, byte):
     torch.manual_seed(0)
-    data = bytearray(encode_voice(replace(full_voice(), mel=torch.randn(50, 2))))
+    small = replace(full_voice(), mel=torch.randn(50, 2))
+    data = bytearray(encode_voice(replace(small, recording=b"a recording").including(small)))
     data[int(place * len(data))] = byte
     try:
         outcome = decode_voice(bytes(data), LABEL)

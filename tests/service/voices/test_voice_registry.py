@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.service.voices.redis_process import false_redis
-from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway, VoiceStoreError
+from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceExists, VoiceNotFound, VoiceStoreAway, VoiceStoreError
 from vivavoce.lru_cache import CacheCounts
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.encoders import wav_header
@@ -20,7 +20,7 @@ from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import Recording
 from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce.service.voices.redis_store import RedisStore
-from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota
 
 MODEL = "0123456789abcdef"
@@ -132,6 +132,57 @@ def test_voices_of_another_model_are_refused(extractor, store, full_voice):
             )
     with pytest.raises(InvalidRequest, match=r"^voice: the given one was extracted for another model"):
         registry.resolve(full_voice(""))
+
+
+def of_another_model(extractor, store, **options) -> VoiceRegistry:
+    return VoiceRegistry(extractor, store, {}, "f" * 16, **options)
+
+
+def test_another_model_extracts_a_stored_voice_again_once_and_keeps_both(library, another, extractor, full_voice, same):
+    anna = full_voice("anna", recording=WAV)
+    library.add("acme", anna)
+    theirs = of_another_model(extractor, another())
+    with pytest.raises(ToBeExtractedError):
+        theirs.requested("anna", "acme", extract=False)
+    assert extractor.transcripts == []
+    found = theirs.requested("anna", "acme")
+    assert extractor.transcripts == [anna.transcript]
+    assert (found.fingerprint, found.name, found.description) == ("f" * 16, "anna", anna.description)
+    assert (found.recording, found.others) == (b"", ()), "what stays in memory is what the model needs"
+    assert theirs.find("anna", "acme") is theirs.requested("anna", "acme", extract=False)
+    for again in (theirs, of_another_model(extractor, another())):
+        same(again.find("anna", "acme"), found)
+    assert len(extractor.transcripts) == 1
+    same(library.find("anna", "acme"), anna)
+    assert next(one for one in library.summaries("acme") if one.name == "anna") == VoiceSummary(
+        "anna", "stored", False, anna.description, anna.transcript, True
+    )
+
+
+def test_where_the_store_takes_nothing_the_features_stay_in_memory(library, another, extractor, full_voice, caplog):
+    library.add("", full_voice("anna", recording=WAV))
+    library.add("", full_voice("bare"))
+    theirs = of_another_model(extractor, another(), public_quota=Quota(total_bytes=1))
+    found = theirs.find("anna", "acme")
+    assert theirs.find("anna", "acme") is found is theirs.requested("anna", "acme", extract=False)
+    assert extractor.transcripts == [found.transcript]
+    assert "stays in memory only: voice: all voices together would take more" in caplog.text
+    with pytest.raises(InvalidRequest, match="extract it again from its recording"):
+        theirs.find("bare")
+
+
+def test_a_recording_that_cannot_be_used_any_more_is_told(library, another, extractor, full_voice):
+    library.add("", full_voice("anna", recording=b"no recording"))
+    with pytest.raises(InvalidAudio, match="is not an audio file"):
+        of_another_model(extractor, another()).find("anna")
+
+
+def test_a_given_voice_is_extracted_again_too(extractor, store, full_voice):
+    given = full_voice("", recording=WAV)
+    theirs = of_another_model(extractor, store)
+    assert theirs.resolve(given) is theirs.resolve(given)
+    assert theirs.resolve(given).fingerprint == "f" * 16
+    assert list(store.summaries()) == []
 
 
 def test_the_fingerprint_is_computed_when_needed_and_once(extractor, store, full_voice, plain_voice):

@@ -87,6 +87,52 @@ def test_every_save_has_a_version_of_its_own(place, full_voice):
     assert len(set(versions)) == 5
 
 
+def test_features_that_two_models_add_at_once_are_both_kept(another, full_voice):
+    voice, barrier = full_voice(recording=b"recorded"), threading.Barrier(3)
+    stores = [another() for _ in range(3)]
+    stores[0].save(voice, "acme")
+
+    def add(at: int) -> bool:
+        barrier.wait()
+        return stores[at].add_features(voice, full_voice("", fingerprint=f"m{at}"), "acme")
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(add, range(3)))
+    stored = stores[0].load("anna", "acme")
+    assert {one.fingerprint for one in stored.others} == {"m0", "m1", "m2"}
+    assert (stored.fingerprint, stored.recording) == (voice.fingerprint, voice.recording)
+    assert stores[1].add_features(stored, full_voice("", fingerprint="m0"), "acme"), "it is there"
+
+
+def test_features_are_not_added_to_a_voice_that_is_gone_or_replaced(place, another, full_voice, same, monkeypatch):
+    voice, features = full_voice(recording=b"recorded"), full_voice("", fingerprint="m")
+    assert not place.add_features(voice, features)
+    place.save(voice)
+    other, load = another(), place._load
+    new = full_voice(recording=b"another one")
+
+    def meanwhile(act):
+        """The voice, just before another server does something with it."""
+
+        def loaded(name, owner):
+            monkeypatch.setattr(place, "_load", load)
+            found = load(name, owner)
+            act()
+            return found
+
+        monkeypatch.setattr(place, "_load", loaded)
+
+    meanwhile(lambda: other.save(new, replace=True))
+    assert not place.add_features(voice, features)
+    same(place.load("anna"), new)
+    meanwhile(lambda: other.remove("anna"))
+    assert not place.add_features(new, features)
+    assert "anna" not in place
+    place.save(new)
+    with pytest.raises(InvalidRequest, match="more than 0"):
+        place.add_features(new, features, quota=Quota(total_bytes=1000))
+
+
 @pytest.mark.parametrize(("taken", "name"), [("Anna", "anna"), ("straße", "STRASSE"), ("É", "é")])
 def test_names_that_differ_in_case_only_are_refused(place, plain_voice, taken, name):
     place.save(plain_voice(taken))

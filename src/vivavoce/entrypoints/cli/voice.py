@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table, size_text
 from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.entrypoints.cli.model import note_if_no_real_model
 from vivavoce.entrypoints.cli.output import check_writable, explaining
@@ -63,13 +63,13 @@ def add(
         name = check_voice_name(name)
         store = _store(voices)
         _refuse_taken([name], store, replace)
-        audio = decode_audio(recording, max_seconds=MAX_REFERENCE_S)
+        decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # what cannot be used is told before a model loads
     with reporter.working("extracting …"):
         from vivavoce.service.front_end import load_front_end
         from vivavoce.service.model_choice import model_folder
 
         front_end = load_front_end(model_folder(model))
-        extracted = front_end.extractor.extract(audio, transcript).named(name)
+        extracted = front_end.extractor.extract_to_keep(recording, transcript).named(name)
         store.save(dataclasses.replace(extracted, description=description, licence=licence), replace=replace)
     reporter.report(f"voice {name!r} is kept ({_seconds(extracted):.1f} s of speech); use it with --voice {name}")
     note_if_no_real_model(front_end.card, reporter)
@@ -115,10 +115,13 @@ def show(
         "speech": f"{about['speech_s']:.1f} s" if voice.has_prompt else "none, a speaker embedding only",
         "transcript": voice.transcript or ("unknown" if not voice.prompt_text else "in token ids only"),
         "model": about["model"] or _NO_MODEL[not voice.fingerprint],
+        "recording": size_text(len(voice.recording)) if voice.recording else "not kept; it fits no other model",
         "holds": f"{len(voice.prompt_text)} text tokens, {len(voice.speech_tokens)} speech tokens, "
         f"{frames} × {bins} mel, embedding of {len(voice.embedding)}",
     }
-    print_table([(field, text) for field, text in rows.items() if text and field != "speech_s"])
+    print_table(
+        [(field, text) for field, text in rows.items() if text and field not in ("speech_s", "recording_bytes")]
+    )
 
 
 @command(app, "vivavoce voice remove me", "vivavoce voice remove me --yes")
@@ -217,15 +220,17 @@ def _model_names(model: str | None) -> ModelNames:
 
 
 def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
-    """As JSON values; model: None if no model here is the one, or if any is."""
+    """As JSON values; model: one here that it was extracted for, None if there is none, or if any model will do."""
+    names = (models.of(one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     return {
         "name": voice.name,
         "speech_s": _seconds(voice),
         "transcript": voice.transcript,
         "description": voice.description,
         "licence": voice.licence,
-        "model": models.of(voice.fingerprint) if voice.fingerprint else None,
+        "model": next((name for name in names if name), None),
         "fingerprint": voice.fingerprint,
+        "recording_bytes": len(voice.recording),
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.service.audio.decoding_process import DecodingProcess
+from vivavoce.service.audio.samples import MAX_REFERENCE_S
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.pools import WorkPool
 from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
@@ -20,15 +21,16 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.text.reading import WHOLE_CHARS
+from vivavoce.service.voices.extract import kept_recording
 from vivavoce.service.voices.names import NameRules, VoiceSummary
-from vivavoce.service.voices.registry import VoiceRegistry
+from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
-LARGEST_VOICE = 1 << 20
-"""Bytes that a stored voice of 30 s takes, about."""
+LARGEST_VOICE = 2 << 20
+"""Bytes that a stored voice of 30 s takes, about: its features for one model or two, and its recording."""
 MIN_COMING = 64
 """Requests that may be on their way to the engine however few slots it has."""
 TEXT_THREADS, TEXT_S = 4, 20.0
@@ -118,7 +120,11 @@ class ModelService:
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
             return self.registry.requested(None, owner)
-        return await self._store.run(lambda: self.registry.requested(voice, owner), self.registry.built_in_of(voice))
+        find = partial(self.registry.requested, voice, owner, extract=False)
+        try:
+            return await self._store.run(find, self.registry.built_in_of(voice))
+        except ToBeExtractedError:
+            return await self._extraction.run(lambda: self._extract(voice, owner))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """The public voices, and the owner's own."""
@@ -130,6 +136,10 @@ class ModelService:
         """Extract and keep a voice."""
         await self._store.run(lambda: self.registry.check_free(owner, name, replace=replace))
         voice = changed(await self._extracted(recording), name=name, description=description)
+        if self.registry.keep_recordings:
+            decode = partial(self._decoding.decode, recording.content, max_seconds=MAX_REFERENCE_S)
+            kept = await self._extraction.run(lambda: kept_recording(recording.content, decode))
+            voice = changed(voice, recording=kept)
         return await self._store.run(lambda: self.registry.add(owner, voice, replace=replace))
 
     async def remove_voice(self, owner: str, name: str) -> None:
@@ -161,12 +171,12 @@ class ModelService:
             )
         voice = await self._text.run(lambda: self.registry.remembered(recording))
         if voice is None:
-            voice = await self._extraction.run(lambda: self._extract(recording))
+            voice = await self._extraction.run(lambda: self._extract(recording, ""))
         return voice
 
-    def _extract(self, recording: Recording) -> Voice:
+    def _extract(self, voice: str | Recording | None, owner: str) -> Voice:
         self.synthesizer.engine.check_load(streaming=True)
-        return self.registry.requested(recording, "")
+        return self.registry.requested(voice, owner)
 
 
 def open_model_service(settings: EngineProcessSettings) -> ModelService:
@@ -197,6 +207,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         rules=NameRules(voices.aliases, voices.default, voices.unknown),
         owner_quota=quota,
         public_quota=quota,
+        keep_recordings=voices.keep_recordings,
     )
     registry.warn_of_missing()
     return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding)

@@ -280,6 +280,8 @@ class VoicesSection(_Section):
     """A name that no voice has: refuse (404), or speak with the default voice."""
     quota: int = _setting(1_000, ge=0, le=100_000)
     """Voices that one owner may store, and that are public."""
+    keep_recordings: bool = True
+    """Stored voices keep their recording: another model extracts them again from it. false: they fit one."""
     max_recording_bytes: int = _setting(16 * _MIB, ge=65_536, le=1_024 * _MIB)
     """Bytes of a reference recording."""
 

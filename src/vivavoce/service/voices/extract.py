@@ -6,11 +6,12 @@ import hashlib
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,6 +30,9 @@ AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tenso
 """A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
 MAX_TRANSCRIPT_CHARS = 2_000
 """30 s of fast speech are 800; reading more takes longer than all else of a voice."""
+KEPT_AS_SENT_BYTES = 1 << 20
+"""A stored voice keeps a recording as it was sent up to here, a larger one as FLAC."""
+KEPT_RATE = 48_000
 
 
 @dataclass(eq=False)
@@ -83,6 +87,13 @@ class VoiceExtractor:
         )
         return voice.aligned(self.config.rates) if align else voice
 
+    def extract_to_keep(self, source: AudioSource, transcript: str = "") -> Voice:
+        """As `extract`; the voice keeps its recording, so that other models can use it, too."""
+        source, _ = take_recording(source)
+        content = source.getvalue() if isinstance(source, io.BytesIO) else b""
+        audio = self._read(source, "reference audio")
+        return replace(self.extract(audio, transcript), recording=kept_recording(content, lambda: audio))
+
     def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
         """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
         return self.speech_tokenizer(_resampled(self._read(source, field)))
@@ -126,3 +137,17 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
     content = io.BytesIO(data)
     content.name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)  # for messages
     return content, hashlib.sha256(data).hexdigest()
+
+
+def kept_recording(content: bytes, decode: Callable[[], Audio]) -> bytes:
+    """What a stored voice keeps of a recording: a small file's bytes as they are, else its samples as FLAC.
+
+    content: the file's bytes; b"" if there were samples only; decode: gives the samples, if they are needed.
+    """
+    if 0 < len(content) <= KEPT_AS_SENT_BYTES:
+        return content
+    audio, file = decode(), io.BytesIO()
+    rate = min(audio.sample_rate, KEPT_RATE)
+    samples = resample_sinc(audio.samples, audio.sample_rate, rate).numpy()
+    soundfile.write(file, samples / max(1.0, float(np.abs(samples).max())), rate, format="FLAC", subtype="PCM_16")
+    return file.getvalue()

@@ -85,13 +85,17 @@ class FolderStore(VoiceStore):
             return decode_voice(_read_content(path), f"voice: {name!r} in {path.name}")
         return None
 
-    def _save(self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None) -> None:
+    def _save(
+        self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
+    ) -> bool:
         name = voice.name
         with self._reporting("written"):
             folder = self._folder(owner, make=True)
             with locked(folder / _LOCK, timeout_s=self._wait_s):
                 files = _files(folder)
                 before = files.pop(name, None)
+                if expected is not None and (before is None or _content_version((folder / before).stat()) != expected):
+                    return False
                 if before is None:
                     for taken in files:
                         if folded(taken) == folded(name):
@@ -105,6 +109,7 @@ class FolderStore(VoiceStore):
                         raise quota.too_large()
                 replace_file(folder / (before or f"{name}{SUFFIX}"), content, private=True, sync=True)
             self._failure = _NO_FAILURE
+        return True
 
     def _remove(self, name: str, owner: str) -> bool:
         with self._reporting("changed"), suppress(FileNotFoundError):

@@ -55,6 +55,7 @@ local key, id, head, about, data = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local prefix, may_replace, max_voices, max_bytes = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local old = redis.call('HGET', key, 'head:' .. id)
 if old == head then return {'kept'} end
+if ARGV[9] ~= '' and (not old or string.sub(old, 1, string.len(ARGV[9])) ~= ARGV[9]) then return {'changed'} end
 if old then
   local name = string.sub(old, prefix + 1)
   if name ~= string.sub(head, prefix + 1) then return {'twin', name} end
@@ -74,10 +75,11 @@ end
 redis.call('HSET', key, 'head:' .. id, head, 'about:' .. id, about, 'data:' .. id, data, 'state', head)
 return {'kept'}
 """
-"""ARGV: id, head, about, data, bytes of a head before its name, "1" to replace, most voices (−1: any), most bytes.
+"""ARGV: id, head, about, data, bytes of a head before its name, "1" to replace, most voices (−1: any), most bytes,
+the nonce that is to be replaced ("": any).
 
-Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"many"} or {"large"}. The same head twice is
-the same save twice: the answer to the first was lost.
+Answers {"kept"}, {"taken"}, {"twin", the name that differs in case only}, {"many"}, {"large"} or {"changed"}. The same
+head twice is the same save twice: the answer to the first was lost.
 """
 
 REMOVE = """
@@ -175,12 +177,16 @@ class RedisStore(VoiceStore):
                 raise
         return None if content is None else decode_voice(content, f"voice: {name!r} in {self.label}")
 
-    def _save(self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None) -> None:
+    def _save(
+        self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
+    ) -> bool:
         name, space = voice.name, self._namespace(owner)
         head = _Head(uuid.uuid4().hex, _digest(content), name)
         about = json.dumps([name, voice.description, voice.transcript, voice.has_prompt], ensure_ascii=False)
         options = _NONCE + _DIGEST, int(replace), *((quota.voices, quota.total_bytes) if quota else (-1, -1))
-        code, *rest = self._run(space, SAVE, folded(name), "".join(head), about, content, *options)
+        code, *rest = self._run(space, SAVE, folded(name), "".join(head), about, content, *options, expected or "")
+        if code == b"changed":
+            return False
         if code in (b"taken", b"twin"):
             raise taken_name(name, *(twin.decode("utf-8", "replace") for twin in rest))
         if quota is not None and code in (b"many", b"large"):
@@ -191,6 +197,7 @@ class RedisStore(VoiceStore):
             state, heads = space.copies.state, [head]
         if head in heads:
             space.copies.put(name, content, state)
+        return True
 
     def _remove(self, name: str, owner: str) -> bool:
         space = self._namespace(owner)

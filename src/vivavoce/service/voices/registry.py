@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as changed
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -41,8 +44,15 @@ class Extractor(Protocol):
         """The voice of a recording that says `transcript`, "" if unknown; see `VoiceExtractor`."""
 
 
+class ToBeExtractedError(Exception):
+    """A stored voice has to be extracted from its recording for this model first, which takes its time."""
+
+
 class VoiceRegistry:
     """All voices of one model, for every caller. Safe between threads.
+
+    A voice that other models made is extracted once more from its recording, if it keeps that, and stored with both
+    models' features; where the store takes nothing, they stay in memory.
 
     An owner sees its own voices, then the public ones, then the model's; the first of a name is meant, else the one
     that the name stands for. The owner "" stands for the public voices. The last voices are kept in memory, and shared:
@@ -61,6 +71,7 @@ class VoiceRegistry:
         stored: int = 64,
         owner_quota: Quota = Quota(),
         public_quota: Quota = Quota(),
+        keep_recordings: bool = True,
     ) -> None:
         """Nothing is read or computed yet.
 
@@ -72,8 +83,9 @@ class VoiceRegistry:
             rules: what is meant by names that no voice has.
             recordings, stored: recordings whose voices stay in memory (half a megabyte for 30 s), and stored voices.
             owner_quota, public_quota: how much each owner may keep, and how much is kept for all.
+            keep_recordings: those who add voices are to give them their recordings.
         """
-        self.built_in = built_in
+        self.built_in, self.keep_recordings = built_in, keep_recordings
         self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
         self._owner_quota, self._public_quota = owner_quota, public_quota
         self.rules, self._aliases = rules, rules.table(built_in)
@@ -112,24 +124,25 @@ class VoiceRegistry:
             )
         return self._check(voice or self._default())
 
-    def requested(self, voice: str | Recording | None, owner: str) -> Voice:
+    def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
         """The voice that a request means: a name, a recording, or None for the default voice.
 
         Raises:
             VoiceNotFound: no voice that the owner sees has the name.
             InvalidRequest, InvalidAudio, InvalidText, VoiceStoreError: as in `resolve`.
+            ToBeExtractedError: a stored voice is to be extracted first, and `extract` is False.
         """
         if voice is None:
-            return self._check(self._default())
+            return self._check(self._default(), PUBLIC, extract)
         if isinstance(voice, Recording):
             return self._extract(voice.content, voice.transcript)
-        return self.find(voice, owner)
+        return self.find(voice, owner, extract=extract)
 
     def remembered(self, recording: Recording) -> Voice | None:
         """The voice of a recording that was extracted a short time ago; None: it has to be extracted."""
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
-    def find(self, name: str, owner: str = PUBLIC) -> Voice:
+    def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
         """The owner's own voice of that name, else the public one, the model's, or the one that the name stands for.
 
         A voice that has not changed is the same object as before, while it stays in memory. Errors as in `requested`.
@@ -139,7 +152,7 @@ class VoiceRegistry:
             found = self._default()
         if found is None:
             raise unknown_voice(name, self._names(owner))
-        return self._check(found)
+        return self._check(found, owner, extract)
 
     def built_in_of(self, name: str | None) -> Voice | None:
         """The model's voice that a name means if no stored one has it; needs no store."""
@@ -186,8 +199,7 @@ class VoiceRegistry:
             VoiceStoreError: the store refuses, or cannot be reached: the voice is not known to be kept.
         """
         voice = self._check(voice).named(check_voice_name(voice.name))
-        quota = self._public_quota if owner == PUBLIC else self._owner_quota
-        self._store.save(voice, owner, replace=replace, quota=quota)
+        self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
         return _summary(voice, "stored", public=owner == PUBLIC)
 
     def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
@@ -243,14 +255,49 @@ class VoiceRegistry:
             return voice
         raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
 
-    def _check(self, voice: Voice) -> Voice:
-        """The voice itself, unless it is known to be of another model."""
-        if voice.fingerprint and voice.fingerprint != self._fingerprint:
+    def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
+        """The voice itself, unless it is known to be of another model: then what this model extracts from it."""
+        if not voice.fingerprint or voice.fingerprint == self._fingerprint:
+            return voice
+        own = voice.of(self._fingerprint)
+        if own is None and not voice.recording:
             raise InvalidRequest(
                 f"voice: {voice.label} was extracted for another model ({excerpt(voice.fingerprint)}, this one is "
                 f"{self._fingerprint!r}); extract it again from its recording"
             )
-        return voice
+        if own is None:
+            key = owner, voice.name, voice.transcript, hashlib.sha256(voice.recording).digest()
+            own = self._extracted.find(key)
+            if own is None and not extract:
+                raise ToBeExtractedError
+            own = own or self._extracted.get(key, partial(self._extract_again, voice, owner))
+        return own
+
+    def _extract_again(self, voice: Voice, owner: str) -> Voice:
+        """The voice with this model's features, which are stored beside the others' wherever it came from."""
+        features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
+        features = changed(features, fingerprint=self._fingerprint)
+        told = {"name": voice.name, "model": self._fingerprint}
+        try:
+            places = dict.fromkeys((owner, PUBLIC))
+            kept = any(self._store.add_features(voice, features, one, self._quota(one)) for one in places)
+            log.info("voice %(name)r is extracted for model %(model)s, too", {**told, "kept": kept})
+        except VivavoceError as error:
+            log.warning(
+                "voice %(name)r is extracted for model %(model)s, but stays in memory only: %(error)s",
+                {**told, "error": error},
+            )
+        own = voice.including(features).of(self._fingerprint)
+        assert own is not None
+        return own
+
+    def _stored(self, name: str, namespace: str) -> Voice:
+        """The stored voice as it stays in memory: with this model's features alone, if it has them."""
+        voice = self._store.load(name, namespace)
+        return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
+
+    def _quota(self, owner: str) -> Quota:
+        return self._public_quota if owner == PUBLIC else self._owner_quota
 
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
         """The voice `name` of the first that has it: the owner, the public ones, the model; else the one it stands for.
@@ -267,7 +314,7 @@ class VoiceRegistry:
                 continue
             if version is not None:
                 # A voice that is replaced between the two calls is merely kept under a version that never comes back.
-                return self._loaded.get((namespace, name, version), partial(self._store.load, name, namespace))
+                return self._loaded.get((namespace, name, version), partial(self._stored, name, namespace))
         found = self.built_in.get(name)
         if found is None and aliases and name in self._aliases:
             found = self._find(self._aliases[name], owner, aliases - 1)

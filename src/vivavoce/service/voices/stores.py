@@ -17,15 +17,16 @@ from vivavoce.service.voices.voice import Voice, encode_voice
 
 MEBIBYTE = 1 << 20
 
+_ATTEMPTS = 8
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """The most voices of one owner, and the most bytes of them together; a voice of 30 s takes about one MiB."""
+    """The most voices of one owner, and the most bytes of them together; one of 30 s takes 1 to 2 MiB."""
 
     voices: int = 1_000
-    total_bytes: int = 1_024 * MEBIBYTE
+    total_bytes: int = 2_048 * MEBIBYTE
 
     def too_many(self) -> InvalidRequest:
         """The error for one voice more than the limit."""
@@ -74,6 +75,23 @@ class VoiceStore(ABC):
         voice = voice.named(check_voice_name(voice.name))
         self._save(voice, encode_voice(voice), owner, replace, quota)
 
+    def add_features(self, voice: Voice, features: Voice, owner: str = PUBLIC, quota: Quota | None = None) -> bool:
+        """Add what another model extracted from a stored voice's recording, beside what others add at the same time.
+
+        False: the owner has no such voice any more, or one of another recording. Errors as in `save`.
+        """
+        for _ in range(_ATTEMPTS):
+            version = self.version(voice.name, owner)
+            stored = None if version is None else self._load(voice.name, owner)
+            if version is None or stored is None or stored.recording != voice.recording:
+                return False
+            if stored.of(features.fingerprint) is not None:
+                return True
+            whole = stored.named(voice.name).including(features)
+            if self._save(whole, encode_voice(whole), owner, True, quota, version):
+                return True
+        return False
+
     def remove(self, name: str, owner: str = PUBLIC) -> None:
         """Delete a voice; errors as in `load`."""
         name = check_voice_name(name)
@@ -113,7 +131,10 @@ class VoiceStore(ABC):
     def _load(self, name: str, owner: str) -> Voice | None: ...
 
     @abstractmethod
-    def _save(self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None) -> None: ...
+    def _save(
+        self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
+    ) -> bool:
+        """expected: the version that is to be replaced; False: there is another one by now, which stays."""
 
     @abstractmethod
     def _remove(self, name: str, owner: str) -> bool:

@@ -1,7 +1,8 @@
 """A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
 
 Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
-the format's name and its version. Such a file holds numbers and strings only: reading it runs nothing.
+the format's name and its version. A file of version 2 also has the recording (uint8, an audio file's bytes), and the
+features for other models, `1/embedding` and so on. All of it is numbers and strings: reading it runs nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,14 @@ MAX_EMBEDDING = 4_096
 MAX_PROMPT_TEXT = 4_000
 """Text ids: 30 s of fast speech, written byte by byte, are fewer."""
 
+MAX_RECORDING_BYTES = 4 * 1024 * 1024
+"""30 s of mono in 16 bits at 48 kHz are 2.75 MiB."""
+MAX_SETS = 4
+"""Models whose features one voice holds."""
+
 FORMAT = "vivavoce-voice"
-VERSION = "1"
+PLAIN, WHOLE = VERSIONS = ("1", "2")
+"""Of files without a recording and other models' features, which older programs read, too; and of those with them."""
 
 MAX_VOICE_BYTES = 16 * 1024 * 1024
 """More than the largest voice within the bounds takes; no more of a file is ever read."""
@@ -82,6 +89,10 @@ class Voice:
     """[frames, bins] float32 at the model's mel rate."""
     description: str = ""
     licence: str = ""
+    recording: bytes = b""
+    """What it was extracted from, an audio file's bytes, for models that need it later; b"" if it is not kept."""
+    others: tuple[Voice, ...] = ()
+    """The features for other models, the latest last: of each its tensors, text ids and fingerprint count."""
 
     def __repr__(self) -> str:
         return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
@@ -108,6 +119,16 @@ class Voice:
     def named(self, name: str) -> Voice:
         """The same voice under another name."""
         return replace(self, name=name)
+
+    def of(self, fingerprint: str) -> Voice | None:
+        """The voice with that model's features alone and without its recording; None if it has none for the model."""
+        told = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
+        found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
+        return next((replace(one, **told, recording=b"", others=()) for one in found), None)
+
+    def including(self, features: Voice) -> Voice:
+        """The voice with another model's features beside its own; the oldest of the others' make room."""
+        return replace(self, others=(*self.others, features)[1 - MAX_SETS :])
 
 
 def check_fits(voice: Voice, config: ModelConfig) -> None:
@@ -143,9 +164,16 @@ def encode_voice(voice: Voice) -> bytes:
     """
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
-    arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
-    metadata = {"format": FORMAT, "version": VERSION, **{key: getattr(voice, key) for key in _STRINGS}}
-    return save({**arrays, "prompt_text": np.array(voice.prompt_text, np.int64)}, metadata=metadata)
+    arrays = {}
+    for number, one in enumerate((voice, *voice.others)):
+        for key in _TENSORS[:-1]:
+            arrays[_key(number, key)] = np.ascontiguousarray(_array(getattr(one, key)))
+        arrays[_key(number, "prompt_text")] = np.array(one.prompt_text, np.int64)
+    metadata = {"format": FORMAT, "version": PLAIN, **{key: getattr(voice, key) for key in _STRINGS}}
+    if voice.recording or voice.others:
+        arrays["recording"] = np.frombuffer(voice.recording, np.uint8)
+        metadata |= {"version": WHOLE, "others": json.dumps([one.fingerprint for one in voice.others])}
+    return save(arrays, metadata=metadata)
 
 
 def decode_voice(data: bytes, label: str) -> Voice:
@@ -159,22 +187,46 @@ def decode_voice(data: bytes, label: str) -> Voice:
     metadata = _metadata(_read_header(io.BytesIO(data)))
     if metadata is None:
         raise VoiceStoreError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
-    if metadata["version"] != VERSION:
+    if metadata["version"] not in VERSIONS:
         raise VoiceStoreError(
-            f"{label} has format version {excerpt(metadata['version'])}, this program reads {VERSION}; update vivavoce"
+            f"{label} has format version {excerpt(metadata['version'])}, this program reads {' and '.join(VERSIONS)}; "
+            "update vivavoce"
         )
     try:
         tensors = load(data)
+        fingerprints = json.loads(metadata["others"])
     except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise VoiceStoreError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None
-    text_ids = tensors.pop("prompt_text", torch.zeros(()))
-    if {*tensors, "prompt_text"} != set(_TENSORS) or text_ids.dtype != torch.int64 or text_ids.dim() != 1:
-        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
+    try:
+        recording = _plain(tensors.pop("recording", torch.zeros(0, dtype=torch.uint8)), torch.uint8)
+        first, *others = (_taken(tensors, number, fp) for number, fp in enumerate(["", *fingerprints]))
+        if tensors or any(not isinstance(fp, str) for fp in fingerprints):
+            raise ValueError
+    except (LookupError, TypeError, ValueError):
+        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}") from None
     strings = {key: metadata[key] for key in _STRINGS}
-    voice = Voice(**tensors, **strings, prompt_text=tuple(text_ids.tolist()))  # type: ignore[arg-type]
+    whole: dict[str, Any] = {**strings, "recording": recording.numpy().tobytes(), "others": tuple(others)}
+    voice = replace(first, **whole)
     for problem in _problems(voice):
         raise VoiceStoreError(f"{label} {problem}; {_AGAIN}")
     return voice
+
+
+def _key(number: int, part: str) -> str:
+    return f"{number}/{part}" if number else part
+
+
+def _taken(tensors: dict[str, Tensor], number: int, fingerprint: str) -> Voice:
+    """One model's features, which leave `tensors`; LookupError, ValueError: they are not there, or something else."""
+    own: dict[str, Any] = {key: tensors.pop(_key(number, key)) for key in _TENSORS}
+    text_ids = _plain(own.pop("prompt_text"), torch.int64)
+    return Voice(**own, prompt_text=tuple(text_ids.tolist()), fingerprint=fingerprint)
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype != dtype or tensor.dim() != 1:
+        raise ValueError
+    return tensor
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
@@ -205,7 +257,8 @@ def _metadata(header: Any) -> dict[str, str] | None:
     try:
         metadata = header["__metadata__"]
         known = {key: metadata[key] for key in ("format", "version", *_STRINGS)}
-    except (LookupError, TypeError):
+        known["others"] = metadata.get("others", "[]")
+    except (LookupError, TypeError, AttributeError):
         return None
     is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
     return known if is_voice else None
@@ -213,6 +266,21 @@ def _metadata(header: Any) -> dict[str, str] | None:
 
 def _problems(voice: Voice) -> Iterator[str]:
     """What is wrong with the voice, as predicates of a sentence; each holds only if those before it do not."""
+    for one in (voice, *voice.others):
+        yield from _problems_of_features(one)
+    if len(voice.others) >= MAX_SETS:
+        yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
+    if len(voice.recording) > MAX_RECORDING_BYTES:
+        yield f"has a recording of {len(voice.recording)} bytes, more than {MAX_RECORDING_BYTES}"
+    for part in _STRINGS:
+        text: str = getattr(voice, part)
+        if len(text) > MAX_TEXT_CHARS:
+            yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            yield f"has a {part} with half of a surrogate pair"
+
+
+def _problems_of_features(voice: Voice) -> Iterator[str]:
     for part, tensor, dtype, limits in (
         ("embedding", voice.embedding, torch.float32, (MAX_EMBEDDING,)),
         ("speech tokens", voice.speech_tokens, torch.int32, (MAX_SPEECH_TOKENS,)),
@@ -233,12 +301,6 @@ def _problems(voice: Voice) -> Iterator[str]:
         yield "has token ids outside of 0 … 2147483647"
     if (len(voice.speech_tokens) > 0) != (voice.mel.numel() > 0):
         yield f"has {len(voice.speech_tokens)} speech tokens, but {len(voice.mel)} mel frames"
-    for part in _STRINGS:
-        text: str = getattr(voice, part)
-        if len(text) > MAX_TEXT_CHARS:
-            yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            yield f"has a {part} with half of a surrogate pair"
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

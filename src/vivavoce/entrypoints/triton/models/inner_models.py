@@ -20,7 +20,8 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.entrypoints.triton.models.backend import InnerError, ask_inner, checked, inner_request, output
-from vivavoce.models.features import PROMPT_MEL_RATE, prompt_mel
+from vivavoce.models.features import PROMPT_MEL_RATE, SAMPLE_RATE, prompt_mel
+from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.audio.samples import Audio, Samples
 from vivavoce.service.text.frontend import TextFrontEnd
@@ -206,7 +207,10 @@ class StagedExtractor:
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
         """The voice of a recording, its tokens and mel cut to the same duration; `InnerError`: an encoder failed."""
-        assert isinstance(source, Audio)
+        if not isinstance(source, Audio):  # of a stored voice that another model made
+            assert not isinstance(source, tuple)
+            audio = decode_audio(source)
+            source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)
         normalised = self._text.normalize(transcript)
         tokens = self._threads.submit(self._speech_tokens, source.samples)
         wave = resample_sinc(source.samples, source.sample_rate, PROMPT_MEL_RATE)
