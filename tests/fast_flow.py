@@ -9,8 +9,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from vivavoce.checkpoint.config import DiTConfig
 from vivavoce.models.build import Models
-from vivavoce.models.flow import packed_encoder, packed_unet
+from vivavoce.models.flow import packed_dit, packed_encoder, packed_unet
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.flow.packed_encoder import EncoderCuts
 from vivavoce.models.flow.packed_unet import Cuts
@@ -25,11 +26,14 @@ COARSE = Cuts(AttentionTile(64, 4, 3), ConvTile(256, 64, 4, 3), ProductTile(256,
 
 
 def with_small_flow(models: Models) -> Models:
-    """The models with a flow of two steps, three levels and random weights."""
+    """The models with a flow of two steps, three levels or one block, and random weights."""
     torch.manual_seed(0)
     given = models.config.flow
-    estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
-    encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
+    if isinstance(given.estimator, DiTConfig):
+        estimator, encoder = replace(given.estimator, size=16, num_blocks=1, num_heads=2, head_dim=16), given.encoder
+    else:
+        estimator = replace(given.estimator, channels=16, num_blocks=1, num_mid_blocks=1, num_heads=1, head_dim=16)
+        encoder = replace(given.encoder, num_blocks=1, num_up_blocks=1)
     config = replace(given, num_steps=2, estimator=estimator, encoder=encoder)
     flow = Flow(config).eval().requires_grad_(False)
     return replace(models, config=replace(models.config, flow=config), flow=flow)
@@ -77,9 +81,11 @@ def quick_interpreter():
 def coarse_cuts():
     """The fewest programs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_unet, "cuts_of", lambda frames, *, invariant: COARSE)
-        patch.setattr(packed_encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)
-        patch.setattr(packed_unet, "NORM_ROWS", 256)
+        for estimator in (packed_unet, packed_dit):
+            patch.setattr(estimator, "cuts_of", lambda frames, *, invariant: COARSE)
+            patch.setattr(estimator, "NORM_ROWS", 256)
+        for encoder in (packed_encoder, packed_dit):
+            patch.setattr(encoder, "encoder_cuts", lambda tokens, *, invariant: COARSE_ENCODER)
         patch.setattr(flow_attention, "_FRAMES", 128)
         yield
 

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--offline", type=int, metavar="N")
     parser.add_argument("--after", type=float, default=8.0, metavar="S", help="seconds of load before looking")
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--model", type=Path, default=Path("/tmp/vivavoce-release"))
+    parser.add_argument("--model", type=Path, default=Path("/tmp/vivavoce-v2-release"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chrome", type=Path)
     options = parser.parse_args()

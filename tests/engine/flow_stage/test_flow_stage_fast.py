@@ -36,6 +36,12 @@ def small(models):
     return with_small_flow(models)
 
 
+@pytest.fixture(scope="module", params=["v2", "v3"])
+def either(request, small):
+    """Small flows of both generations."""
+    return small if request.param == "v2" else with_small_flow(request.getfixturevalue("models_v3"))
+
+
 @pytest.fixture
 def ordered():
     with products_in_order():
@@ -74,15 +80,15 @@ CROWDED = ([((30, 1), [4]), ((45, 0), [6, 1]), ((0, 0), [20])], [([0, 1, 2], "pr
         pytest.param(MIXED, 0, False, 0, id="without_state_and_lookahead"),
     ],
 )
-def test_a_schedule_gives_what_the_plain_stage_gives(small, schedule, pages, apart, ahead):
-    fast = mels_of(stage_of(small, pages, kernels=True), schedule, apart=apart, ahead=ahead)
-    for mel, expected in zip(fast, mels_of(stage_of(small, 40), schedule, apart=False, ahead=ahead), strict=True):
+def test_a_schedule_gives_what_the_plain_stage_gives(either, schedule, pages, apart, ahead):
+    fast = mels_of(stage_of(either, pages, kernels=True), schedule, apart=apart, ahead=ahead)
+    for mel, expected in zip(fast, mels_of(stage_of(either, 40), schedule, apart=False, ahead=ahead), strict=True):
         check(mel, expected)
 
 
 @pytest.mark.parametrize("attention", [AttentionMode.FULL, AttentionMode.GRID])
-def test_whole_rows(small, attention):
-    fast, plain = stage_of(small, 0, kernels=True), stage_of(small, 0)
+def test_whole_rows(either, attention):
+    fast, plain = stage_of(either, 0, kernels=True), stage_of(either, 0)
     given = [(voice(30), 1), (voice(0), 31), (voice(2), 1)]
     made, expected = (
         run(stage, [FlowChunk(stage.open(v), TOKENS[: hop + 3], hop, attention) for v, hop in given])
@@ -100,8 +106,8 @@ def test_jobs_take_turns_in_the_same_buffers(small):
         check(mel, say(plain, plain.open(one), TOKENS[:40], hop, BLOCKS))
 
 
-def test_what_pages_and_buffers_held_before_does_not_matter(small):
-    stage, plain = stage_of(small, 6, kernels=True), stage_of(small, 6)
+def test_what_pages_and_buffers_held_before_does_not_matter(either):
+    stage, plain = stage_of(either, 6, kernels=True), stage_of(either, 6)
     for buffer in stage.pool.buffers:
         buffer.keys[1:] = float("nan")
         buffer.tails[1:] = float("nan")
@@ -145,7 +151,7 @@ def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
         check(mel, expected)
 
 
-def test_deterministic_rows_are_equal_to_the_bit(small, ordered):
+def test_deterministic_rows_are_equal_to_the_bit(either, ordered):
     """Alone and in company, with state and without."""
     hops = [7, 4]
     conditionings = [voice(30), voice(0)]
@@ -158,13 +164,13 @@ def test_deterministic_rows_are_equal_to_the_bit(small, ordered):
             mels.append(run(stage, work)[-1])
         return torch.cat(mels)
 
-    alone = stage_of(small, 20, kernels=True, deterministic=True)
+    alone = stage_of(either, 20, kernels=True, deterministic=True)
     expected = speak(alone, alone.open(conditionings[0]), [])
-    check(expected, speak(plain := stage_of(small, 20), plain.open(conditionings[0]), []))
-    together = stage_of(small, 20, kernels=True, deterministic=True)
+    check(expected, speak(plain := stage_of(either, 20), plain.open(conditionings[0]), []))
+    together = stage_of(either, 20, kernels=True, deterministic=True)
     company = [together.open(one) for one in conditionings[1:]]
     assert torch.equal(speak(together, together.open(conditionings[0]), company), expected)
-    forgetful = stage_of(small, 0, kernels=True, deterministic=True)
+    forgetful = stage_of(either, 0, kernels=True, deterministic=True)
     assert torch.equal(speak(forgetful, forgetful.open(conditionings[0]), []), expected)
 
 
