@@ -27,6 +27,7 @@ import torch
 from tests.engine.engine_helpers import MUTE, Fault, FixedCosts, arriving, assert_clean, feed, given, offline, segment
 from tests.engine.engine_helpers import stream as streamed
 from tests.engine.engine_helpers import voice as some_voice
+from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowBatch, FlowStream
@@ -312,14 +313,16 @@ def main() -> int:
     """Parse, run, print."""
     default = Plan()
     parser = argparse.ArgumentParser("python -m tests.soak", description=__doc__)
+    parser.add_argument("--generation", type=Generation, default=Generation.V2, help="of the models: v2 or v3")
     parser.add_argument("--requests", type=int, default=default.requests)
     parser.add_argument("--users", type=int, default=default.users, help="threads that ask at the same time")
     parser.add_argument("--cancels", type=float, default=default.cancels, help="share of the users who leave")
     parser.add_argument("--faults", type=int, default=default.faults, help="one of so many calls fails; 0: none does")
-    options = parser.parse_args()
+    options = vars(parser.parse_args())
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        models = build_models(make_babble_checkpoint(Path(folder) / "babble"), torch.device("cpu"))
-    report = soak(models, Plan(**vars(options)))
+        checkpoint = make_babble_checkpoint(Path(folder) / "babble", options.pop("generation"))
+        models = build_models(checkpoint, torch.device("cpu"))
+    report = soak(models, Plan(**options))
     print(report)
     return 1 if report.broken else 0

@@ -21,7 +21,6 @@ from tests.engine.flow_stage.flow_oracle import (
 )
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, PromptPrefill
 
-pytestmark = BOTH
 BLOCKS = AttentionMode.BLOCKS
 TOKENS = speech(250)
 
@@ -54,6 +53,7 @@ def schedules(draw):
     return streams, batches
 
 
+@BOTH
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(schedule=schedules(), pages=st.sampled_from([0, 3, 8, 40]), ahead=st.sampled_from([3, 3, 2, 1, 0]))
 def test_any_schedule_in_any_company_computes_the_same(models, schedule, pages, ahead):
@@ -71,6 +71,7 @@ def test_any_schedule_in_any_company_computes_the_same(models, schedule, pages, 
     assert used(stage) == 0
 
 
+@BOTH
 def test_a_chunk_computes_its_own_frames_only(models):
     stage, hops = stage_of(models, 20), [18, 25, 40, 1]
     assert sum(buffer.page_bytes for buffer in stage.pool.buffers) == page_bytes(models)
@@ -80,6 +81,7 @@ def test_a_chunk_computes_its_own_frames_only(models):
     assert used(stage) == -(-(30 + sum(hops)) // 25)
 
 
+@BOTH
 def test_a_batch_of_chunks_and_prompts(models):
     stage = stage_of(models, 40)
     first, second, third = (stage.open(voice(prompt)) for prompt in (30, 60, 0))
@@ -93,6 +95,7 @@ def test_a_batch_of_chunks_and_prompts(models):
     assert stage.planner.prompt_hits == 1
 
 
+@BOTH
 def test_voices_of_the_same_content_share_their_pages(models):
     stage = stage_of(models, 20)
     one, other, stranger = stage.open(voice(60)), stage.open(voice(60)), stage.open(voice(60, seed=1))
@@ -148,6 +151,7 @@ def test_the_prompt_used_least_recently_gives_way(models):
     assert not stage.lacks_prompt(stage.open(voice(30, 0)))
 
 
+@BOTH
 def test_a_full_pool_recomputes(models):
     stage = stage_of(models, 4)
     lucky, poor = stage.open(voice(30)), stage.open(voice(28))
@@ -170,6 +174,7 @@ def test_a_stream_that_outgrows_the_pool_frees_its_pages(models):
     assert stage.planner.recomputed == 2
 
 
+@BOTH
 def test_an_abandoned_batch_leaves_no_trace(models):
     stage = stage_of(models, 20)
     stream, other = stage.open(voice(30)), stage.open(voice(60))
@@ -185,6 +190,7 @@ def test_an_abandoned_batch_leaves_no_trace(models):
     check(speak(stage, stream, TOKENS, [12]), expected_of(models, 30, 10, 12)[20:])
 
 
+@BOTH
 def test_a_step_that_fails_abandons_the_batch(models, monkeypatch):
     stage = stage_of(models, 20)
     stream = stage.open(voice(30))
@@ -255,6 +261,7 @@ def test_two_batches_may_compute_the_same_prompt(models):
     check(speak(stage, streams[1], TOKENS, [8]), expected_of(models, 30, 8))
 
 
+@BOTH
 def test_what_a_page_held_before_does_not_matter(models):
     stage = stage_of(models, 2)
     # All that a stream leaves in its pages may be spoilt, be it by an overflow in half precision.
