@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.model import make_model, origin, reader
+from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
@@ -74,13 +75,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--generation", choices=[one.value for one in Generation], default="v2")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=100)
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
-    model = make_model(
-        options.model or Path(f"/tmp/vivavoce-{'release' if cuda else 'tiny'}"), RELEASE if cuda else TINY
-    )
+    folder = options.model or Path(f"/tmp/vivavoce-{options.generation}-{'release' if cuda else 'tiny'}")
+    model = make_model(folder, RELEASE if cuda else TINY, Generation(options.generation))
     device = torch.device("cuda" if cuda else "cpu")
     found: dict[str, Any] = origin("benchmarks.gpu.determinism", device)
     for deterministic in (False, True):

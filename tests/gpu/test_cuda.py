@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +44,21 @@ def exact_products() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = before
 
 
+@pytest.fixture(scope="module", params=["babble", "babble_v3"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Each generation's."""
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def cuda(babble) -> Models:
-    return build_models(babble, CUDA)
+def cuda(folder) -> Models:
+    return build_models(folder, CUDA)
+
+
+@pytest.fixture(scope="module")
+def models(folder) -> Models:
+    return build_models(folder, torch.device("cpu"))
 
 
 def texts(conditioning: Conditioning) -> list[SegmentRequest]:
@@ -98,18 +111,18 @@ def test_float32_mel_equals_the_cpu(cuda, models, conditioning, attention):
 
 @pytest.mark.parametrize("dtype", HALVES)
 @torch.inference_mode()
-def test_sixteen_bit_mel_is_near(babble, models, conditioning, dtype):
+def test_sixteen_bit_mel_is_near(folder, models, conditioning, dtype):
     tokens = given(conditioning, 120).speech_tokens
-    halved = build_models(babble, CUDA, dtype)
+    halved = build_models(folder, CUDA, dtype)
     ours, theirs = (stage_mel(one, conditioning, tokens, True, False).cpu() for one in (halved, models))
     assert (ours - theirs).square().mean().sqrt() < 0.05 * theirs.square().mean().sqrt()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("policy", [None, POLICY, ChunkPolicy.official()])
-def test_sixteen_bit_speaks(babble, conditioning, dtype, policy):
+def test_sixteen_bit_speaks(folder, conditioning, dtype, policy):
     request = given(conditioning, 75)
-    with Engine(build_models(babble, CUDA, dtype), SETTINGS) as engine:
+    with Engine(build_models(folder, CUDA, dtype), SETTINGS) as engine:
         chunks = list(engine.submit(EngineRequest((request,), policy)))
     samples = np.concatenate([chunk.samples for chunk in chunks])
     assert chunks[-1].final
