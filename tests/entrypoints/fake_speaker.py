@@ -88,8 +88,8 @@ class FakeStream:
                         raise EngineStopped("engine: it broke")
                     piece = samples[start : start + CHUNK_LETTERS * SAMPLES_PER_LETTER]
                     pieces += 1
-                    audio_s += len(piece) / RATE
-                    yield AudioChunk(piece, RATE, segment=given - 1)
+                    audio_s += len(piece) / self.sample_rate
+                    yield AudioChunk(piece, self.sample_rate, segment=given - 1)
                 spoken += 1
             offset += len(text)
         reason = FinishReason.CANCELLED if self.cancelled.is_set() else FinishReason.STOP
@@ -122,13 +122,15 @@ class FakeSpeaker:
     is_ready: bool = True
     stuck: bool = False
     voice_store: str = "ok"
+    rate: int = RATE
+    """Of its samples, which stay the same: a letter is then more than a hundredth of a second, or less."""
     orders: list[SpeechRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)
 
     @property
     def about(self) -> ModelAbout:
-        return ModelAbout("fake", "a tone", RATE, demo=True)
+        return ModelAbout("fake", "a tone", self.rate, demo=True)
 
     @property
     def ready(self) -> bool:
@@ -144,7 +146,7 @@ class FakeSpeaker:
         if isinstance(order.voice, str) and order.voice not in {v.name for v in await self.voices(order.owner)}:
             raise VoiceNotFound(f"voice: {order.voice!r} is not registered (known: anna)")
         self.orders.append(order)
-        self.streams.append(FakeStream(order, self.gate, self.fails_after, self.ends_with))
+        self.streams.append(FakeStream(order, self.gate, self.fails_after, self.ends_with, self.rate))
         return self.streams[-1]
 
     async def voices(self, owner: str) -> list[VoiceSummary]:

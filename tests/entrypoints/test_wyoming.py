@@ -125,16 +125,17 @@ async def test_it_says_what_it_speaks() -> None:
         assert await heard(client, Synthesize(TEXT)) == spoken(TEXT)  # on the same connection
 
 
-async def test_a_text_is_spoken_and_one_after_it() -> None:
-    async with home() as served, served.client() as client:
+@pytest.mark.parametrize("rate", [RATE, 22_050])
+async def test_a_text_is_spoken_and_one_after_it(rate: int) -> None:
+    async with home(FakeSpeaker(rate=rate)) as served, served.client() as client:
         for text in (TEXT, "Grüß Gott."):
             await client.write_event(Synthesize(text, SynthesizeVoice("anna")).event())
             events = await until(client, AudioStop)
             start = AudioStart.from_event(events[0])
-            assert (start.rate, start.width, start.channels) == (RATE, 2, 1)
+            assert (start.rate, start.width, start.channels) == (rate, 2, 1)
             assert audio_of(events) == spoken(text)
             samples = len(spoken(text)) // 2
-            assert AudioStop.from_event(events[-1]).timestamp == samples * 1000 // RATE
+            assert AudioStop.from_event(events[-1]).timestamp == samples * 1000 // rate
         assert [order.voice for order in served.speaker.orders] == ["anna", "anna"]
         both = await heard(client, Synthesize("One."), Synthesize("Two!"))
         assert (both, audio_of(await until(client, AudioStop))) == (spoken("One."), spoken("Two!"))

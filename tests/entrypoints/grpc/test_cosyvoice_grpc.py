@@ -65,7 +65,7 @@ def wav(samples: bytes) -> bytes:
     ids=["sft", "zero_shot", "cross_lingual", "instruct"],
 )
 async def test_every_request_is_spoken(content: bytes, order: SpeechRequest) -> None:
-    async with calling() as caller:
+    async with calling(FakeSpeaker(rate=22_050)) as caller:  # the wire tells no rate: it is the model's
         pieces = await caller.hear(content)
     assert caller.speaker.orders == [order]
     assert len(pieces) == 3  # within one sentence

@@ -119,6 +119,24 @@ def test_the_rate_may_be_chosen(server: Served, name: str, fields: dict[str, Any
     assert (refused["param"], refused["code"]) == ("sample_rate", "invalid_request")
 
 
+def test_a_model_of_another_rate_is_heard_as_fast_and_as_high(server: Served) -> None:
+    """Headers and types tell 22.05 kHz; samples without a header are of 24 kHz, OpenAI's rate, unless asked for."""
+    with serving(build_app, lambda: make_state(FakeSpeaker(rate=22_050))) as slower:
+        samples, rate = soundfile.read(io.BytesIO(speech(slower, response_format="wav").content))
+        assert (len(samples), rate) == (LENGTH, 22_050)
+        for name in ("mp3", "opus", "aac", "flac"):
+            with av.open(io.BytesIO(speech(slower, response_format=name).content)) as container:
+                seconds = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+            assert seconds == pytest.approx(LENGTH / 22_050, abs=0.1)
+        bare, asked = speech(slower, response_format="pcm"), speech(slower, response_format="pcm", sample_rate=22_050)
+        assert bare.headers["content-type"] == "audio/pcm; rate=24000; channels=1"
+        assert len(bare.content) == pytest.approx(2 * LENGTH * 24_000 / 22_050, abs=4)
+        assert asked.content == speech(server, response_format="pcm").content
+        assert verdict_of(slower, asked)["audio_seconds"] == pytest.approx(LENGTH / 22_050)
+        (told,) = httpx.get(f"{slower.url}/v1/models").json()["data"][:1]
+        assert told["sample_rate"] == 22_050
+
+
 def test_the_openai_package_streams(server: Served) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused")
     with client.audio.speech.with_streaming_response.create(

@@ -56,21 +56,22 @@ async def test_the_rate_may_be_chosen_and_marks_stay_what_they_are() -> None:
         assert errors_of(await answered(client, start(sample_rate=11_025), until="error"), "param") == ["sample_rate"]
 
 
-async def test_the_simplest_client_gets_its_samples_and_a_verdict() -> None:
-    async with connected() as (client, _):
+@pytest.mark.parametrize("rate", [24_000, 22_050])
+async def test_the_simplest_client_gets_its_samples_and_a_verdict(rate: int) -> None:
+    async with connected(FakeSpeaker(rate=rate)) as (client, _):
         replies = await answered(client, text("Hello."), END)
         identity = replies[0]["request_id"]
         assert replies[0] == {
             "type": "started",
             "request_id": identity,
-            "sample_rate": 24_000,
+            "sample_rate": rate,
             "response_format": "pcm",
         }
         assert audio_of(replies) == pcm(6)
         assert replies[-1]["verdict"] == {
             "request_id": identity,
             "finish_reason": "stop",
-            "audio_seconds": 0.06,
+            "audio_seconds": round(6 * 240 / rate, 6),
             "segments_spoken": 1,
             "segments_given": 1,
             "error": None,

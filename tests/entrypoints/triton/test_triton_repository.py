@@ -42,7 +42,7 @@ OUR_INPUTS = {
 SPEAKING_PARAMETERS = {"decoupled", "dynamic_chunk_strategy", "use_spk2info_cache", "default_voice", "voices_dir"}
 OUR_PARAMETERS = {
     "cosyvoice2": SPEAKING_PARAMETERS | {"triton_backend"},
-    "vivavoce": SPEAKING_PARAMETERS,
+    "vivavoce": SPEAKING_PARAMETERS | {"sample_rate"},
     "token2wav": {"default_voice", "memory_gb"},
     "tensorrt_llm": {"model_dir", "llm_backend", "decoupled"},
 }

@@ -198,6 +198,7 @@ def test_an_answer_that_cannot_be_sent_ends_the_request(streaming, monkeypatch, 
         ({"dynamic_chunk_strategy": "now_and_then"}, InvalidRequest, "'now_and_then' is unknown"),
         ({"use_spk2info_cache": "maybe"}, InvalidRequest, "use_spk2info_cache: 'maybe'"),
         ({"device": "abacus"}, InvalidRequest, "device: 'abacus'"),
+        ({"sample_rate": "22050"}, InvalidRequest, "sample_rate: 22050 in config.pbtxt, the model speaks at 24000"),
         ({"default_voice": "nobody"}, VoiceNotFound, "nobody"),
     ],
 )

@@ -23,6 +23,8 @@ from vivavoce.service.operations.request_log import RequestRecord
 from vivavoce.service.speaker import ModelAbout
 
 DOOR = "openai"
+PCM_RATE = 24_000
+"""Of samples without a header: OpenAI's clients play them at this rate, whatever the model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
 SPEECH = {
     "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
@@ -123,7 +125,8 @@ async def spoken(
     """The answer to these fields, and to a recording that came beside them."""
     dispatcher = state_of(request).dispatcher
     wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
-    output = parse_format(fields.response_format, fields.sample_rate)
+    rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
+    output = parse_format(fields.response_format, rate)
     form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
     return await speak(
         request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type

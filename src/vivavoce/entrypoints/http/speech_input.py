@@ -83,7 +83,7 @@ class CommonFields(BaseModel):
     )
     sample_rate: int | None = Field(
         None,
-        description="Samples per second of the audio. Default: the model's, 8000 for ulaw and alaw.",
+        description="Samples per second. Default: the model's; 8000 for ulaw and alaw, 24000 for pcm over HTTP.",
         json_schema_extra={"enum": [None, *SAMPLE_RATES]},
     )
     speed: float = Field(1.0, ge=0.25, le=4.0, description="The pitch stays. Beyond 0.5 … 2 it is one of these.")
@@ -95,7 +95,7 @@ class CommonFields(BaseModel):
         None, description="Whose rules read numbers and dates out. Default: told from the text."
     )
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
-        None, description="How the stream is cut into chunks. Default: low_latency."
+        None, description="How the stream is cut into chunks. Default: low_latency; CosyVoice 1 has official only."
     )
     prompt_audio: str | None = Field(
         None, description="A reference recording of 0.5 to 30 s in place of a voice: an audio file in base64."

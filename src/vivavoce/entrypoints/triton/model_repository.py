@@ -108,6 +108,7 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         "decoupled_mode": ("true", _switch),
         "bls_instance_num": ("4", _count),
         "dynamic_chunk_strategy": ("exponential", CHUNK_STRATEGIES),
+        "sample_rate": ("24000", _count),
         "use_spk2info_cache": ("false", _switch),
         "default_voice": ("", _text),
         "voices_dir": ("", _text),

@@ -20,12 +20,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import DownloadProgress, download
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
 from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION
+from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.child import python_command
+from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.entrypoints.triton.environment import ensure_environment, find_installation
 from vivavoce.entrypoints.triton.model_repository import (
     LanguageModelRuntime,
@@ -209,6 +212,10 @@ class _Pipeline:
         values = {"model_dir": self._made(0)["model_dir"], "llm_tokenizer_dir": merged, "tokenizer_dir": merged}
         if runtime is not LanguageModelRuntime.VIVAVOCE:  # our own reads the model's folder, the others their own form
             values["engine_dir"] = converted["engine_dir"] or merged
+        config = read_config(Path(values["model_dir"]), ())
+        values["sample_rate"] = str(config.rates.sample_rate)
+        if config.generation is Generation.V1:
+            values["dynamic_chunk_strategy"] = Schedule.OFFICIAL.value
         plan = RepositoryPlan({**values, **settings.values}, settings.mode, settings.models, runtime)
         unchanged = "" if render_repository(plan, self._repository) else " (as they were)"
         self._say(f"{settings.mode.value}: {', '.join(plan.names)} in {self._repository}{unchanged}")

@@ -51,11 +51,12 @@ export function fieldsOf(wish, form) {
 
 /**
  * @param {Wish} wish
- * @param {string} model
+ * @param {import("./utterance.js").Model} model
  * @returns {RequestInit}
  */
-function request(wish, model) {
-  const fields = fieldsOf(wish, { model, response_format: "pcm", stream_format: "sse" });
+function request(wish, { name, rate }) {
+  const form = { model: name, response_format: "pcm", stream_format: "sse" };
+  const fields = { ...fieldsOf(wish, form), sample_rate: rate };
   if (!wish.reference)
     return { method: "POST", body: JSON.stringify(fields), headers: { "content-type": "application/json" } };
   const body = new FormData();
@@ -67,7 +68,7 @@ function request(wish, model) {
 /**
  * Speak, and give what the server sends as it comes; the last event is the verdict.
  * @param {Wish} wish
- * @param {string} model
+ * @param {import("./utterance.js").Model} model
  * @param {string} id The request's, from then on.
  * @param {AbortSignal} signal Aborted, the server stops speaking.
  * @returns {AsyncGenerator<SegmentEvent | AudioEvent | VerdictEvent, void>}

@@ -142,7 +142,7 @@ export class Utterance {
 
   /** @param {(samples: Int16Array) => void} arrived */
   async hear(arrived) {
-    for await (const event of speak(this.wish, this.model.name, this.id, this.abort.signal)) {
+    for await (const event of speak(this.wish, this.model, this.id, this.abort.signal)) {
       if (event.kind === "segment") {
         this.segments.push(event);
         this.pace.segment(event);

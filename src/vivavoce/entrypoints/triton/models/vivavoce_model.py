@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import EngineRequest
 from vivavoce.entrypoints.triton.models.backend import AsyncModel, Inputs, Parameters, answer, check_present
 from vivavoce.entrypoints.triton.models.speaking import RequestVoices, chunk_policy, read_request
+from vivavoce.errors import InvalidRequest
 from vivavoce.service.model_choice import choose_dtype, count_text_processes
 from vivavoce.service.session import RequestSession
 from vivavoce.service.synthesizer import Synthesizer
@@ -38,6 +40,12 @@ class VivavoceModel(AsyncModel):
         """Load and warm up the engine; `VivavoceError`: a parameter, folder, device or voice cannot be used."""
         parameters = Parameters(args)
         folder, policy, device = parameters.model_folder, chunk_policy(parameters), parameters.device
+        config = read_config(folder, ())
+        if policy is not None:
+            policy = policy_for(config.generation, policy)
+        told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
+        if told not in (None, rate):  # clients would play it too fast or too slowly
+            raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
         parameters.switch("use_spk2info_cache")  # before the model is loaded, which takes long
         dtype, processes = choose_dtype("auto", device), count_text_processes(None, device)
         synthesizer = Synthesizer.load(folder, device, dtype, text_processes=processes)
