@@ -38,6 +38,7 @@ KEPT = {
     f"{CAUSAL}/llm": ["teacher/no_prompt", "greedy/one_word", "greedy/zero_shot", "greedy/stop_at_once", "stop"],
     f"{CAUSAL}/flow": ["no_prompt_37"],
     f"{CAUSAL}/hift": ["unvoiced", "noisy"],
+    f"{CAUSAL}/e2e": ["speed_1.3", "sft"],
 }
 SHARED = re.compile(r"rand_noise/|t_span|estimator/")
 DROPPED = re.compile(
