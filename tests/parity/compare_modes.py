@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 
 from tests.parity.check import Check, Skip, close, equal, equal_ids, guarded
 from tests.parity.reference import Golden, Reference
+from vivavoce.checkpoint import folder as official
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidAudio
-from vivavoce.service.front_end import condition
-from vivavoce.service.speech import Mode
-from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.models.generations import NETWORKS
+from vivavoce.service.front_end import ModelFrontEnd, load_front_end
+from vivavoce.service.modes import CONVERSION, condition
+from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.voices.voice import Voice
 
 T = TypeVar("T")
@@ -24,24 +27,25 @@ LLM_PROMPT, FLOW_PROMPT, SOURCE = "llm_prompt_speech_token", "flow_prompt_speech
 
 
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
-    with reference.synthesizer(*golden.checkpoint) as synthesizer:
-        for case, settings in golden.meta["cases"].items():
-            name = f"{golden.label} {case}"
-            if "inputs" in settings:
-                yield from guarded(name, _inputs(name, settings["inputs"], golden, reference, synthesizer))
-            else:
-                yield _saved_keys(name, settings["keys"], synthesizer)
+    with mock.patch.object(official, "SUPPORTED", tuple(NETWORKS)):
+        front_end = load_front_end(reference.folder(*golden.checkpoint))
+    for case, settings in golden.meta["cases"].items():
+        name = f"{golden.label} {case}"
+        if "inputs" in settings:
+            yield from guarded(name, _inputs(name, settings["inputs"], golden, reference, front_end))
+        else:
+            yield _saved_keys(name, settings["keys"], front_end)
 
 
 def _inputs(
-    name: str, inputs: dict[str, Any], golden: Golden, reference: Reference, synthesizer: Synthesizer
+    name: str, inputs: dict[str, Any], golden: Golden, reference: Reference, front_end: ModelFrontEnd
 ) -> Iterator[Check]:
     for field, description in inputs.items():
         if field.endswith("_len"):
             length = int(golden.arrays[description["array"]][0])
             yield equal(f"{name} {field}", length, inputs[field.removesuffix("_len")]["shape"][1])
     wanted = {field: golden.arrays[d["array"]] for field, d in inputs.items() if not field.endswith("_len")}
-    ours = _ours(wanted, golden, reference, synthesizer)
+    ours = _ours(wanted, golden, reference, front_end)
     yield equal(f"{name} fields", sorted(ours), sorted(wanted))
     for field, theirs in wanted.items():
         if field not in ours:
@@ -52,36 +56,44 @@ def _inputs(
             yield close(f"{name} {field}", ours[field], theirs[0], 1e-4 if "embedding" in field else 5e-4)
 
 
-def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, synthesizer: Synthesizer) -> dict[str, Any]:
+def _ours(wanted: dict[str, Any], golden: Golden, reference: Reference, front_end: ModelFrontEnd) -> dict[str, Any]:
     conversion = SOURCE in wanted
     if FLOW_PROMPT in wanted:
         count = wanted[FLOW_PROMPT].shape[1]
-        voices = _usable(lambda path: _voice(path, golden, synthesizer, not conversion), reference)
+        voices = _usable(lambda path: _voice(path, golden, front_end, not conversion), reference)
         voice = min(voices, key=lambda v: (abs(len(v.speech_tokens) - count), _differing(v, wanted)))
     else:
-        speakers = read_spk2info(synthesizer.front_end.folder / "spk2info.pt").values()
+        speakers = read_spk2info(front_end.folder / "spk2info.pt").values()
         theirs = torch.from_numpy(wanted["flow_embedding"][0])
         voice = Voice(min((s.embedding for s in speakers), key=lambda e: (e - theirs).abs().max()), "")
-    mode, instruction = Mode.CROSS_LINGUAL, ()
+    mode, instruct = Mode.CROSS_LINGUAL, None
     if LLM_PROMPT in wanted:
         mode = Mode.ZERO_SHOT
     elif "prompt_text" in wanted:
-        mode = Mode.INSTRUCT
-        instruction = synthesizer.front_end.instruction(golden.meta["instruct_text"])
+        mode, instruct = Mode.INSTRUCT, golden.meta["instruct_text"]
+        if golden.meta["generation"] == "v1":  # that of the others: what was said to this one is in the ids alone
+            instruct = front_end.text._tokenizer.decode(wanted["prompt_text"].reshape(-1).tolist())
     elif FLOW_PROMPT not in wanted:
         mode = Mode.SFT
-    ours = _fields(condition(voice, mode, instruction), conversion)
+    told = condition(voice, CONVERSION)
+    if not conversion:
+        told = front_end.conditioning(voice, SpeakOptions(mode=mode, instruct=instruct))
+    ours = _fields(told, "prompt_text" in wanted)
+    if (
+        not conversion and golden.meta["generation"] != "v1"
+    ):  # the official front end gives it to a language model that does not read it
+        ours["llm_embedding"] = told.embedding
     if conversion:
-        sources = _usable(synthesizer.front_end.extractor.speech_tokens, reference)
+        sources = _usable(front_end.extractor.speech_tokens, reference)
         ours[SOURCE] = min(sources, key=lambda ids: abs(len(ids) - wanted[SOURCE].shape[1]))
     else:
         said = golden.meta["tts_text"]
-        segments = (
-            s for text in ([said] if isinstance(said, str) else said) for s in synthesizer.front_end.text.segments(text)
-        )
+        segments = (s for text in ([said] if isinstance(said, str) else said) for s in front_end.text.segments(text))
         theirs = tuple(wanted["text"].reshape(-1).tolist())
-        encoded = [synthesizer.front_end.text.encode(segment) for segment in segments]
-        ours["text"] = theirs if theirs in encoded else encoded[0]
+        encoded = [front_end.text.encode(segment) for segment in segments]
+        # Where there is no other prompt, the official code's callers write the system prompt before the text.
+        with_system = [] if "prompt_text" in wanted else [told.lm_system_text + ids for ids in encoded]
+        ours["text"] = theirs if theirs in [*encoded, *with_system] else encoded[0]
     return ours
 
 
@@ -100,26 +112,26 @@ def _differing(voice: Voice, wanted: dict[str, Any]) -> float:
     return float((voice.embedding - theirs).abs().max())
 
 
-def _voice(path, golden: Golden, synthesizer: Synthesizer, align: bool) -> Voice:
-    return synthesizer.front_end.extractor.extract(path, golden.meta["prompt_text"], align=align)
+def _voice(path, golden: Golden, front_end: ModelFrontEnd, align: bool) -> Voice:
+    return front_end.extractor.extract(path, golden.meta["prompt_text"], align=align)
 
 
-def _fields(conditioning: Conditioning, conversion: bool) -> dict[str, Any]:
+def _fields(conditioning: Conditioning, prompted: bool) -> dict[str, Any]:
     fields = {
-        "prompt_text": conditioning.lm_prompt_text,
+        "prompt_text": conditioning.lm_text if prompted else conditioning.lm_prompt_text,
         LLM_PROMPT: conditioning.lm_prompt_tokens,
         FLOW_PROMPT: conditioning.flow_tokens,
         "prompt_speech_feat": conditioning.flow_mel,
         "flow_embedding": conditioning.embedding,
     }
-    if not conversion:  # the official front end gives it to a language model that does not read it
-        fields["llm_embedding"] = conditioning.embedding
+    if conditioning.lm_embedding is not None:
+        fields["llm_embedding"] = conditioning.lm_embedding
     return {field: value for field, value in fields.items() if len(value)}
 
 
-def _saved_keys(name: str, keys: list[str], synthesizer: Synthesizer) -> Check:
+def _saved_keys(name: str, keys: list[str], front_end: ModelFrontEnd) -> Check:
     ids = torch.zeros(2, dtype=torch.int32)
     entry = SpeakerEntry(torch.zeros(192), SavedPrompt(ids, ids, ids, torch.zeros(4, 80)))
-    path = synthesizer.front_end.folder / "saved.pt"
+    path = front_end.folder / "saved.pt"
     write_spk2info(path, {"x": entry})
     return equal(f"{name} keys", sorted(torch.load(path, weights_only=True)["x"]), sorted(keys))

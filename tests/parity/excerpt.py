@@ -32,6 +32,7 @@ KEPT = {
     f"{MANIFEST}/flow": ["prompt_31_target_40"],
     f"{MANIFEST}/hift": ["unvoiced", "noisy"],
     f"{MANIFEST}/e2e": ["cross_lingual", "speed_1.3", "sft", "vc_offline"],
+    f"{FIRST}/modes": ["zero_shot", "sft", "instruct"],
     f"{FIRST}/llm": ["teacher/no_prompt", "greedy/one_word", "greedy/stop_at_once"],
     f"{FIRST}/flow": ["no_prompt_37"],
     f"{FIRST}/hift": ["noisy"],

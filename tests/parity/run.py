@@ -28,7 +28,7 @@ COMPARISONS = {
     "full": compare_full.compare,
 }
 NETWORKS = ("llm", "flow", "hift", "full")
-SUPPORTED = {"v1": NETWORKS, "v2": STAGES, "v3": (*NETWORKS, "e2e")}
+SUPPORTED = {"v1": ("modes", *NETWORKS), "v2": STAGES, "v3": STAGES}
 """What can be compared of each generation: of CosyVoice 1 its networks, which the engine does not run yet."""
 
 
