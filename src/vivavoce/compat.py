@@ -266,7 +266,7 @@ def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
 
 def _recording(wav: Prompt) -> AudioSource:
     """A recording as voices are made of it; a plain string would be a voice's name there."""
-    if isinstance(wav, str) and not wav:
+    if wav is None or (isinstance(wav, str) and not wav):
         raise InvalidAudio("prompt_wav: is empty; give a recording, or a speaker's name as zero_shot_spk_id")
     return Path(wav) if isinstance(wav, str) else (wav, SAMPLE_RATE) if isinstance(wav, Tensor) else wav
 

@@ -333,6 +333,7 @@ def test_a_folder_without_speakers_gets_its_first(folders, tmp_path):
         ),
         (InvalidAudio, "'no.wav' does not exist", lambda c: next(c.inference_zero_shot("Hi.", SAID, "no.wav"))),
         (InvalidAudio, "prompt_wav: is empty; give", lambda c: next(c.inference_cross_lingual("Hi.", ""))),
+        (InvalidAudio, "prompt_wav: is empty; give", lambda c: next(c.inference_cross_lingual("Hi.", None))),
         (InvalidRequest, "needs the reference's transcript", lambda c: next(c.inference_zero_shot("Hi.", "", WAV))),
         (InvalidRequest, "speed: 3.0 is outside", lambda c: next(c.inference_sft("Hi.", "babble-a", speed=3.0))),
         (InvalidText, "NoneType is no text", lambda c: next(c.inference_sft(None, "babble-a"))),
