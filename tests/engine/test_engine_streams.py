@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.plain import plain_speech
+from benchmarks.plain import plain_speech, plain_stream
 from benchmarks.plain.flow import stream_mel, stream_units
 from benchmarks.plain.vocoder import whole as vocoded
 from tests.engine.engine_helpers import (
@@ -92,6 +92,17 @@ def test_offline_is_the_plain_way(models, engine):
     spoken = engine.submit(offline(request)).result()
     assert spoken.tokens == (plain.tokens,)
     assert relative_error(spoken.samples, plain.samples) < 0.05
+
+
+@pytest.mark.parametrize(("policy", "speed"), [(LOW_LATENCY, 1.0), (LOW_LATENCY, 1.3), (ChunkPolicy.official(), 1.3)])
+def test_a_causal_stream_is_the_plain_way(models_v3, policy, speed):
+    """CosyVoice3's vocoder takes nothing back: with its past kept it says what it does with all of it vocoded again."""
+    request = segment(60, seed=6, speed=speed)
+    plain = list(plain_stream(models_v3, request, policy))
+    with running(models_v3) as engine:
+        spoken = [chunk.samples for chunk in engine.submit(stream(request, policy=policy))]
+    assert [len(chunk) for chunk in spoken] == [len(chunk) for chunk in plain]
+    same(np.concatenate(spoken), np.concatenate(plain))
 
 
 @pytest.mark.parametrize("kind", [offline, stream])

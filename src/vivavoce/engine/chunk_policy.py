@@ -28,7 +28,8 @@ class Joins(str, Enum):
     """How neighbouring chunks are computed and joined.
 
     OFFICIAL: as the official code does: the last chunk attends to everything, fades sum to 1.08, phases restart.
-    SEAMLESS: the last chunk is computed like the others, fades sum to 1, the source's phase runs on.
+    SEAMLESS: the last chunk is computed like the others, fades sum to 1, the source's phase runs on. A vocoder that
+    takes nothing back (`Reach`) has no fades, and joins in one way.
     """
 
     OFFICIAL = "official"
