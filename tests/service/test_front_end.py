@@ -317,7 +317,7 @@ def test_pieces_are_checked_as_text_is(front_end, piece):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("seed", -1), ("seed", 2**60), ("speed", 0.1), ("language", "fr"), ("language", ""), ("mode", "sing")],
+    [("seed", -1), ("seed", 2**60), ("speed", 0.1), ("language", "pt"), ("language", ""), ("mode", "sing")],
 )
 def test_options_outside_their_limits_are_refused(field, value):
     with pytest.raises(InvalidRequest, match=f"{field}: "):
@@ -329,6 +329,17 @@ def test_the_language_reaches_the_text(front_end):
         front_end.plan("Hello.", FULL, SpeakOptions(language="zh"))
     told, asked = (front_end.requests("It is 5.", FULL, SpeakOptions(language=language)) for language in (None, "en"))
     assert [one.text for one in told] == [one.text for one in asked]
+
+
+def test_a_text_that_arrives_stays_in_its_language(front_end):
+    """The second sentence alone does not show its language: it is in that of the first."""
+    any_script = replace(front_end.card, text_stream=TextStream.SENTENCES, scripts=None)
+    speaker = replace(front_end, card=any_script, text=TextFrontEnd(front_end.text._tokenizer))
+    text = "Wir sind heute da. Zimmer 21, 3 Betten."
+    for language, second in ((None, "Zimmer 21, 3 Betten."), ("en", "Zimmer twenty one, three Betten.")):
+        parts = list(speaker.plan_arriving(text, FULL, SpeakOptions(language=language)))
+        assert [text[one.start : one.end] for one in parts] == ["Wir sind heute da.", "Zimmer 21, 3 Betten."]
+        assert parts[1].request.text == speaker.text.encode(second)
 
 
 def test_marks_are_sums_of_samples():

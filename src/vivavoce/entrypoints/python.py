@@ -43,8 +43,8 @@ class Manner(TypedDict, total=False):
     transcript: what the voice's recording says; without it the voice is cloned, the manner is not; mode: zero_shot,
     cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
     speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
-    sampling: None: as the model's own configuration says; language: whose rules read numbers and dates, "en" or "zh",
-    None: told from the text; prompt_text, instruct: former names of transcript and instructions.
+    sampling: None: as the model's own configuration says; language: of the text, one of nine codes ("en", "zh",
+    "de", …), None: told from the text; prompt_text, instruct: former names of transcript and instructions.
     """
 
     transcript: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -109,8 +109,9 @@ class FrontEnd:
         place = 0
         for sentence in located_sentences(pieces):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
-                start = begin + sentence.start
-                for segment in self._segments(sentence.text, conditioning, options, left, start, place):
+                told = options.language or (sentence.language if self.card.scripts is None else None)
+                named, start = replace(options, language=told), begin + sentence.start
+                for segment in self._segments(sentence.text, conditioning, named, left, start, place):
                     place += 1
                     yield segment
 

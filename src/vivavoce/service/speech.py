@@ -47,8 +47,8 @@ class SpeakOptions:
 
     mode: None: the fullest mode that the voice allows; a name becomes a `Mode`. instruct: how to speak, in words, as
     the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
-    language: whose rules read numbers and dates, "en" or "zh"; None: those of Chinese where the text holds a Chinese
-    character. Text that arrives word by word is spoken as it is written.
+    language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. Numbers and dates of Chinese
+    and English are read by rules; other texts, and text that arrives word by word, are spoken as they are written.
     """
 
     mode: Mode | str | None = None

@@ -49,11 +49,11 @@ def asked(server: Served, path: str, *, output_format: str = "pcm_24000", **fiel
 def test_speech_with_what_their_packages_send(server: Served, speaker: FakeSpeaker, path: str) -> None:
     settings = {"stability": 0.5, "similarity_boost": 0.75, "style": None, "speed": 0.8}
     ignored = {"model_id": "eleven_turbo_v2_5", "previous_text": "Well.", "apply_text_normalization": "auto"}
-    answer = asked(server, path, voice_settings=settings, seed=7, language_code="en-US", **ignored)
+    answer = asked(server, path, voice_settings=settings, seed=7, language_code="de-AT", **ignored)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/pcm; rate=24000; channels=1")
     assert len(answer.content) == 2 * LENGTH
     order = speaker.orders[-1]
-    assert (order.voice, order.speed, order.seed, order.language) == ("anna", 0.8, 7, "en")
+    assert (order.voice, order.speed, order.seed, order.language) == ("anna", 0.8, 7, "de")
     told = httpx.get(f"{server.url}/v1/audio/requests/{answer.headers['x-request-id']}").json()
     assert (told["door"], told["finish_reason"]) == ("elevenlabs", "stop")
     assert len(asked(server, path, voice_settings={"speed": None}, language_code=None, seed=None).content) == 2 * LENGTH
@@ -134,6 +134,8 @@ def test_voices_models_and_the_user(server: Served) -> None:
     assert got("/v1/user")["subscription"] == got("/v1/user/subscription")
     (model,) = got("/v1/models")
     assert (model["model_id"], model["can_do_text_to_speech"]) == ("fake", True)
+    spoken = {"zh": "Chinese", "en": "English", "ja": "Japanese", "ko": "Korean"}
+    assert {one["language_id"]: one["name"] for one in model["languages"]} == spoken
     assert isinstance(httpx.get(f"{server.url}/v1/models", headers={"X-Fern-SDK-Name": "elevenlabs"}).json(), list)
     # OpenAI's packages, which send another header, read an object at the same path.
     models = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer any"}).json()

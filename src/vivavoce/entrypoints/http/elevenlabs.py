@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, closing
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
@@ -29,12 +29,14 @@ from vivavoce.service.operations.rate_limiter import Principal
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import SegmentText
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
+from vivavoce.service.text.reading import Language
 from vivavoce.service.voices.names import VoiceSummary
 
 DOOR = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"
 """What ElevenLabs' service sends if nothing else is asked for."""
-_LANGUAGES = ("en", "zh")
+_NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
+_LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
 _CODECS = frozenset(format.value for format in AudioFormat)
 _MAX_FAILED = 64
 """Contexts that failed and whose text may still come."""
@@ -182,7 +184,7 @@ def is_elevenlabs(headers: Headers) -> bool:
 def models(about: ModelAbout) -> list[dict[str, Any]]:
     """The served model, as their clients know one."""
     known = {"model_id": about.name, "name": about.name, "description": about.description}
-    languages = [{"language_id": "en", "name": "English"}, {"language_id": "zh", "name": "Chinese"}]
+    languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
     others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
     limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}
     return [{**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}]

@@ -28,6 +28,7 @@ from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
+from vivavoce.service.text.reading import Language
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -91,8 +92,8 @@ class CommonFields(BaseModel):
     mode: Literal["zero_shot", "cross_lingual", "instruct", "sft"] | None = Field(
         None, description="How the voice is used. Default: the fullest that it allows."
     )
-    language: Literal["en", "zh"] | None = Field(
-        None, description="Whose rules read numbers and dates out. Default: told from the text."
+    language: Language | None = Field(
+        None, description="Of the text: in en and zh numbers are read out. Default: told from the text."
     )
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
         None, description="How the stream is cut into chunks. Default: low_latency; CosyVoice 1 has official only."

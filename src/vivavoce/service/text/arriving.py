@@ -8,6 +8,8 @@ from typing import NamedTuple
 import regex
 
 from vivavoce.service.text.checks import MAX_TEXT_CHARS, check_length
+from vivavoce.service.text.reading import Language
+from vivavoce.service.text.recognition import recognise
 
 MAX_HELD = 300
 """Characters of a sentence at most; a longer one is cut where it can be."""
@@ -16,10 +18,11 @@ MAX_HELD_WORD = 100
 
 
 class Sentence(NamedTuple):
-    """A sentence without the white space around it: the characters start … end − 1 of all pieces joined."""
+    """A sentence, with its language, without the white space around it: characters start … end − 1 of all pieces."""
 
     text: str
     start: int
+    language: Language
 
     @property
     def end(self) -> int:
@@ -40,16 +43,18 @@ _FIRST_CLAUSE = _Amount(words=8, characters=20)
 """From this length on the first sentence is cut at a clause's end, so that speech starts soon."""
 _ANYTHING = _Amount(words=1, characters=1)
 
-_LOOKAHEAD = 8
+LOOKAHEAD = 8
 """White space that is looked past for what follows a mark; after more of it, a new sentence begins."""
 _LONGEST_ABBREVIATION = 24
 _CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
 _CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
+# German ends a quotation with “ or « where others begin one.
+GERMAN_CLOSING = r"[“«](?=[\s,;:.!?)])"
 
 # Each alternative begins with a single character, so that a mark is found as soon as that one is there.
-_MARK = regex.compile(
+MARK = regex.compile(
     r"(?P<line>[\n\r\x0b\x0c\x85\u2028\u2029])"
-    rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING})"
+    rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING}(?:(?<![。！？｡]{_CLOSING}){GERMAN_CLOSING})?)"
     rf"|(?P<clause>[,;:，；：、､—–-]+){_CLOSING}"
 )
 _LINE = regex.compile(r"\s*?[\n\r\x0b\x0c\x85\u2028\u2029]")
@@ -69,6 +74,12 @@ _BEFORE_NAMES = regex.compile(
     r"|st|supt|vs",
     regex.IGNORECASE,
 )
+# A German ordinal, and abbreviations of other languages than English that hardly ever end a sentence.
+_ELSEWHERE = regex.compile(
+    r"(?<![\p{L}\p{N}.,:/])(?:\d{1,2}|bzw|evtl|ggf|inkl|nr|sog|\p{L}*str|vgl|zzgl|avda?|dra|ee|núm|págs?|sra?s?|srta|uds?|bd|env"
+    r"|avv|dott|ing|pag|sigg?|акад|гр|др|им|кв|коп|мин|млн|млрд|обл|пер|пл|пр|просп|проф|рис|руб|см|ст|стр|тел|тов|тыс|ул)\Z",
+    regex.IGNORECASE,
+)
 # Abbreviations that end a sentence too, but not before a small letter or a number: those listed, and what has no vowel.
 _BEFORE_LOWER_CASE = regex.compile(
     r"al|approx|apr|art|assn|assoc|aug|ave|bros|ca|co|corp|dec|dept|eds?|eq|esp|est|etc|excl|ext|feb|figs?|fri|govt|ibid"
@@ -77,17 +88,17 @@ _BEFORE_LOWER_CASE = regex.compile(
     regex.IGNORECASE,
 )
 
-_UNFINISHED = regex.compile(r"\s*[\p{L}\p{N}\p{M}'’-]*\Z")
-_NO_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\Z")
+_UNFINISHED = regex.compile(r"\s*(?:<(?:\|[\w-]*\|?)?|[¿¡«„]*[\p{L}\p{N}\p{M}'’-]*)\Z")
+_NO_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\Z")
 
 
 def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Words of a text that arrives, each with the number of characters that had been read by then.
 
-    A last word that may go on, and white space, are held back until what follows is known; joined, the words are the
-    pieces joined. Tokenizers write a word with the space before it. Torn elsewhere ("gar", "den" or "the ", "garden")
-    it becomes other tokens than those that the model has learned. Scripts without spaces between words pass as they
-    come.
+    A last word or tag (`<|en|>`) that may go on, and white space, are held back until what follows is known; joined,
+    the words are the pieces joined. Tokenizers write a word with the space before it. Torn elsewhere ("gar", "den" or
+    "the ", "garden") it becomes other tokens than those that the model has learned. Scripts without spaces between
+    words pass as they come.
 
     Raises:
         InvalidText: a piece is too long, or no text.
@@ -125,10 +136,10 @@ class SentenceSplitter:
 
     A sentence ends at . ? ! and their like in other scripts, closing quotes and brackets included, where white space
     or the beginning of a Chinese or Japanese sentence follows, and at the end of a line. Marks inside of numbers,
-    addresses and abbreviations end nothing. A sentence shorter than `_LEAST` is joined with the next unless the line or
-    the text ends; what holds no word is joined across lines. The first sentence ends at a comma, semicolon, colon or
-    dash already, if it has `_FIRST_CLAUSE` before it. What would become longer than `MAX_HELD` characters is cut at the
-    last such mark, else at white space, else between two characters.
+    addresses and abbreviations end nothing, nor does that of a German ordinal. A sentence shorter than `_LEAST` is
+    joined with the next unless the line or the text ends; what holds no word is joined across lines. The first sentence
+    ends at a comma, semicolon, colon or dash already, if it has `_FIRST_CLAUSE` before it. What would become longer
+    than `MAX_HELD` characters is cut at the last such mark, else at white space, else between two characters.
 
     The sentences are stripped; joined, they are the text but for white space at the cuts. Where the text is cut depends
     on the text alone, not on how it came in pieces. The last sentence may hold nothing that can be spoken, and so may
@@ -141,6 +152,7 @@ class SentenceSplitter:
         self._searched = 0  # no cut lies before: what was searched once is not searched again
         self._last_clause = 0  # the end of the last clause in the second half of what may be held
         self._is_first = True
+        self._language: Language | None = None  # of the last sentence
 
     def add(self, piece: str) -> Iterator[Sentence]:
         """The sentences that a piece completes; InvalidText where it is too long, or not text."""
@@ -149,7 +161,7 @@ class SentenceSplitter:
         for start in range(0, len(piece), MAX_HELD):
             self._hold(self._held + piece[start : start + MAX_HELD])
             while cut := self._next_cut():
-                sentence = Sentence(self._held[:cut].rstrip(), self._start)
+                sentence = self._sentence(self._held[:cut])
                 self._start += cut
                 self._hold(self._held[cut:])
                 self._searched = self._last_clause = 0
@@ -159,7 +171,11 @@ class SentenceSplitter:
     def end(self) -> Iterator[Sentence]:
         """The last sentence, after the last piece."""
         if self._held:
-            yield Sentence(self._held.rstrip(), self._start)
+            yield self._sentence(self._held)
+
+    def _sentence(self, text: str) -> Sentence:
+        self._language = recognise(text, self._language)
+        return Sentence(text.rstrip(), self._start, self._language)
 
     def _hold(self, text: str) -> None:
         self._held = text.lstrip()
@@ -167,7 +183,7 @@ class SentenceSplitter:
 
     def _next_cut(self) -> int | None:
         """Where the sentence ends; None as long as the text does not show it."""
-        for mark in _MARK.finditer(self._held, self._searched):
+        for mark in MARK.finditer(self._held, self._searched):
             if mark.end() > MAX_HELD:
                 break
             is_end = self._is_end(mark)
@@ -183,12 +199,12 @@ class SentenceSplitter:
         """Whether the sentence ends at the mark; None: what follows has to be seen first."""
         if mark["line"]:
             return self._holds(_ANYTHING, mark.start())
-        after = self._held[mark.end() : mark.end() + _LOOKAHEAD + 1]
-        if not after:
+        after = self._held[mark.end() : mark.end() + LOOKAHEAD + 1]
+        if not after or (after in "“«" and (mark["stop"] or "。")[-1] not in "。！？｡"):
             return None
         before = self._held[: mark.start()]
         if mark["stop"]:
-            is_end = _ends_sentence(before, mark["stop"], mark["closing"], after)
+            is_end = ends_sentence(before, mark["stop"], mark["closing"], after, self._language)
             return self._holds(_LEAST, mark.start()) if is_end else is_end
         if not _ends_clause(before, mark["clause"], after):
             return False
@@ -217,13 +233,16 @@ class SentenceSplitter:
         return max((end for end in ends if end <= MAX_HELD), default=MAX_HELD)
 
 
-def _ends_sentence(before: str, stop: str, closing: str, after: str) -> bool | None:
-    """Whether a stop ends a sentence, by what is around it; `after` holds `_LOOKAHEAD` + 1 characters if there are."""
+def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
+    """Whether a stop ends a sentence, by what is around it (after: `LOOKAHEAD` + 1 characters); None: not known yet."""
     if stop[-1] in "。！？｡":
-        return True
+        return not (closing and "ぁ" <= after[0] <= "ん")  # 「はい。」と goes on
     is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
     if not after[0].isspace():
         return not is_ellipsis and _BEGINS_UNSPACED.match(after) is not None
+    following = after.lstrip()[:1]
+    if before.rfind("«") > before.rfind("»") and following in ("»", ""):  # « Oui ! »
+        return None if not following and len(after) <= LOOKAHEAD else not following
     tail = before[-_LONGEST_ABBREVIATION:] if stop == "." else ""
     found = _LAST_WORD.search(tail)
     word = found[0] if found else ""
@@ -232,13 +251,16 @@ def _ends_sentence(before: str, stop: str, closing: str, after: str) -> bool | N
             return False
     elif _BEFORE_NAMES.fullmatch(word) or _DOTTED.fullmatch(word):
         return False
+    elif _ELSEWHERE.search(tail):
+        told = recognise(before, language)
+        if told == "de" if word.isdigit() else told not in ("en", "zh"):
+            return False
     is_abbreviation = _BEFORE_LOWER_CASE.fullmatch(word) is not None
     # `"Really?" he asked (as always!) and left...` goes on with a small letter.
     if not (is_abbreviation or is_ellipsis or closing) or _LINE.match(after):
         return True
-    following = after.lstrip()[:1]
     if not following:
-        return True if len(after) > _LOOKAHEAD else None
+        return True if len(after) > LOOKAHEAD else None
     return not (following.islower() or (is_abbreviation and following.isdigit()))
 
 

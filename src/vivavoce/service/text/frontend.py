@@ -25,6 +25,7 @@ from vivavoce.service.text.reading import (
     stays,
 )
 from vivavoce.service.text.reading_processes import ReadingProcesses
+from vivavoce.service.text.recognition import recognise
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 
@@ -37,6 +38,8 @@ MAX_SEGMENT_TOKENS_SMALL = 500
 word in several tokens, or byte by byte."""
 
 _NAME = regex.compile(r"\w+")
+_INVISIBLE = regex.compile(r"[\u00AD\u200B\u200E\u200F\u202A-\u202E\u2060-\u2069\uFEFF]")  # soft hyphens and the like
+_SCRIPT: dict[Language, str] = {"zh": "Han", "ja": "Hiragana", "ko": "Hangul", "ru": "Cyrillic"}
 
 # Symbols outside ASCII, but not modifiers such as ´, which people type for an apostrophe. Variation selectors and the
 # keycap mark belong to emoji only; joiners and tags do inside a run of them.
@@ -51,8 +54,8 @@ class TextFrontEnd:
 
     Wherever the official code returns a result, so does this, the same one, with these exceptions: text in which
     nothing can be spoken is refused; pieces longer than the bound on tokens are cut; text longer than 500 characters
-    is read block by block (see `reading`), the next block when its segments are asked for. Safe to use from several
-    threads.
+    is read block by block (see `reading`), the next block when its segments are asked for; text in other languages
+    than English and Chinese is spoken as it is written. Safe to use from several threads.
 
     `normalize=False` gives text to the model as it is written, unsplit but for the bound. `scripts` names the scripts
     a model was trained on (`frozenset({"Latin"})`): letters of others are then refused, and symbols that remain after
@@ -96,10 +99,10 @@ class TextFrontEnd:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
-        language: whose rules read and split it, "en" or "zh"; None: those of Chinese where it holds a Chinese
-        character. Raises `InvalidRequest` for another language, or one in whose script the model cannot write numbers;
-        `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with control characters or
-        lone surrogates, or with characters that the model does not know.
+        language: one of nine, whose rules split it, and read it if it is "en" or "zh"; None: told from the text, which
+        is English or Chinese for a model of few scripts. Raises `InvalidRequest` for another language, or one whose
+        script the model does not know; `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with
+        control characters or lone surrogates, or with characters that the model does not know.
         """
         return [one.spoken for one in self.located(text, language)]
 
@@ -110,10 +113,10 @@ class TextFrontEnd:
         """
         self._check(text)
         wanted = None if language is None else parse_language(language)
-        if wanted == "zh" and self._scripts is not None and "Han" not in self._scripts:
+        if wanted and self._scripts is not None and _SCRIPT.get(wanted, "Latin") not in {*self._scripts, "Latin"}:
             raise InvalidRequest(
-                f"language: the model does not know 'zh' (it knows the script {self._known}); leave it out or choose "
-                "another model"
+                f"language: the model does not know {wanted!r} (it knows the script {self._known}); leave it out or "
+                "choose another model"
             )
         begun: list[TextSegment] = []
         seams: list[tuple[int, int]] = []
@@ -178,14 +181,16 @@ class TextFrontEnd:
         """The language to read and split the text by; None: neither."""
         if self._languages is None or ("<|" in text and "|>" in text):
             return None
-        return wanted or ("zh" if contains_chinese(text) else "en")
+        return wanted or (recognise(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
     def _words(
         self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Left = stays
     ) -> Iterator[str]:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
         said, pieces = 0, iter([(text, len(text))])
-        if language and self._languages:
+        if language and language not in ("zh", "en"):
+            pieces = iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
+        elif language and self._languages:
             read: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
             pieces = spoken_form(text, language, partial(self._around_tags, read) if self._tokenizer.prompted else read)
         for words, end in pieces:

@@ -26,7 +26,8 @@ import regex
 
 from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 
-Language = Literal["zh", "en"]
+Language = Literal["zh", "en", "ja", "ko", "de", "es", "fr", "it", "ru"]
+Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
 Rules = Literal["zh", "en", "digits"]
 """Those of a language; "digits": for English text that is nothing but digits."""
 
@@ -55,7 +56,7 @@ _SEAM = regex.compile(r"(?r)(?<=\p{L})(?=[\p{L}\p{P}])|(?<=\p{P})(?=\p{L})")
 _BETWEEN_TAGS = regex.compile(r"\](?=\[)")
 # Ends of blocks, best first. English ones stand before a plain space, for what wetext makes of a line break depends on
 # what is around it. A full stop counts after a small word and before a capital only: "No. 5" is to be read as one.
-_BLOCK_ENDS: dict[Language, tuple[regex.Pattern[str], ...]] = {
+_BLOCK_ENDS: dict[Ruled, tuple[regex.Pattern[str], ...]] = {
     "en": (
         regex.compile(r"""[!?]["”'’)]*(?= )|\p{Ll}{3}\.["”'’)]*(?= \p{Lu})"""),
         regex.compile(r"[,;](?= )"),
@@ -77,7 +78,7 @@ def stays() -> bool:
 
 
 def parse_language(name: str) -> Language:
-    """The language of this name, "en" or "zh"; InvalidRequest for others."""
+    """The language of this name, one of nine; InvalidRequest for others."""
     for known in get_args(Language):
         if name == known:
             return known
@@ -170,7 +171,7 @@ class Reader:
     normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
     """
 
-    language: Language
+    language: Ruled
     normalize: Callable[[str], str]
 
     def __call__(self, block: str) -> str:
@@ -202,7 +203,7 @@ class Reader:
         return spoken if spoken or not text.strip() else None
 
 
-def blocks(text: str, language: Language, most: int = WHOLE_CHARS) -> Iterator[str]:
+def blocks(text: str, language: Ruled, most: int = WHOLE_CHARS) -> Iterator[str]:
     """Cut text into blocks of at most so many characters, at the best places in the second half of their room."""
     start = 0
     while len(text) - start > most:
@@ -215,7 +216,7 @@ def blocks(text: str, language: Language, most: int = WHOLE_CHARS) -> Iterator[s
     yield text[start:]
 
 
-def spoken_form(text: str, language: Language, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
+def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -> Iterator[tuple[str, int]]:
     """How a text is spoken, by `read` block after block: pieces, each with the end of what of the text has been read.
 
     Text of up to `WHOLE_CHARS` characters is one piece. Joined, the pieces are what the rules make of all blocks
@@ -267,7 +268,7 @@ class Languages:
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
 
 
-def load_reader(language: Language) -> Reader:
+def load_reader(language: Ruled) -> Reader:
     """A reader with wetext's rules for the language (Chinese keeps the 儿 of 花儿); wetext is imported here."""
     try:
         import wetext

@@ -18,12 +18,14 @@ from typing import NamedTuple
 
 import regex
 
-from vivavoce.service.text.reading import Language
+from vivavoce.service.text.arriving import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
+from vivavoce.service.text.reading import Language, Ruled
 
-_SENTENCE_MARKS: dict[Language, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
+_SENTENCE_MARKS: dict[Ruled, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"
 _CLOSING_QUOTES = '"”'
-_FINAL_MARK: dict[Language, str] = {"zh": "。", "en": "."}
+_FINAL_MARK: dict[Language, str] = {"zh": "。", "ja": "。"}
+_ENDED = regex.compile(r"""[\p{Sentence_Terminal}…:：;；]["'*_\p{Pe}\p{Pf}“«\s]*\Z""")
 _LONGEST_SENTENCE = 2_000
 """Characters without a mark after which a sentence of a text that is still being read is cut."""
 
@@ -43,8 +45,9 @@ _SAME_MARKS = frozenset(".?!;:,")
 
 _REACH = 300
 """Characters around the likely end of a segment, where the text was rewritten, in which a better one is sought."""
-# What opens and closes alike closes here if nothing follows it.
-_CLOSING = regex.compile(rf"""(?:[{_MARKS}\p{{Pe}}\p{{Pf}}]|["'*_]+(?=[{_MARKS}\p{{Pe}}\p{{Pf}}\s]|\Z))*+\s*""")
+# What opens and closes alike closes here if nothing follows it; “ before a space does, too.
+_CLOSERS = rf"{_MARKS}\p{{Pe}}\p{{Pf}}"
+_CLOSING = regex.compile(rf"""(?:[{_CLOSERS}]|["'*_]+(?=[{_CLOSERS}\s]|\Z)|{GERMAN_CLOSING})*+\s*""")
 _OPENING = regex.compile(r"""["'*_\p{Ps}\p{Pi}]+\Z""")
 _RUN = 4
 """Equal tokens in a row that show that two texts, which went apart, are together again."""
@@ -70,14 +73,18 @@ def split_paragraph(
     text: comes in pieces, which mean nothing. Each result is given as soon as no later text can change it, with what
     is known by then to follow it.
 
-    `length` measures text (CosyVoice2: characters for zh, tokens for en). A piece is closed when the next sentence
-    would take it past `token_max_n` and it has more than `token_min_n` already, so one long sentence stays whole.
-    A last piece shorter than `merge_len` joins the one before. Text without a final mark gets one. Text of marks
-    alone, and empty text, give no piece.
+    `length` measures text (characters for zh, tokens for others). A piece is closed when the next sentence would take
+    it past `token_max_n` and it has more than `token_min_n` already, so one long sentence stays whole. A last piece
+    shorter than `merge_len` joins the one before. Text without a final mark gets one. Text of marks alone, and empty
+    text, give no piece. Other languages than zh and en keep all marks; their sentences end where those do that arrive.
     """
-    marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
+    if lang == "zh" or lang == "en":
+        marks = _SENTENCE_MARKS[lang] + (_COMMAS if comma_split else "")
+        sentences = _sentences(text, marks, _FINAL_MARK.get(lang, "."))
+    else:
+        sentences = _written_sentences("".join(text), lang, _FINAL_MARK.get(lang, "."))
     closed, current, current_length = "", "", 0
-    for sentence in _sentences(text, marks, _FINAL_MARK[lang]):
+    for sentence in sentences:
         joined = current + sentence
         joined_length = length(joined)  # each is measured once, for measuring English means tokenising
         if joined_length > token_max_n and current_length > token_min_n:
@@ -112,6 +119,19 @@ def _sentences(text: Iterable[str], marks: str, final_mark: str) -> Iterator[str
             cut = _cut_near_middle(held)
             yield held[:cut]
             held = held[cut:]
+
+
+def _written_sentences(text: str, lang: Language, final_mark: str) -> Iterator[str]:
+    """Sentences that are, joined, the text; white space between two begins the second."""
+    start = 0
+    for mark in MARK.finditer(text):
+        before = text[max(0, mark.start() - MAX_HELD) : mark.start()]
+        after = text[mark.end() : mark.end() + LOOKAHEAD + 1]
+        if after and mark["stop"] and ends_sentence(before, mark["stop"], mark["closing"], after, lang):
+            yield text[start : mark.end()]
+            start = mark.end()
+    if rest := text[start:]:
+        yield rest if _ENDED.search(rest) else rest + final_mark
 
 
 def cut_long(text: str, length: Callable[[str], int], limit: int) -> list[str]:
