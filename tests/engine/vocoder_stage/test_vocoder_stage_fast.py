@@ -15,7 +15,7 @@ from vivavoce.engine.vocoder_stage import VocoderStage, packed
 from vivavoce.engine.vocoder_stage.packed import VocoderRun
 from vivavoce.models.kernels import layouts, vocoder_source
 from vivavoce.models.kernels.layouts import PackedRow
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.models.vocoder.hift import HiFT, SampledSource
 from vivavoce.models.vocoder.packed import FIRST, INSIDE, PackedVocoder, supports
 
 
@@ -162,10 +162,12 @@ def test_batches_are_cut_where_memory_bounds_them(small):
     assert max(bounded.vocoding._runs) <= 64 < max(free.vocoding._runs)
 
 
-def test_sizes_that_the_kernels_do_not_know_stay_on_the_plain_path(models):
-    config = replace(models.vocoder.config, n_fft=20)
-    assert not supports(config)
-    stage = VocoderStage(replace(models, vocoder=HiFT(config).requires_grad_(False)), kernels=True)
+@pytest.mark.parametrize("unknown", ["sizes", "source"])
+def test_what_the_kernels_do_not_know_stays_on_the_plain_path(models, unknown):
+    config = models.vocoder.config
+    vocoder = HiFT(config, SampledSource) if unknown == "source" else HiFT(replace(config, n_fft=20))
+    assert not supports(vocoder)
+    stage = VocoderStage(replace(models, vocoder=vocoder.requires_grad_(False)), kernels=True)
     stage.prepare()
     assert len(whole(stage, 4)) == 4 * 480
 

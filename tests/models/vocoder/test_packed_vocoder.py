@@ -183,7 +183,7 @@ def small(models, request):
 def test_a_packed_batch_is_its_rows(models, causal):
     torch.manual_seed(0)
     plain = causal_of(models.config.vocoder).requires_grad_(False) if causal else models.vocoder
-    assert supports(plain.config)
+    assert supports(plain)
     frames, sources = packed(plain.config, SIZES, 48), small_sources(plain)
     for made, mel, source in zip(
         waves(PackedVocoder(plain, torch.float32), mels(), frames, sources), mels(), sources, strict=True

@@ -42,7 +42,7 @@ class VocoderStage:
             from vivavoce.engine.vocoder_stage.packed import PackedVocoding
             from vivavoce.models.vocoder.packed import supports
 
-            if supports(models.vocoder.config):
+            if supports(models.vocoder):
                 self.vocoding = PackedVocoding(models, source_noise=source_noise, most_frames=most_frames)
 
     @torch.inference_mode()

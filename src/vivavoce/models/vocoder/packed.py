@@ -18,7 +18,7 @@ from vivavoce.models.kernels import vocoder_source
 from vivavoce.models.kernels.snake_conv import Activated, Activation, Convolution, convolve, tile_for
 from vivavoce.models.kernels.vocoder_source import spectrum_lanes
 from vivavoce.models.vocoder.causal import PITCH_LOOKAHEAD, CausalHiFT, SteppedSource
-from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE, HiFT, ResBlock, Snake
+from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE, HarmonicSource, HiFT, ResBlock, Snake
 
 
 class Pair(NamedTuple):
@@ -232,13 +232,14 @@ class PackedFrames(NamedTuple):
     stages: tuple[Tensor, ...] = ()
 
 
-def supports(config: VocoderConfig) -> bool:
-    """Whether the kernels can compute a vocoder of these sizes."""
+def supports(vocoder: HiFT | CausalHiFT) -> bool:
+    """Whether the kernels can compute a vocoder of its sizes, with its source."""
+    config, known = vocoder.config, type(vocoder.source) in (HarmonicSource, SteppedSource)
     overlapping = config.n_fft % (2 * config.hop) == 0 and config.hop & (config.hop - 1) == 0
     upward = isinstance(config, CausalVocoderConfig) or all(
         kernel > rate for rate, kernel in zip(config.upsample_rates, config.upsample_kernels, strict=True)
     )
-    return overlapping and upward and config.samples_per_frame // config.hop >= 3
+    return known and overlapping and upward and config.samples_per_frame // config.hop >= 3
 
 
 def gap_frames(config: VocoderConfig) -> int:
