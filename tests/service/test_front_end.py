@@ -134,6 +134,8 @@ def test_cosyvoice_1_is_given_an_instruction_and_no_prompt(first):
     for instruct in ("A calm speaker.", "A calm speaker.<endofprompt>"):
         told = first.conditioning(FULL, SpeakOptions(instruct=instruct))
         assert (told.lm_prompt_text, len(told.flow_tokens), told.lm_embedding) == (ids, 0, None)
+    told = first.conditioning(FULL, SpeakOptions(instruct="A calm speaker.<|endofprompt|>"))  # as later scripts have it
+    assert told.lm_prompt_text == first.text.encode("A calm speaker.<|endofprompt|>")
     tagged = "Well, [laughter] that is <strong>so</strong> good."
     assert first.text.segments(tagged) == [tagged]
 

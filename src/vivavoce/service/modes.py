@@ -52,8 +52,8 @@ class GenerationModes:
     by_words: bool = True
 
     def prompt(self, instruct: str = "") -> str:
-        """What is given before the text, with the mark that ends it; one that holds the mark stays as it is."""
-        if self.mark in instruct:
+        """What is given before the text, with the mark that ends it; one that holds a generation's mark stays so."""
+        if self.mark in instruct or END_OF_PROMPT in instruct:
             return instruct
         return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
 
