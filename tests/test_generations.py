@@ -127,7 +127,10 @@ class FakeFlow:
 
 
 class FakePlace:
-    prompt, prompt_end, spoken, upsampling, voice, known = (), 0, 0, 2, None, None
+    prompt_end, upsampling, voice, known = 0, 2, None, None
+
+    def frames_of(self, chunk):
+        return 2 * chunk.hop
 
 
 class FakeBatch:

@@ -17,6 +17,7 @@ from tests.engine.flow_stage.flow_oracle import check_pages
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.handle import ArrivingText, Handle
 from vivavoce.engine.request import Arrival, Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
@@ -174,7 +175,7 @@ def assert_clean(engine: Engine) -> None:
     if lm is not None:
         assert lm.free_slots == lm.slots
         assert lm.in_flight == 0
-    if flow is not None:
+    if isinstance(flow, FlowStage):
         assert not flow._streams
         assert not flow._batches
         check_pages(flow)

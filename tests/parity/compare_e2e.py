@@ -21,7 +21,8 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.flow.model import FlowInput
+from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
+from vivavoce.models.flow.whole import WholeFlow, WholeInput
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
@@ -82,6 +83,10 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
     yield from _waves(name, case, settings, golden, heard.waves)
     frames = [mel.shape[1] for mel in heard.mels]
     yield equal(f"{name} vocoder frames", frames, _vocoder_frames(settings["calls"], models))
+    if isinstance(models.flow, WholeFlow):
+        if len(heard.requests) == 1:
+            yield from _whole_mels(name, case, settings["calls"], golden, models, heard)
+        return
     for index, call in enumerate(settings["calls"]):
         if f"{case}/chunk{index}/flow_mel" in golden.arrays and len(heard.requests) == 1:
             label, golden_mel = f"{name} chunk {index}", golden.arrays[f"{case}/chunk{index}/flow_mel"]
@@ -99,6 +104,28 @@ def _vocoder_frames(calls: list[dict[str, Any]], models: Models) -> list[int]:
         return frames
     seen_again = sum(models.vocoder.reach)
     return [now if now <= before else min(now, now - before + seen_again) for before, now in pairwise([0, *frames])]
+
+
+@torch.inference_mode()
+def _whole_mels(
+    name: str, case: str, calls: list[dict[str, Any]], golden: Golden, models: Models, heard: Heard
+) -> Iterator[Check]:
+    """The calls of CosyVoice 1's flow by the network alone, and what the engine's vocoder was given."""
+    voice, flow, start, kept = heard.requests[0].conditioning, models.flow, 0, None
+    schedule = EulerSchedule.of(flow.estimator, models.config.flow.num_steps)
+    prompt_mel = voice.flow_mel.reshape(-1, models.config.flow.num_mel_bins)
+    for index, call in enumerate(calls):
+        end = start + call["tokens_given"]
+        tokens, speaker = torch.tensor(heard.tokens[start:end]), flow.speaker(voice.embedding[None])[0]
+        item = WholeInput(voice.flow_tokens, tokens, prompt_mel, speaker, kept)
+        path, (kept,) = flow.begin([item], schedule, fixed_noise(prompt_mel.shape[1]))
+        for number in range(len(schedule.times)):
+            path.step(number)
+        start = end - models.config.flow.overlap
+        if f"{case}/chunk{index}/flow_mel" in golden.arrays:
+            label, theirs = f"{name} chunk {index}", golden.arrays[f"{case}/chunk{index}/flow_mel"]
+            yield close(f"{label} mel", path.x[0, len(prompt_mel) :].T, theirs, MEL)
+            yield close(f"{label} vocoder mel", heard.mels[index], golden.arrays[f"{case}/chunk{index}/hift_mel"], MEL)
 
 
 @torch.inference_mode()

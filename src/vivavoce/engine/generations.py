@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.flow_stage import FlowStage
+from vivavoce.engine.flow_stage.whole import WholeFlowStage
 from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.stages import FlowInterface, LMInterface, VocoderInterface
 from vivavoce.engine.vocoder_stage import VocoderStage
@@ -25,4 +26,8 @@ class StageBuilders:
 
 
 _PLAIN_AND_KERNELS = StageBuilders(LMStage, FlowStage, VocoderStage)
-STAGES: dict[Generation, StageBuilders] = {Generation.V2: _PLAIN_AND_KERNELS, Generation.V3: _PLAIN_AND_KERNELS}
+STAGES: dict[Generation, StageBuilders] = {
+    Generation.V1: StageBuilders(LMStage, WholeFlowStage, VocoderStage),
+    Generation.V2: _PLAIN_AND_KERNELS,
+    Generation.V3: _PLAIN_AND_KERNELS,
+}

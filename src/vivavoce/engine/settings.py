@@ -9,6 +9,7 @@ from math import inf
 
 import torch
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionLimits
 from vivavoce.engine.graphs import FRAME_SIZES
 from vivavoce.engine.scheduler import Limits
@@ -138,6 +139,7 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     if wanted is None and settings.deterministic:
         wanted = True
     if wanted is None:
+        can = can and models.config.generation is not Generation.V1  # for which there are none
         return can and models.device.type == "cuda" and models.dtype != torch.float32
     if wanted and not can:
         asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels:"

@@ -91,8 +91,8 @@ class FlowJobInterface(Protocol):
 class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a past that is not found is computed again, to the same result.
 
-    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, and `known`, the
-    state that the next chunk goes on from or None.
+    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, `known`, the
+    state that the next chunk goes on from or None, and `frames_of`, a chunk's mel frames without one.
     """
 
     def prepare(self, frames: int | None = None) -> None:

@@ -51,7 +51,11 @@ NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
         "lm": NetworkPart("llm", lambda config: ConformerLM(config.lm), CONFORMER_LM_NAMES),
         "flow": NetworkPart("flow", lambda config: WholeFlow(config.flow, config.rates), WHOLE_FLOW_NAMES),
         "vocoder": NetworkPart(
-            "hift", lambda config: HiFT(config.vocoder, SampledSource), VOCODER_NAMES, fold_weight_norm, float32=True
+            "hift",
+            lambda config: HiFT(config.vocoder, SampledSource, overlap=20),
+            VOCODER_NAMES,
+            fold_weight_norm,
+            float32=True,
         ),
     },
     Generation.V2: {

@@ -77,6 +77,10 @@ class FlowStream:
         self.busy = self.closed = False
         self._prompts = prompts
 
+    def frames_of(self, chunk: FlowChunk) -> int:
+        """Mel frames from the prompt's first one to a chunk's end."""
+        return (len(self.prompt) + self.spoken + chunk.hop) * self.upsampling
+
     @property
     def known(self) -> RowState | None:
         """The state that its next chunk of blocks continues: its own, or its voice's."""
@@ -105,8 +109,7 @@ class FlowChunk:
     @property
     def frames(self) -> int:
         """Frames that are computed anew, as things stand."""
-        stream = self.stream
-        return (len(stream.prompt) + stream.spoken + self.hop) * stream.upsampling - self.past_frames
+        return self.stream.frames_of(self) - self.past_frames
 
 
 class PromptPrefill:

@@ -16,6 +16,7 @@ from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 
 if TYPE_CHECKING:
     from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
+    from vivavoce.engine.flow_stage.whole import WholeSolver
 
 
 class FlowBatch:
@@ -29,7 +30,7 @@ class FlowBatch:
     ) -> None:
         self.chunks, self.steps_left = chunks, num_steps
         self.rows: list[FlowRow] = []
-        self.solvers: list[PaddedSolver | PackedSolver] = []
+        self.solvers: list[PaddedSolver | PackedSolver | WholeSolver] = []
         self.ended = False
         self._num_steps, self._end = num_steps, end
 

@@ -52,7 +52,7 @@ def plain_run(
         least = max(0 if official else 1, int(params.min_ratio * len(request.text)))
         most = int(params.max_ratio * len(request.text))
     most = most if room is None else min(most, room)
-    speaker = voice.lm_embedding
+    speaker = voice.lm_embedding if isinstance(config, ConformerLMConfig) else None
     rows = speech_prompt(vocabulary, voice.lm_text + request.text, voice.lm_prompt_tokens, speaker=speaker is not None)
     if len(rows) + most > config.max_positions:
         raise InvalidRequest(

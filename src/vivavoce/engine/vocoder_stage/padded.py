@@ -84,6 +84,7 @@ class PaddedVocoding:
         if rows[0].piece.stream.seed is not None:
             places = torch.arange(pitch.shape[1] * hop, device=f0.device) + counters[:, None]
             noise = vocoder.source.draw(seeds[:, None], places)
+            carried = vocoder.source.initial(seeds) if carried is None else carried
         cycles = vocoder.source.cycles(pitch, carried)
         made = vocoder.source.excite(pitch, cycles, noise, carried)[:, 0]
         at_end = cycles.gather(1, ends[:, None, None].expand(-1, 1, cycles.shape[2]))[:, 0] % 1

@@ -53,9 +53,10 @@ class VocoderStage:
     def open(self, seed: int, speed: float, joins: Joins) -> VocoderStream:
         """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
         vocoder = self._vocoder
-        rule = join_rule(joins, vocoder.config.samples_per_frame, vocoder.reach, self._no_samples.device)
-        # The official code ignores the speed of a stream.
-        speed = 1.0 if joins is Joins.OFFICIAL else speed
+        hop, device = vocoder.config.samples_per_frame, self._no_samples.device
+        rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
+        # The official code ignores the speed of a stream, or refuses it where there are no others.
+        speed = 1.0 if joins is Joins.OFFICIAL and vocoder.overlap is None else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
     def close(self, stream: VocoderStream) -> None:

@@ -40,15 +40,20 @@ class JoinRule:
 
 
 @lru_cache(maxsize=8)
-def join_rule(joins: Joins, hop: int, reach: Reach | None, device: torch.device) -> JoinRule:
-    """The rule of a vocoder of `hop` samples per frame and this reach. The cache is shared: a rule is a constant."""
+def join_rule(
+    joins: Joins, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
+) -> JoinRule:
+    """The rule of a vocoder of `hop` samples per frame, this reach and this overlap (`HiFT.overlap`). The cache is
+    shared: a rule is a constant.
+    """
     if reach is not None:
         # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
         before, after = reach
         return JoinRule(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
-    if joins is Joins.OFFICIAL:
-        window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32)).to(device)
-        return JoinRule(OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
+    if joins is Joins.OFFICIAL or overlap is not None:
+        frames = OVERLAP_FRAMES if overlap is None else overlap
+        window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
+        return JoinRule(frames, frames, frames, frames, window, continuous=False)
     # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
     # A raised cosine between sample centres adds up to one everywhere.
     size = 2 * hop

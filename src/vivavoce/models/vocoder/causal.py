@@ -88,6 +88,8 @@ class SteppedSource(HarmonicSource):
 class CausalHiFT(nn.Module):
     """mel → pitch → source → waveform."""
 
+    overlap = None  # see `HiFT`
+
     def __init__(self, config: CausalVocoderConfig) -> None:
         super().__init__()
         self.config = config

@@ -280,8 +280,12 @@ class HiFT(nn.Module):
     reach: Reach | None = None
     """None: a stream is given less than is heard, and fades pieces into one another."""
 
-    def __init__(self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource) -> None:
+    def __init__(
+        self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
+    ) -> None:
         super().__init__()
+        self.overlap = overlap
+        """Frames that a stream's pieces share if they are joined officially only (CosyVoice 1); None: as is asked."""
         self.config = config
         rates, kernels = config.upsample_rates, config.upsample_kernels
         channels = [config.base_channels // 2**i for i in range(len(rates) + 1)]
