@@ -88,6 +88,12 @@ def babble_v3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def babble_v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `babble`, of CosyVoice 1."""
+    return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v1", Generation.V1)
+
+
+@pytest.fixture(scope="session")
 def models(babble: Path) -> Models:
     return build_models(babble, CPU)
 

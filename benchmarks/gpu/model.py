@@ -14,13 +14,12 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import SPEAKERS
-from vivavoce.checkpoint.spk2info import NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
+from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.entrypoints.cli.bench_model import machine
 from vivavoce.models.random_checkpoint import (
     NUM_SPEECH_TOKENS,
     RELEASE,
-    SPEAKER_SIZE,
     SizesOf,
     make_babble_checkpoint,
 )
@@ -54,7 +53,7 @@ def _reader() -> SpeakerEntry:
     text = torch.randint(256, (PROMPT_TEXT,), generator=generator, dtype=torch.int32)
     # About the mean and spread of log-mel spectrograms of speech.
     mel = torch.randn(PROMPT_TOKENS * FRAMES_PER_TOKEN, NUM_MEL_BINS, generator=generator) * 2 - 6
-    embedding = torch.randn(SPEAKER_SIZE, generator=generator)
+    embedding = torch.randn(EMBEDDING_SIZE, generator=generator)
     return SpeakerEntry(embedding, SavedPrompt(text, tokens, tokens.clone(), mel))
 
 

@@ -26,7 +26,7 @@ from vivavoce.checkpoint.weights import (
     fold_weight_norm,
     read_tensors,
 )
-from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel, VivavoceError
+from vivavoce.errors import CheckpointError, ModelNotFound, VivavoceError
 from vivavoce.models.build import build_models
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.lm.qwen2 import SpeechLM
@@ -187,10 +187,12 @@ def refused(folder: Path, error: type[VivavoceError] = CheckpointError) -> str:
 
 def test_generation_is_detected_not_assumed(folder):
     assert detect_generation(folder) is Generation.V2
-    (folder / "cosyvoice2.yaml").rename(folder / "cosyvoice3.yaml")
+    for name, generation in (("cosyvoice3.yaml", Generation.V3), ("cosyvoice.yaml", Generation.V1)):
+        (folder / name).write_text("")
+        assert detect_generation(folder) is (Generation.V2 if generation is Generation.V3 else Generation.V1)
+    (folder / "cosyvoice.yaml").unlink()
+    (folder / "cosyvoice2.yaml").unlink()
     assert detect_generation(folder) is Generation.V3
-    (folder / "cosyvoice3.yaml").rename(folder / "cosyvoice.yaml")
-    assert "v1" in refused(folder, UnsupportedModel)
 
 
 def test_no_folder_and_no_model(tmp_path):

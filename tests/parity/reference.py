@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
-from vivavoce.checkpoint import folder as official
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.generations import NETWORKS
 from vivavoce.service.front_end import load_front_end
 from vivavoce.service.synthesizer import Synthesizer
 
@@ -115,9 +112,7 @@ class Reference:
     def models(self, manifest: str, seed: int) -> Models:
         if self._loaded is None or self._loaded[0] != (manifest, seed):
             self._loaded = None
-            # Networks can be compared before there are stages that run them.
-            with mock.patch.object(official, "SUPPORTED", tuple(NETWORKS)):
-                self._loaded = (manifest, seed), build_models(self.folder(manifest, seed), torch.device("cpu"))
+            self._loaded = (manifest, seed), build_models(self.folder(manifest, seed), torch.device("cpu"))
         return self._loaded[1]
 
     @contextmanager

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from vivavoce.errors import CheckpointError, ModelNotFound
 
 YAML_OF = {
     Generation.V1: "cosyvoice.yaml",
     Generation.V2: "cosyvoice2.yaml",
     Generation.V3: "cosyvoice3.yaml",
 }
-SUPPORTED = (Generation.V2, Generation.V3)
 BACKBONE = "CosyVoice-BlankEN"
 CARD = "vivavoce.json"
 SPEAKER_ENCODER = "campplus.onnx"
@@ -58,17 +57,12 @@ class ModelCard:
 def detect_generation(folder: Path) -> Generation:
     """Tell the generation by the yaml file that exists, in the official order v1, v2, v3.
 
-    ModelNotFound: no folder; CheckpointError: none of the files; UnsupportedModel: this version cannot run it.
+    ModelNotFound: no folder; CheckpointError: none of the files.
     """
     if not folder.is_dir():
         raise ModelNotFound(f"model: {str(folder)!r} is not a folder; give an official CosyVoice folder")
     for generation, name in YAML_OF.items():
         if (folder / name).is_file():
-            if generation not in SUPPORTED:
-                raise UnsupportedModel(
-                    f"model: {folder.name} is a CosyVoice {generation.value} checkpoint ({name}); this version runs "
-                    f"{', '.join(g.value for g in SUPPORTED)} only"
-                )
             return generation
     raise CheckpointError(
         f"model: {folder.absolute().name} holds none of {', '.join(YAML_OF.values())}; download the whole model folder"

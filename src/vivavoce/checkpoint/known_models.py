@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, SUPPORTED, YAML_OF, read_json, speech_tokenizer_of
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, YAML_OF, read_json, speech_tokenizer_of
 from vivavoce.errors import CheckpointError, DownloadError, ModelNotFound, UnsupportedModel
 from vivavoce.files import replace_file
 
@@ -75,8 +75,8 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
 """Every published model by its name; the first one is what new users are told of."""
 
 
-def known_model(name: str, choice: str = ", ".join(KNOWN_MODELS)) -> KnownModel:
-    """Look up a model by its name or by its id on either hub, in upper or lower case; choice: what the error lists.
+def known_model(name: str) -> KnownModel:
+    """Look up a model by its name or by its id on either hub, in upper or lower case.
 
     ModelNotFound: no such name; UnsupportedModel: a published one of a kind that is not known here.
     """
@@ -89,7 +89,8 @@ def known_model(name: str, choice: str = ", ".join(KNOWN_MODELS)) -> KnownModel:
             f"model: {name} has 25 speech tokens a second; of CosyVoice 1 only those of 50 are known: CosyVoice-300M, "
             "-SFT and -Instruct, use one of them"
         )
-    raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {choice}")
+    known = ", ".join(KNOWN_MODELS)
+    raise ModelNotFound(f"model: {name!r} is neither a folder nor a known model; give a folder or one of {known}")
 
 
 def is_needed(path: str) -> bool:
@@ -132,19 +133,12 @@ def model_folder(model: KnownModel) -> Path:
 def find_model(name_or_path: str | Path) -> Path:
     """The folder of a model: the given folder, or where a known name was downloaded to; no network.
 
-    ModelNotFound: neither a folder nor a known name; UnsupportedModel: of a generation that this version cannot run;
-    DownloadError: it was not downloaded to its end.
+    ModelNotFound, UnsupportedModel: neither a folder nor a known name; DownloadError: it was not downloaded to its end.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
-    runnable = ", ".join(model.name for model in KNOWN_MODELS.values() if model.generation in SUPPORTED)
-    model = known_model(str(name_or_path), runnable)
-    if model.generation not in SUPPORTED:
-        raise UnsupportedModel(
-            f"model: {model.name} is of generation {model.generation.value}; this version runs "
-            f"{', '.join(generation.value for generation in SUPPORTED)} only, use {runnable}"
-        )
+    model = known_model(str(name_or_path))
     folder = model_folder(model)
     record = read_record(folder)
     if record is not None and record.is_whole(folder):

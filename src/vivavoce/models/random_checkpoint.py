@@ -12,9 +12,9 @@ import math
 import os
 import re
 import tempfile
-import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,22 @@ from torch import Tensor
 from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig, Vocabulary
 from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, YAML_OF, speech_tokenizer_of
 from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
-from vivavoce.checkpoint.onnx_writer import FLOAT, INT32, Port, node, onnx_model
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.checkpoint.spk2info import SpeakerEntry, write_spk2info
+from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SpeakerEntry, write_spk2info
 from vivavoce.errors import CheckpointError
 from vivavoce.models.generations import NETWORKS, NetworkPart
+from vivavoce.models.random_encoders import draw, speaker_encoder, speech_tokenizer
 
 SPEAKERS = ("babble-a", "babble-b")
 NUM_SPEECH_TOKENS = 6561
-NUM_MEL_BINS = 80
-SPEAKER_SIZE = 192
+"""Of CosyVoice2 and 3."""
+_FIRST_SPEECH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Of the networks: the language model's, the flow's encoder and its U-Net or DiT, the vocoder's; by default tiny
-    ones. A generation takes those of its own networks.
+    ones. A generation takes those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
     """
 
     text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
@@ -49,6 +49,8 @@ class Sizes:
     lm_layers: int = 3
     lm_heads: int = 4
     lm_kv_heads: int = 2
+    text_width: int = 32
+    text_blocks: int = 2
     encoder_width: int = 64
     encoder_inner: int = 128
     encoder_heads: int = 4
@@ -70,8 +72,13 @@ class Sizes:
 
 SizesOf = Mapping[Generation, Sizes]
 
+_WHISPER_VOCABULARY = 51_866
 # CosyVoice3 has the phones of two languages among its special tokens.
-TINY: SizesOf = {Generation.V2: Sizes(), Generation.V3: Sizes(text_vocabulary=576)}
+TINY: SizesOf = {
+    Generation.V1: Sizes(text_vocabulary=_WHISPER_VOCABULARY),
+    Generation.V2: Sizes(),
+    Generation.V3: Sizes(text_vocabulary=576),
+}
 _QWEN2_05B = Sizes(
     text_vocabulary=151_936,
     lm_width=896,
@@ -97,8 +104,18 @@ _QWEN2_05B = Sizes(
     vocoder_width=512,
     f0_width=512,
 )
-RELEASE: SizesOf = {Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
-"""As CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
+_CONFORMER_300M = replace(
+    _QWEN2_05B,
+    text_vocabulary=_WHISPER_VOCABULARY,
+    text_width=512,
+    text_blocks=6,
+    lm_width=1_024,
+    lm_inner=4_096,
+    lm_layers=14,
+    lm_heads=16,
+)
+RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
+"""As CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
 
 _CARD_CONTENT = {
     "name": "babble",
@@ -106,21 +123,14 @@ _CARD_CONTENT = {
     "trained": False,
     "scripts": ["Latin"],
 }
-_FILES = (
-    "llm.pt",
-    "flow.pt",
-    "hift.pt",
-    SPEAKER_ENCODER,
-    SPEAKERS_FILE,
-    *(f"{BACKBONE}/{name}" for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")),
+_FILES = ("llm.pt", "flow.pt", "hift.pt", SPEAKER_ENCODER, SPEAKERS_FILE)
+_BACKBONE_FILES = tuple(
+    f"{BACKBONE}/{name}" for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 )
-_WHISPER_BINS = 128
-_FRAMES_PER_TOKEN = 4
-_TOKEN_DIGITS, _TOKEN_BASE = 8, 3
-"""A speech token is eight digits to the base three: 3 ** 8 = 6561."""
 _QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _NUM_BYTES = 256
 
+_TEXT_HEAD = "llm.model.lm_head.weight"
 _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
 """Frequencies that the official DiT keeps in its file, and computes."""
 _END_LOGIT = 7.0
@@ -130,10 +140,11 @@ _END_GAIN = 6.0
 """Of the end where the head has no bias: now and then it is above the best."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
 """Convolutions of the vocoder that are kept as weight norm's two tensors."""
+_NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
 _DISTRIBUTIONS = (
     (r"(embedding|embed_tokens)\.weight$", 0.0, 1.0),
-    (r"(norm\w*|\.out\.1|\.block\.2)\.weight$", 1.0, 0.1),
-    (r"(norm\w*|\.out\.1|\.block\.2)\.bias$", 0.0, 0.1),
+    (rf"({_NORMS})\.weight$", 1.0, 0.1),
+    (rf"({_NORMS})\.bias$", 0.0, 0.1),
     (r"pos_bias_[uv]$", 0.0, 0.3),
     (r"m_source\.l_linear\.weight$", 0.0, 2.0),
     (r"\.alpha$", 1.0, 0.15),
@@ -188,7 +199,8 @@ def _holds(folder: Path, generation: Generation, card: str) -> bool:
     try:
         if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
             return False
-        files = (*_FILES, YAML_OF[generation], speech_tokenizer_of(generation))
+        backbone = () if generation is Generation.V1 else _BACKBONE_FILES
+        files = (*_FILES, *backbone, YAML_OF[generation], speech_tokenizer_of(generation))
         return all((folder / name).stat().st_size > 0 for name in files)
     except OSError:
         return False
@@ -200,11 +212,11 @@ def _write_files(folder: Path, generation: Generation, seed: int, sizes: Sizes) 
         with (folder / f"{network.part}.pt").open("wb") as file:
             torch.save(random_state(network, config, seed), file)
     speakers = {
-        name: SpeakerEntry(torch.from_numpy(_draw((SPEAKER_SIZE,), seed, f"speaker/{name}"))) for name in SPEAKERS
+        name: SpeakerEntry(torch.from_numpy(draw((EMBEDDING_SIZE,), seed, f"speaker/{name}"))) for name in SPEAKERS
     }
     write_spk2info(folder / SPEAKERS_FILE, speakers)
-    (folder / SPEAKER_ENCODER).write_bytes(_speaker_encoder(seed))
-    (folder / speech_tokenizer_of(generation)).write_bytes(_speech_tokenizer(seed))
+    (folder / SPEAKER_ENCODER).write_bytes(speaker_encoder(seed))
+    (folder / speech_tokenizer_of(generation)).write_bytes(speech_tokenizer(generation, seed))
 
 
 def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[str, Tensor]:
@@ -221,11 +233,11 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
     state = {}
     for key, shape in shapes.items():
         mean, std = _distribution(key, shape, config)
-        values = _draw(shape, seed, f"{network.part}/{key}")
+        values = draw(shape, seed, f"{network.part}/{key}")
         state[key] = torch.from_numpy(values * np.float32(std) + np.float32(mean))
     if network.part == "llm":
-        # The official file repeats the text embedding as an (unused) text head.
-        state["llm.model.lm_head.weight"] = state["llm.model.model.embed_tokens.weight"]
+        if _TEXT_HEAD in network.names.unused:  # the official file repeats the text embedding there
+            state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
         _let_only_the_end_stop(state, config.lm.vocabulary)
     if _ROTARY in network.names.unused:
         size = config.flow.estimator.head_dim
@@ -256,71 +268,11 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
     return 0.0, gain / math.sqrt(math.prod(shape[1:]))
 
 
-def _draw(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Standard normal float32 values that depend on `seed` and `name` only."""
-    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return generator.standard_normal(shape, dtype=np.float32)
-
-
-def _speaker_encoder(seed: int) -> bytes:
-    """input [1, frames, 80] → output [1, 192]: the mean size of each band, mixed by a random matrix."""
-    mix = _draw((NUM_MEL_BINS, SPEAKER_SIZE), seed, "campplus") / np.float32(np.sqrt(NUM_MEL_BINS))
-    return onnx_model(
-        # The bands' means are zero already (the features are centred), hence their absolute values.
-        nodes=[
-            node("Abs", ["input"], "size"),
-            node("ReduceMean", ["size"], "bands", axes=[1], keepdims=0),
-            node("MatMul", ["bands", "mix"], "output"),
-        ],
-        constants={"mix": mix},
-        inputs=[Port("input", FLOAT, (1, "frames", NUM_MEL_BINS))],
-        outputs=[Port("output", FLOAT, (1, SPEAKER_SIZE))],
-    )
-
-
-def _speech_tokenizer(seed: int) -> bytes:
-    """feats [1, 128, frames], feats_length [1] → indices [1, ceil(feats_length / 4)].
-
-    Four frames are mixed into eight numbers, each is rounded to -1, 0 or 1, and these are read as a number to the
-    base three (finite scalar quantisation, arXiv:2309.15505).
-    """
-    inputs = _WHISPER_BINS * _FRAMES_PER_TOKEN
-    mix = _draw((_TOKEN_DIGITS, _WHISPER_BINS, _FRAMES_PER_TOKEN), seed, "speech_tokenizer")
-    weights = np.array([[_TOKEN_BASE**digit] for digit in range(_TOKEN_DIGITS)], np.float32)
-    constants = {
-        "mix": mix * np.float32(2 / np.sqrt(inputs)),
-        "one": np.ones(1, np.float32),
-        "weights": weights,
-        "last_axis": np.array([2], np.int64),
-        "start": np.zeros(1, np.int32),
-        "axis": np.ones(1, np.int32),
-        "frames_before": np.array([_FRAMES_PER_TOKEN - 1], np.int32),
-        "frames": np.array([_FRAMES_PER_TOKEN], np.int32),
-    }
-    return onnx_model(
-        nodes=[
-            node("Conv", ["feats", "mix"], "mixed", strides=[_FRAMES_PER_TOKEN], pads=[0, _FRAMES_PER_TOKEN - 1]),
-            node("Tanh", ["mixed"], "bounded"),
-            node("Round", ["bounded"], "rounded"),
-            node("Add", ["rounded", "one"], "digits"),
-            node("Transpose", ["digits"], "by_token", perm=[0, 2, 1]),
-            node("MatMul", ["by_token", "weights"], "column"),
-            node("Squeeze", ["column", "last_axis"], "values"),
-            node("Cast", ["values"], "all_indices", to=INT32),
-            node("Add", ["feats_length", "frames_before"], "frames_up"),
-            node("Div", ["frames_up", "frames"], "num_tokens"),
-            node("Slice", ["all_indices", "start", "num_tokens", "axis"], "indices"),
-        ],
-        constants=constants,
-        inputs=[Port("feats", FLOAT, (1, _WHISPER_BINS, "frames")), Port("feats_length", INT32, (1,))],
-        outputs=[Port("indices", INT32, (1, "tokens"))],
-    )
-
-
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
-    """Write the yaml, the language model's settings and a byte-level Qwen2 tokenizer without merges."""
+    """Write the yaml, and of a Qwen2 language model its settings and a byte-level tokenizer without merges."""
     (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
-    _write_backbone(folder / BACKBONE, sizes)
+    if generation is not Generation.V1:
+        _write_backbone(folder / BACKBONE, sizes)
     return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
 
 
@@ -366,42 +318,98 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 
 def _settings(generation: Generation, sizes: Sizes) -> str:
-    """The yaml of a generation that has a Qwen2 language model."""
-    causal = generation is Generation.V3
-    llm, flow = ("CosyVoice3LM", _causal_flow(sizes)) if causal else ("Qwen2LM", _flow(sizes))
+    """The yaml."""
+    llm, flow = _PARTS[generation]
+    first, causal = generation is Generation.V1, generation is Generation.V3
     vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
     pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
+    rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
+    rates, kernels, down = ([8, 8], [16, 16], [7, 11]) if first else ([8, 5, 3], [16, 11, 7], [7, 7, 11])
+    mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
     return f"""\
-sample_rate: 24000
-llm: !new:cosyvoice.llm.llm.{llm}
-    llm_input_size: {sizes.lm_width}
-    llm_output_size: {sizes.lm_width}
-    speech_token_size: {NUM_SPEECH_TOKENS}
-    mix_ratio: [5, 15]
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
-    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-{flow}hift: !new:cosyvoice.hifigan.generator.{vocoder}
+sample_rate: {rate}
+{llm(sizes)}    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+{flow(sizes)}hift: !new:cosyvoice.hifigan.generator.{vocoder}
     in_channels: {NUM_MEL_BINS}
     base_channels: {sizes.vocoder_width}
     nb_harmonics: 8
-    sampling_rate: 24000
+    sampling_rate: {rate}
     nsf_alpha: 0.1
     nsf_sigma: 0.003
     nsf_voiced_threshold: 10
-    upsample_rates: [8, 5, 3]
-    upsample_kernel_sizes: [16, 11, 7]
+    upsample_rates: {rates}
+    upsample_kernel_sizes: {kernels}
     istft_params: {{n_fft: 16, hop_len: 4}}
     resblock_kernel_sizes: [3, 7, 11]
     resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: [7, 7, 11]
-    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: {down}
+    source_resblock_dilation_sizes: {[[1, 3, 5]] * len(down)}
     lrelu_slope: 0.1
     audio_limit: 0.99
     f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{pitch}
         in_channels: {NUM_MEL_BINS}
         cond_channels: {sizes.f0_width}
 feat_extractor: !name:matcha.utils.audio.mel_spectrogram
-    {{n_fft: 1920, num_mels: {NUM_MEL_BINS}, sampling_rate: 24000, hop_size: 480, win_size: 1920, fmin: 0, fmax: {top}}}
+    {{n_fft: {window}, num_mels: {NUM_MEL_BINS}, {mel}}}
+"""
+
+
+def _qwen2_lm(sizes: Sizes, kind: str) -> str:
+    return f"""\
+llm: !new:cosyvoice.llm.llm.{kind}
+    llm_input_size: {sizes.lm_width}
+    llm_output_size: {sizes.lm_width}
+    speech_token_size: {NUM_SPEECH_TOKENS}
+    mix_ratio: [5, 15]
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
+"""
+
+
+def _conformer_lm(sizes: Sizes) -> str:
+    width = sizes.lm_width
+    return f"""\
+llm: !new:cosyvoice.llm.llm.TransformerLM
+    text_encoder_input_size: {sizes.text_width}
+    llm_input_size: {width}
+    llm_output_size: {width}
+    text_token_size: {sizes.text_vocabulary}
+    speech_token_size: {_FIRST_SPEECH_TOKENS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        {_encoder(sizes.text_width, width, sizes.lm_heads, sizes.lm_inner, sizes.text_blocks)}
+    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
+        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}
+"""
+
+
+def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int) -> str:
+    sizes = f"input_size: {inputs}, output_size: {outputs}, attention_heads: {heads}, linear_units: {inner}"
+    return f"{{{sizes}, num_blocks: {blocks}}}"
+
+
+def _whole_flow(sizes: Sizes) -> str:
+    width = sizes.encoder_width
+    return f"""\
+flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+    input_size: {width}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    vocab_size: {_FIRST_SPEECH_TOKENS}
+    input_frame_rate: 50
+    encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        {_encoder(width, width, sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)}
+    length_regulator: !new:cosyvoice.flow.length_regulator.InterpolateRegulator
+        {{channels: {NUM_MEL_BINS}, sampling_ratios: [1, 1, 1, 1]}}
+    decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
+            in_channels: {4 * NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            channels: [{sizes.unet_width}, {sizes.unet_width}]
+            attention_head_dim: {sizes.unet_head_dim}
+            num_heads: {sizes.unet_heads}
+            n_blocks: {sizes.unet_blocks}
+            num_mid_blocks: {sizes.unet_mid_blocks}
 """
 
 
@@ -410,7 +418,7 @@ def _flow(sizes: Sizes) -> str:
 flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
     input_size: {sizes.encoder_width}
     output_size: {NUM_MEL_BINS}
-    spk_embed_dim: {SPEAKER_SIZE}
+    spk_embed_dim: {EMBEDDING_SIZE}
     vocab_size: {NUM_SPEECH_TOKENS}
     input_frame_rate: 25
     token_mel_ratio: 2
@@ -441,7 +449,7 @@ def _causal_flow(sizes: Sizes) -> str:
 flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
     input_size: {NUM_MEL_BINS}
     output_size: {NUM_MEL_BINS}
-    spk_embed_dim: {SPEAKER_SIZE}
+    spk_embed_dim: {EMBEDDING_SIZE}
     vocab_size: {NUM_SPEECH_TOKENS}
     input_frame_rate: 25
     token_mel_ratio: 2
@@ -464,6 +472,14 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
             out_channels: {NUM_MEL_BINS}
             static_chunk_size: 50
 """
+
+
+_PARTS: dict[Generation, tuple[Callable[[Sizes], str], Callable[[Sizes], str]]] = {
+    Generation.V1: (_conformer_lm, _whole_flow),
+    Generation.V2: (partial(_qwen2_lm, kind="Qwen2LM"), _flow),
+    Generation.V3: (partial(_qwen2_lm, kind="CosyVoice3LM"), _causal_flow),
+}
+"""The yaml's `llm` and `flow`."""
 
 
 def _json(content: Any) -> str:

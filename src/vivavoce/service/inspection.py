@@ -18,7 +18,6 @@ from vivavoce.checkpoint.folder import (
     CARD,
     SPEAKER_ENCODER,
     SPEAKERS,
-    SUPPORTED,
     YAML_OF,
     ModelCard,
     detect_generation,
@@ -108,13 +107,16 @@ def inspect_model(folder: Path) -> ModelReport:
     """
     report = ModelReport(folder, ModelCard(folder.absolute().name))
     usable = _readable_files(report)
-    report.generation = next((known.value for known, name in YAML_OF.items() if (folder / name).is_file()), None)
-    onnx_files = (speech_tokenizer_of(Generation(report.generation or SUPPORTED[0])), SPEAKER_ENCODER)
-    supported = report.attempt(detect_generation, folder) is not None
+    generation = report.attempt(detect_generation, folder)
+    report.generation = generation and generation.value
+    onnx_files = (*((speech_tokenizer_of(generation),) if generation else ()), SPEAKER_ENCODER)
     paths = {part: path for part in _PARTS if (path := _part_path(folder, part)) is not None}
-    if supported or (report.generation is None and report.files):
-        tokenizer = () if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
-        required = (*onnx_files, f"{BACKBONE}/config.json", *tokenizer)
+    backbone: tuple[str, ...] = ()
+    if generation is not Generation.V1:  # which has its text tokenizer from elsewhere
+        tokenizer = (_WHOLE_TOKENIZER,) if (folder / _WHOLE_TOKENIZER).is_file() else _TOKENIZER_PARTS
+        backbone = (f"{BACKBONE}/config.json", *tokenizer)
+    if generation or report.files:
+        required = (*onnx_files, *backbone)
         missing = [f"{part}.pt" for part in _PARTS if part not in paths]
         missing += [path for path in required if not (folder / path).is_file()]
         if missing:
@@ -126,13 +128,13 @@ def inspect_model(folder: Path) -> ModelReport:
     for part, path in paths.items():
         if path.name in usable and (state := report.attempt(read_tensors, path)) is not None:
             weights[part] = state
-    if supported and f"{BACKBONE}/config.json" in usable:
+    if generation and usable.issuperset(backbone[:1]):
         report.config = report.attempt(read_config, folder, weights.get("flow", {}))
     for part, tensors in weights.items():
         report.parts.append(_part_report(part, paths[part], tensors))
         if report.config is not None:
             report.attempt(_check_fit, part, paths[part], tensors, report.config)
-    if _WHOLE_TOKENIZER in usable or usable.issuperset(_TOKENIZER_PARTS):
+    if usable.issuperset(backbone[1:]):
         report.tokenizer_size = report.attempt(lambda: len(TextTokenizer.from_folder(folder / BACKBONE)))
     if SPEAKERS in usable:
         report.voices = tuple(report.attempt(built_in_voices, folder) or ())

@@ -72,18 +72,9 @@ def test_a_known_model_that_is_absent_says_what_to_type(tmp_path: Path) -> None:
 
 def test_neither_folder_nor_name() -> None:
     with pytest.raises(
-        ModelNotFound, match=r"neither a folder nor a known model; .*one of Fun-CosyVoice3-0.5B, CosyVoice2-0.5B$"
+        ModelNotFound, match=r"neither a folder nor a known model; .*one of Fun-CosyVoice3-0.5B, CosyVoice2-0.5B, "
     ):
         find_model("./no-such-folder")
-
-
-@pytest.mark.parametrize("name", ["CosyVoice-300M", "iic/cosyvoice-300m-sft"])
-def test_a_generation_that_does_not_run_is_not_to_be_downloaded(name: str) -> None:
-    model = known_model(name)
-    with pytest.raises(
-        UnsupportedModel, match=f"^model: {model.name} .*{model.generation.value}.*use Fun-CosyVoice3-0.5B"
-    ):
-        find_model(name)
 
 
 def test_a_model_of_another_token_rate_is_refused_with_the_reason() -> None:

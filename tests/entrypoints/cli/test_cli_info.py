@@ -95,8 +95,10 @@ def another_rate(folder: Path) -> None:
     yaml.write_text(yaml.read_text().replace("sample_rate: 24000\n", "sample_rate: 24001\n", 1))
 
 
-def another_generation(folder: Path) -> None:
+def another_token_rate(folder: Path) -> None:
+    """CosyVoice 1 at CosyVoice2's 25 tokens per second, as CosyVoice-300M-25Hz has them."""
     (folder / "cosyvoice2.yaml").rename(folder / "cosyvoice.yaml")
+    (folder / "speech_tokenizer_v2.onnx").rename(folder / "speech_tokenizer_v1.onnx")
 
 
 def another_file(folder: Path) -> None:
@@ -110,7 +112,7 @@ def another_file(folder: Path) -> None:
     [
         (strange_weights, ("llm_decoder.weight", "stranger", "llm_embedding.weight [3, 3]")),
         (another_rate, ("24001",)),
-        (another_generation, ("v1",)),
+        (another_token_rate, ("input_frame_rate: 25", "CosyVoice-300M, -SFT or -Instruct")),
         (another_file, ("vivavoce download CosyVoice2-0.5B",)),
     ],
 )
@@ -119,7 +121,7 @@ def test_a_model_is_held_against_itself(folder: Path, spoil: Callable[[Path], No
     report = inspect_model(folder)
     assert all(part in report.problems[0] for part in said)
     assert len(report.problems) == 1
-    assert report.generation == ("v1" if spoil is another_generation else "v2")
+    assert report.generation == ("v1" if spoil is another_token_rate else "v2")
     assert report.source == ("hf a/b at main" if spoil is another_file else None)
 
 

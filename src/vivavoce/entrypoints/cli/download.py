@@ -43,15 +43,12 @@ def download(
     if name is None:
         raise InvalidRequest("model: none is named; `vivavoce download --list` shows the names")
     from vivavoce.checkpoint.download import download as fetch
-    from vivavoce.checkpoint.folder import SUPPORTED
     from vivavoce.checkpoint.known_models import known_model
 
     hubs: dict[str, Literal["hf", "modelscope"]] = {"hf": "hf", "modelscope": "modelscope"}
     if source.lower() not in hubs:
         raise InvalidRequest(f"--from: {source!r} is no hub; choose hf or modelscope")
     reporter, model = Reporter(quiet), known_model(name)
-    if model.generation not in SUPPORTED:
-        reporter.note(f"{model.name} is of generation {model.generation.value}, which this version cannot run")
     with progress(reporter, size=True) as show:
 
         def show_file(now: DownloadProgress) -> None:
@@ -82,7 +79,6 @@ def _list_known(as_json: bool) -> None:
 
 def _described(model: KnownModel) -> dict[str, Any]:
     """As JSON values; bytes: of the files as they are here, else as they were published; None: unknown."""
-    from vivavoce.checkpoint.folder import SUPPORTED
     from vivavoce.checkpoint.known_models import is_begun, model_folder, read_record
 
     folder = model_folder(model)
@@ -92,7 +88,7 @@ def _described(model: KnownModel) -> dict[str, Any]:
     elif record is not None or is_begun(folder):
         state = "here in part"
     else:
-        state = "to download" if model.generation in SUPPORTED else "not supported"
+        state = "to download"
     size = model.num_bytes if record is None else sum(file.size for file in record.files.values())
     return {
         "name": model.name,
