@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu --out benchmarks/results/gpu            # everything
     python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
-    python -m benchmarks.gpu --generation v3 --name cosyvoice3 --out benchmarks/results/gpu
+    python -m benchmarks.gpu --generation v3 --name h200-v3 --out benchmarks/results/gpu
+    python -m benchmarks.gpu --generation v3 --no-kernels --only loads --loads stream1 offline256 --out /tmp/figures
 
 The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
 with --tiny, sizes are tiny: then the figures mean nothing, and the run shows that it works.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def main() -> None:
     begun = time.perf_counter()
     parts: dict[str, Callable[[], Iterable[Figures]]] = {
         "stages": lambda: _stages(model, tiny, options.no_kernels),
-        "loads": lambda: _loads(model, tiny, options.no_kernels),
+        "loads": lambda: _loads(model, tiny, options.no_kernels, options.loads),
         "bounded": lambda: _bounded(model, tiny),
         "startup": lambda: [startups(model)],
     }
@@ -76,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         "--generation", choices=[one.value for one in Generation], default="v2", help="of the random model"
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
+    names = [load.name for load in loads.LOADS]
+    parser.add_argument("--loads", nargs="+", choices=names, default=names, help="of the part loads (all)")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
     parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")
     return parser
@@ -94,10 +97,10 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
         yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
 
 
-def _loads(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
+def _loads(model: Path, tiny: bool, plain: bool, names: Sequence[str]) -> Iterable[Figures]:
     tts = _loaded(model, kernels=False if plain else None)
     try:
-        which: tuple[loads.Load, ...] = loads.LOADS
+        which = tuple(load for load in loads.LOADS if load.name in names)
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
         yield from loads.loads(tts, model, which)
