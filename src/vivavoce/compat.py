@@ -29,7 +29,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import download
 from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
 from vivavoce.checkpoint.known_models import KNOWN_MODELS
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.request import AudioChunk, EngineRequest
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
@@ -164,7 +164,7 @@ class CosyVoice:
         synthesizer, seed = self._synthesizers[True], int(torch.randint(MAX_SEED, ()))
         source, voice = _recording(source_wav), self._voice(prompt_wav)
         request = synthesizer.front_end.plan_conversion(source, voice, speed, seed)
-        policy = ChunkPolicy.low_latency() if stream else None
+        policy = policy_for(self._generation, None) if stream else None
         yield from _pieces(iter(synthesizer.engine.submit(EngineRequest((request,), policy))), stream)
 
     def _named(self, spk_id: str) -> Voice:

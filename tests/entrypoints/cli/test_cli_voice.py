@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from cli_harness import Run
 
 from tests.service.voices.redis_process import RedisProcess, running_redis
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.service.voices.folder_store import FolderStore
+from vivavoce.service.voices.voice import Voice
 
 
 @pytest.fixture
@@ -37,6 +39,13 @@ def test_an_empty_store_says_how_to_fill_it(run: Run) -> None:
 
 def test_list_has_name_seconds_words_and_model(kept: Run) -> None:
     assert kept("voice list").text == "name  speech  transcript  model\nme    1.2 s   some words  babble\n"
+
+
+def test_a_voice_of_cosyvoice_1_is_as_long_as_its_recording(run: Run, home: Path) -> None:
+    """Its 50 tokens a second have fewer than two frames of mel each."""
+    tokens, mel = torch.zeros(60, dtype=torch.int32), torch.zeros(112, 80)
+    FolderStore(home / "voices").save(Voice(torch.ones(192), "f", "old", speech_tokens=tokens, mel=mel))
+    assert "old   1.2 s" in run("voice list").text
 
 
 def test_list_knows_other_models_and_skips_damage(kept: Run, home: Path) -> None:

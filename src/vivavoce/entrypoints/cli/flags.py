@@ -159,7 +159,7 @@ VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", e
 SpeedOption = Annotated[float, shared("0.5 to 2.0; the pitch stays.", "NUMBER", "--speed")]
 SeedOption = Annotated[int, shared("The same seed gives the same audio.", "NUMBER", "--seed")]
 TokensOption = Annotated[
-    int | None, shared("Let speech last exactly so many tokens (25 per second).", "NUMBER", "--tokens")
+    int | None, shared("Let speech last exactly so many tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
 ]
 DeviceOption = Annotated[
     str, shared("auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested).", "NAME", "--device")
