@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -219,9 +220,11 @@ def vocoder_flops(vocoder: HiFT | CausalHiFT, seconds: float) -> float:
     total = rate * (_weights(vocoder.f0) + vocoder.conv_pre.weight.numel())
     per_stage = len(config.resblock_kernels)
     for stage, factor in enumerate(config.upsample_rates):
-        # The causal one draws the signal out before it convolves it.
-        up = rate * factor if isinstance(vocoder, CausalHiFT) else rate
-        total += up * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
+        kernel, taps = config.upsample_kernels[stage], 1.0
+        if isinstance(vocoder, CausalHiFT):
+            # What is drawn out stands several times under a kernel: it is multiplied once, by the sum of its weights.
+            taps = factor * (1 + math.ceil((kernel - 1) / factor)) / kernel
+        total += rate * taps * vocoder.ups[stage].weight.numel()  # type: ignore[operator]
         rate *= factor
         blocks = (*vocoder.resblocks[stage * per_stage : (stage + 1) * per_stage], vocoder.source_resblocks[stage])
         total += rate * (sum(map(_weights, blocks)) + vocoder.source_downs[stage].weight.numel())  # type: ignore[operator]

@@ -17,6 +17,7 @@ from benchmarks.gpu.trace import Span, busy_ns, summary
 from benchmarks.http_overhead.loads import Load, read_load
 from benchmarks.http_overhead.report import overhead, section
 from benchmarks.http_overhead.trace import SPANS, mean_spans, read_traces
+from tests.small_vocoder import causal_of
 from vivavoce.bench.load import Outcome, Utterance
 from vivavoce.checkpoint.config import Generation
 from vivavoce.measure import Arrival
@@ -60,9 +61,10 @@ def test_a_decode_step_s_bytes_are_counted(config):
 
 
 def test_the_vocoder_s_arithmetic_is_counted(config):
+    """CosyVoice3's differs from CosyVoice2's in the steps up alone, by a hundredth."""
     with torch.device("meta"):
-        vocoder = HiFT(config.vocoder)
-    assert vocoder_flops(vocoder, 1.0) == pytest.approx(30.6e9, rel=0.02)
+        vocoders = HiFT(config.vocoder), causal_of(config.vocoder)
+    assert [vocoder_flops(vocoder, 1.0) for vocoder in vocoders] == pytest.approx([30.61e9, 30.89e9], rel=1e-3)
 
 
 def test_the_table_says_what_was_reached():
