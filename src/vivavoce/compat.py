@@ -280,5 +280,6 @@ def _find_folder(model_dir: Folder) -> Path:
         known = next((one for one in KNOWN_MODELS.values() if name in (one.name, Path(one.hf_id).name)), None)
         if known is None:
             raise
-    log.warning("model folder: %(folder)s is not there, the published model is taken", {"folder": str(model_dir)})
+    told = {"folder": str(model_dir), "name": known.name}
+    log.warning("model folder: %(folder)s is not there; %(name)s is fetched, unless it was before", told)
     return download(known.name, source="modelscope" if str(model_dir) == known.modelscope_id else "hf")
