@@ -42,18 +42,27 @@ WAV = str(DATA / "audio" / "speech_24k_float.wav")
 SAID = "What I say there."
 LONG = "Hello there, how are you? I am well, thank you very much. " * 4
 SHORT = vivavoce.SamplingParams(exact_tokens=20, min_ratio=0.0, max_ratio=1.0)
-NAMES = {Generation.V2: "CosyVoice2-0.5B", Generation.V3: "Fun-CosyVoice3-0.5B"}
+V1, V2, V3 = Generation
+NAMES = {
+    V1: ("CosyVoice-300M", "CosyVoice-300M-SFT", "CosyVoice-300M-Instruct"),
+    V2: ("CosyVoice2-0.5B",),
+    V3: ("Fun-CosyVoice3-0.5B",),
+}
+RATES = {V1: 22_050, V2: 24_000, V3: 24_000}
+SPEAKERS = ("中文女", "中文男")
 LATE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def folders(babble, babble_v3, tmp_path_factory):
-    """A copy for each generation, without the card that limits its scripts: a release has none."""
+def folders(babble_v1, babble, babble_v3, tmp_path_factory):
+    """A copy for each generation, without the card that limits its scripts: a release has none; V1 has its speakers."""
     copies = {}
-    for generation, source in {Generation.V2: babble, Generation.V3: babble_v3}.items():
-        copies[generation] = tmp_path_factory.mktemp("official") / NAMES[generation]
+    for generation, source in {V1: babble_v1, V2: babble, V3: babble_v3}.items():
+        copies[generation] = tmp_path_factory.mktemp("official") / NAMES[generation][0]
         shutil.copytree(source, copies[generation])
         (copies[generation] / "vivavoce.json").unlink()
+    speakers = torch.load(babble_v1 / "spk2info.pt", weights_only=True).values()
+    torch.save(dict(zip(SPEAKERS, speakers, strict=True)), copies[V1] / "spk2info.pt")
     return copies
 
 
@@ -65,12 +74,12 @@ def _quick(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def cosyvoice(folders):
-    return compat.CosyVoice2(folders[Generation.V2])
+    return compat.CosyVoice2(folders[V2])
 
 
 @pytest.fixture(scope="module")
 def tts(folders, tmp_path_factory):
-    return vivavoce.load(folders[Generation.V2], voices=tmp_path_factory.mktemp("voices"))
+    return vivavoce.load(folders[V2], voices=tmp_path_factory.mktemp("voices"))
 
 
 def joined(pieces) -> np.ndarray:
@@ -86,24 +95,27 @@ def seeded(number: int) -> int:
 
 
 @pytest.fixture
-def saved_by(tmp_path, monkeypatch):
+def saved_by(folders, tmp_path, monkeypatch):
     """Run a script with the original's paths, in a folder that has them: how many files of each name it saves."""
     saved: dict[str, int] = {}
+    rates: set[int] = set()
 
     def save(path: str, speech: torch.Tensor, sample_rate: int) -> None:
         assert (speech.dtype, speech.dim(), speech.shape[0], speech.device.type) == (torch.float32, 2, 1, "cpu")
         assert speech.isfinite().all()
         assert speech.shape[1] > 0.1 * sample_rate
-        assert sample_rate == 24_000
+        rates.add(sample_rate)
         name = path.rpartition("_")[0]
         saved[name] = saved.get(name, 0) + 1
 
-    def run(script: Callable[[], object], model: Path) -> dict[str, int]:
-        shutil.copytree(model, tmp_path / "pretrained_models" / model.name)
+    def run(script: Callable[[], object], generation: Generation) -> dict[str, int]:
+        for name in NAMES[generation]:
+            shutil.copytree(folders[generation], tmp_path / "pretrained_models" / name)
         (tmp_path / "asset").mkdir()
         for name, source in ASSETS.items():
             shutil.copy(DATA / "audio" / source, tmp_path / "asset" / name)
         script()
+        assert rates == {RATES[generation]}
         return saved
 
     monkeypatch.setitem(sys.modules, "torchaudio", SimpleNamespace(save=save))
@@ -115,31 +127,32 @@ def saved_by(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "generation", "pieces"),
     [
+        ("cosyvoice.py", V1, {"sft": 1, "zero_shot": 1, "cross_lingual": 1, "vc": 1, "instruct": 1}),
         (
             "cosyvoice2.py",
-            Generation.V2,
+            V2,
             {"zero_shot": 1, "zero_shot_spk": 1, "fine_grained_control": 1, "instruct": 1, "zero_shot_bistream": 1},
         ),
         (
             "cosyvoice2_by_class.py",
-            Generation.V2,
+            V2,
             {"zero_shot": 2, "fine_grained_control": 1, "instruct": 1, "vc": 1},
         ),
         (
             "cosyvoice3.py",
-            Generation.V3,
+            V3,
             {"zero_shot": 1, "fine_grained_control": 1, "instruct": 1, "instruct_fast": 1, "hotfix": 1},
         ),
     ],
 )
-def test_scripts_of_the_readme_run(script, generation, pieces, saved_by, folders):
-    assert saved_by(lambda: runpy.run_path(str(DATA / "compat" / script)), folders[generation]) == pieces
+def test_scripts_of_the_readme_run(script, generation, pieces, saved_by):
+    assert saved_by(lambda: runpy.run_path(str(DATA / "compat" / script)), generation) == pieces
 
 
-def test_the_example_of_the_page_runs(saved_by, folders):
+def test_the_example_of_the_page_runs(saved_by):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     run = partial(exec, compile(code, "compat.md", "exec"), {})
-    assert saved_by(run, folders[Generation.V2]) == {"zero_shot": 1}
+    assert saved_by(run, V2) == {"zero_shot": 1}
 
 
 def test_the_page_has_every_public_name():
@@ -161,34 +174,45 @@ def test_a_piece_for_each_segment(cosyvoice, tts):
 
 
 @pytest.mark.parametrize(
-    ("speak", "manner"),
+    ("generation", "mode", "given", "manner"),
     [
-        (partial(compat.CosyVoice2.inference_sft, spk_id="babble-b"), {"voice": "babble-b", "mode": "sft"}),
+        (V2, "sft", {"spk_id": "babble-b"}, {"voice": "babble-b", "mode": "sft"}),
+        (V2, "zero_shot", {"prompt_text": SAID, "prompt_wav": WAV}, {"voice": Path(WAV), "transcript": SAID}),
+        (V2, "cross_lingual", {"prompt_wav": WAV}, {"voice": Path(WAV), "mode": "cross_lingual"}),
         (
-            partial(compat.CosyVoice2.inference_zero_shot, prompt_text=SAID, prompt_wav=WAV),
-            {"voice": Path(WAV), "transcript": SAID},
+            V2,
+            "instruct2",
+            {"instruct_text": "slowly", "prompt_wav": WAV},
+            {"voice": Path(WAV), "instructions": "slowly"},
         ),
         (
-            partial(compat.CosyVoice2.inference_cross_lingual, prompt_wav=WAV),
-            {"voice": Path(WAV), "mode": "cross_lingual"},
+            V3,
+            "instruct2",
+            {"instruct_text": "You are a helpful assistant. slowly<|endofprompt|>", "prompt_wav": WAV},
+            {"voice": Path(WAV), "instructions": "slowly"},
         ),
         (
-            partial(compat.CosyVoice2.inference_instruct2, instruct_text="speak slowly", prompt_wav=WAV),
-            {"voice": Path(WAV), "instructions": "speak slowly"},
+            V1,
+            "instruct",
+            {"spk_id": SPEAKERS[1], "instruct_text": "slowly"},
+            {"voice": SPEAKERS[1], "instructions": "slowly"},
         ),
     ],
-    ids=["sft", "zero_shot", "cross_lingual", "instruct2"],
 )
-def test_modes_and_streams_are_those_of_the_python_api(cosyvoice, tts, speak, manner):
-    text, seed = "Hello there.", seeded(2)
+def test_modes_and_streams_are_those_of_the_python_api(generation, mode, given, manner, cosyvoice, tts, folders):
+    text = "Hello there."
+    if generation is not V2:
+        cosyvoice, tts = compat.AutoModel(folders[generation]), vivavoce.load(folders[generation])
+    speak = partial(getattr(cosyvoice, f"inference_{mode}"), text, **given, speed=1.25)
+    seed = seeded(2)
     chunks = [chunk.samples for chunk in tts.stream(text, **manner, speed=1.25, seed=seed, sampling=SHORT)]
-    pieces = list(speak(cosyvoice, text, stream=True, speed=1.25))
+    pieces = list(speak(stream=True))
     assert [p["tts_speech"].shape[1] for p in pieces] == [len(chunk) for chunk in chunks if len(chunk)]
     assert np.array_equal(joined(pieces), np.concatenate(chunks))
     seeded(2)
     whole = tts.speak(text, **manner, speed=1.25, seed=seed, sampling=SHORT).samples
-    assert np.array_equal(joined(speak(cosyvoice, text, speed=1.25)), whole)
-    assert not np.array_equal(joined(speak(cosyvoice, text, speed=1.25)), whole)  # the next call draws another seed
+    assert np.array_equal(joined(speak()), whole)
+    assert not np.array_equal(joined(speak()), whole)  # the next call draws another seed
 
 
 def test_recordings_of_every_form_are_the_same_voice(cosyvoice):
@@ -280,7 +304,7 @@ def test_several_threads(cosyvoice):
 
 def test_speakers_are_added_and_saved_beside_those_that_are_there(folders, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(folders[Generation.V2], folder)
+    shutil.copytree(folders[V2], folder)
     before = {"中文女": {"embedding": torch.ones(1, 192), "speech_feat": torch.rand(1, 30, 80)}}
     torch.save(before, folder / "spk2info.pt")
     os.chmod(folder / "spk2info.pt", 0o640)
@@ -311,7 +335,7 @@ def test_speakers_are_added_and_saved_beside_those_that_are_there(folders, tmp_p
 
 def test_a_folder_without_speakers_gets_its_first(folders, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(folders[Generation.V2], folder)
+    shutil.copytree(folders[V2], folder)
     (folder / "spk2info.pt").unlink()
     cosyvoice = compat.AutoModel(folder)
     assert cosyvoice.list_available_spks() == []
@@ -369,11 +393,11 @@ def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
 
 def test_flags_are_taken_and_told(folders, caplog):
     cosyvoice = compat.AutoModel(
-        model_dir=folders[Generation.V2], load_jit=True, load_trt=True, load_vllm=True, fp16=True, trt_concurrent=4
+        model_dir=folders[V2], load_jit=True, load_trt=True, load_vllm=True, fp16=True, trt_concurrent=4
     )
     assert type(cosyvoice) is compat.CosyVoice2
     assert isinstance(cosyvoice, compat.CosyVoice)
-    assert (cosyvoice.sample_rate, cosyvoice.model_dir) == (24_000, str(folders[Generation.V2]))
+    assert (cosyvoice.sample_rate, cosyvoice.model_dir) == (24_000, str(folders[V2]))
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING][-2:] == [
         "official flags: load_jit, load_trt, load_vllm, trt_concurrent: vivavoce's own engine does this work, "
         "nothing changes",
@@ -381,12 +405,12 @@ def test_flags_are_taken_and_told(folders, caplog):
     ]
     assert cosyvoice.fp16 is False
     with pytest.raises(TypeError, match="load_onnx"):
-        compat.AutoModel(model_dir=folders[Generation.V2], load_onnx=True)
+        compat.AutoModel(model_dir=folders[V2], load_onnx=True)
 
 
 def test_the_wrong_class_and_no_folder(folders, tmp_path):
     with pytest.raises(InvalidRequest) as caught:
-        compat.CosyVoice3(folders[Generation.V2])
+        compat.CosyVoice3(folders[V2])
     assert str(caught.value) == (
         "model_dir: CosyVoice2-0.5B holds cosyvoice2.yaml, which is not for CosyVoice3; use CosyVoice2, or AutoModel"
     )
@@ -421,7 +445,7 @@ def test_the_engine_ends_with_its_object(folders):
         return sum(thread.name == "vivavoce-engine" for thread in threading.enumerate())
 
     before = engines()
-    cosyvoice = compat.AutoModel(folders[Generation.V2])
+    cosyvoice = compat.AutoModel(folders[V2])
     assert joined(cosyvoice.inference_sft("Hello.", "babble-a")).size
     assert engines() == before + 1
     del cosyvoice
