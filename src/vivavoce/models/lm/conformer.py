@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, pad, relu, scaled_dot_product_attenti
 from vivavoce.checkpoint.config import ConformerLMConfig
 from vivavoce.models.conformer import Conformer, ConformerBlock
 from vivavoce.models.layers import relative_positions
-from vivavoce.models.lm.slot_lm import Attend, PackedRows, Product, SlotCache, fewest_rows, joined
+from vivavoce.models.lm.slot_lm import SAFE_ROWS, Attend, PackedRows, Product, SlotCache, fewest_rows, joined
 
 TEXT, SPEAKER = 1, 3
 """Numbers of rows in `PackedRows.kinds`: of an encoded text, and of a speaker."""
@@ -175,8 +175,11 @@ class ConformerSlotLM:
         """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; asking: [n, rows] positions
         →  [n, rows, hidden].
         """
-        attention, reach = self._layers[layer].block.attention, keys.shape[2]
-        by_distance = (query + attention.position_bias).transpose(1, 2) @ self._layers[layer].distances[..., :reach]
+        attention, (count, rows), reach = self._layers[layer].block.attention, asking.shape, keys.shape[2]
+        # One product for all sequences, of whole blocks of rows, so that neighbours change no bit of a row.
+        asked = (query + attention.position_bias).flatten(0, 1).transpose(0, 1)
+        asked = pad(asked, (0, 0, 0, -count * rows % SAFE_ROWS)) @ self._layers[layer].distances[..., :reach]
+        by_distance = asked[:, : count * rows].unflatten(1, (count, rows)).transpose(0, 1)
         distance = asking[..., None] - self._reached[:reach]
         back = distance.clamp(0, reach - 1)[:, None].expand(by_distance.shape)
         bias = by_distance.gather(3, back) / math.sqrt(self._head_dim)
