@@ -94,6 +94,11 @@ def babble_v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def models_v1(babble_v1: Path) -> Models:
+    return build_models(babble_v1, CPU)
+
+
+@pytest.fixture(scope="session")
 def models(babble: Path) -> Models:
     return build_models(babble, CPU)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -50,7 +50,7 @@ def main() -> None:
     begun = time.perf_counter()
     parts: dict[str, Callable[[], Iterable[Figures]]] = {
         "stages": lambda: _stages(model, tiny, options.no_kernels),
-        "loads": lambda: _loads(model, tiny, options.no_kernels, options.loads),
+        "loads": lambda: _loads(model, tiny, options.no_kernels, loads.of(generation, options.loads)),
         "bounded": lambda: _bounded(model, tiny),
         "startup": lambda: [startups(model)],
     }
@@ -97,10 +97,9 @@ def _stages(model: Path, tiny: bool, plain: bool) -> Iterable[Figures]:
         yield from stages.vocoder(models, ((1, 30), (2, 30)) if tiny else stages.VOCODER_CASES, kernels)
 
 
-def _loads(model: Path, tiny: bool, plain: bool, names: Sequence[str]) -> Iterable[Figures]:
+def _loads(model: Path, tiny: bool, plain: bool, which: tuple[loads.Load, ...]) -> Iterable[Figures]:
     tts = _loaded(model, kernels=False if plain else None)
     try:
-        which = tuple(load for load in loads.LOADS if load.name in names)
         if tiny:
             which = (loads.Load.listeners(2, tokens=25), loads.Load("offline2", 2, 2, offline=True, tokens=25))
         yield from loads.loads(tts, model, which)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.entrypoints.cli.bench import BenchLoad, BenchOutput, BenchRequest, measured
 from vivavoce.entrypoints.cli.console import Reporter
 from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
@@ -47,6 +48,14 @@ LOADS = (
     Load.listeners(600),
     Load("offline256", 256, concurrency=256, offline=True),
 )
+
+
+def of(generation: Generation, names: Sequence[str]) -> tuple[Load, ...]:
+    """The loads of these names: of CosyVoice 1 twice as many tokens are as long."""
+    scale = 2 if generation is Generation.V1 else 1
+    return tuple(replace(load, tokens=scale * load.tokens) for load in LOADS if load.name in names)
+
+
 KEYS = (
     "ttfb_ms_p50", "ttfb_ms_p99", "rtf", "underruns", "underrun_requests", "margin_ms_min", "throughput_audio_s_per_s",
     "ok", "failed", "refused", "wall_s", "gpu_memory_reserved_bytes",

@@ -34,25 +34,28 @@ def make_model(folder: Path, sizes: SizesOf = RELEASE, generation: Generation = 
     """Write it, unless it is there; a minute and 2.6 GB in the release's sizes."""
     if not folder.exists():
         make_babble_checkpoint(folder, generation, sizes=sizes)
-    write_spk2info(folder / SPEAKERS, {"reader": _reader()})
+    write_spk2info(folder / SPEAKERS, {"reader": _reader(generation)})
     return folder
 
 
 def reader() -> Conditioning:
-    """The same reader as the stages take him."""
-    entry = _reader()
+    """The same reader as the stages of CosyVoice 2 and 3 take him."""
+    entry = _reader(Generation.V2)
     prompt = entry.prompt
     assert prompt is not None
     text, tokens = tuple(prompt.text_ids.tolist()), tuple(prompt.llm_speech_tokens.tolist())
     return Conditioning(entry.embedding, text, tokens, prompt.flow_speech_tokens.long(), prompt.mel)
 
 
-def _reader() -> SpeakerEntry:
+def _reader(generation: Generation) -> SpeakerEntry:
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(NUM_SPEECH_TOKENS, (PROMPT_TOKENS,), generator=generator, dtype=torch.int32)
+    count, ids, frames = PROMPT_TOKENS, NUM_SPEECH_TOKENS, PROMPT_TOKENS * FRAMES_PER_TOKEN
+    if generation is Generation.V1:  # twice as many tokens in a second, and frames of 256 samples at 24 kHz
+        count, ids, frames = 2 * PROMPT_TOKENS, 4096, 328
+    tokens = torch.randint(ids, (count,), generator=generator, dtype=torch.int32)
     text = torch.randint(256, (PROMPT_TEXT,), generator=generator, dtype=torch.int32)
     # About the mean and spread of log-mel spectrograms of speech.
-    mel = torch.randn(PROMPT_TOKENS * FRAMES_PER_TOKEN, NUM_MEL_BINS, generator=generator) * 2 - 6
+    mel = torch.randn(frames, NUM_MEL_BINS, generator=generator) * 2 - 6
     embedding = torch.randn(EMBEDDING_SIZE, generator=generator)
     return SpeakerEntry(embedding, SavedPrompt(text, tokens, tokens.clone(), mel))
 

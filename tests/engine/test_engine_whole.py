@@ -1,14 +1,12 @@
 """CosyVoice 1 in the engine: a request is spoken among neighbours, faults and leavers as it is alone."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tests.engine.engine_helpers import arriving, inject, offline, running, segment, stream
-from tests.parity.reference import Reference
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.flow_stage.whole import WholeSolver
@@ -20,12 +18,11 @@ from vivavoce.models.flow.whole import WholeInput
 from vivavoce.models.lm.conformer import conformer_rows
 
 IDS, OFFICIAL = 4096, ChunkPolicy.overlapping()
-PARITY = Path(__file__).parents[1] / "data" / "parity"
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return Reference(PARITY, tmp_path_factory.mktemp("v1")).models("v1-tiny", 1)
+def models(models_v1):
+    return models_v1
 
 
 def whole_voice(seed, prompt):
