@@ -280,6 +280,7 @@ def _find_folder(model_dir: Folder) -> Path:
         known = next((one for one in KNOWN_MODELS.values() if name in (one.name, Path(one.hf_id).name)), None)
         if known is None:
             raise
-    told = {"folder": str(model_dir), "name": known.name}
-    log.warning("model folder: %(folder)s is not there; %(name)s is fetched, unless it was before", told)
+    log.warning(
+        "model folder: %(folder)s is not there; it is fetched, unless it was before", {"folder": str(model_dir)}
+    )
     return download(known.name, source="modelscope" if str(model_dir) == known.modelscope_id else "hf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import re
 import runpy
@@ -66,10 +65,13 @@ def folders(babble_v1, babble, babble_v3, tmp_path_factory):
     return copies
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr(compat, "SpeakOptions", partial(SpeakOptions, sampling=SHORT))
-    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path / "home"))
+@pytest.fixture(autouse=True, scope="module")
+def _quick_on_the_cpu(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "SpeakOptions", partial(SpeakOptions, sampling=SHORT))
+        patch.setattr(compat, "choose_device", lambda _: torch.device("cpu"))
+        patch.setenv("VIVAVOCE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def cosyvoice(folders):
 
 @pytest.fixture(scope="module")
 def tts(folders, tmp_path_factory):
-    return vivavoce.load(folders[V2], voices=tmp_path_factory.mktemp("voices"))
+    return vivavoce.load(folders[V2], device="cpu", voices=tmp_path_factory.mktemp("voices"))
 
 
 def joined(pieces) -> np.ndarray:
@@ -202,7 +204,7 @@ def test_a_piece_for_each_segment(cosyvoice, tts):
 def test_modes_and_streams_are_those_of_the_python_api(generation, mode, given, manner, cosyvoice, tts, folders):
     text = "Hello there."
     if generation is not V2:
-        cosyvoice, tts = compat.AutoModel(folders[generation]), vivavoce.load(folders[generation])
+        cosyvoice, tts = compat.AutoModel(folders[generation]), vivavoce.load(folders[generation], device="cpu")
     speak = partial(getattr(cosyvoice, f"inference_{mode}"), text, **given, speed=1.25)
     seed = seeded(2)
     chunks = [chunk.samples for chunk in tts.stream(text, **manner, speed=1.25, seed=seed, sampling=SHORT)]
@@ -391,21 +393,31 @@ def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
     assert "nothing spoken: text: " in caplog.text
 
 
-def test_flags_are_taken_and_told(folders, caplog):
-    cosyvoice = compat.AutoModel(
-        model_dir=folders[V2], load_jit=True, load_trt=True, load_vllm=True, fp16=True, trt_concurrent=4
-    )
-    assert type(cosyvoice) is compat.CosyVoice2
-    assert isinstance(cosyvoice, compat.CosyVoice)
-    assert (cosyvoice.sample_rate, cosyvoice.model_dir) == (24_000, str(folders[V2]))
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING][-2:] == [
-        "official flags: load_jit, load_trt, load_vllm, trt_concurrent: vivavoce's own engine does this work, "
-        "nothing changes",
+@pytest.mark.parametrize(
+    ("official", "generation", "flags"),
+    [
+        (compat.CosyVoice, V1, ("load_jit", "load_trt", "trt_concurrent")),
+        (compat.CosyVoice2, V2, ("load_jit", "load_trt", "load_vllm", "trt_concurrent")),
+        (compat.CosyVoice3, V3, ("load_trt", "load_vllm", "trt_concurrent")),
+    ],
+)
+def test_flags_are_taken_in_the_original_s_order_and_told(official, generation, flags, folders, caplog):
+    cosyvoice = official(folders[generation], *(True,) * len(flags), 4)  # fp16 stands before the last one
+    assert [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"] == [
+        f"official flags: {', '.join(flags)}: vivavoce's own engine does this work, nothing changes",
         "official flags: fp16: there is no CUDA device, it is set to False",
     ]
-    assert cosyvoice.fp16 is False
-    with pytest.raises(TypeError, match="load_onnx"):
-        compat.AutoModel(model_dir=folders[V2], load_onnx=True)
+    assert (cosyvoice.fp16, cosyvoice.sample_rate) == (False, RATES[generation])
+    assert cosyvoice.model_dir == str(folders[generation])
+
+
+def test_automodel_takes_the_class_of_the_folder_and_its_flags(folders):
+    cosyvoice = compat.AutoModel(model_dir=str(folders[V3]), load_trt=False, load_vllm=False, fp16=False)
+    assert type(cosyvoice) is compat.CosyVoice3
+    assert isinstance(cosyvoice, compat.CosyVoice2)
+    assert isinstance(cosyvoice, compat.CosyVoice)
+    with pytest.raises(TypeError, match="load_jit"):  # as officially: its class has no such flag
+        compat.AutoModel(model_dir=folders[V3], load_jit=True)
 
 
 def test_the_wrong_class_and_no_folder(folders, tmp_path):
