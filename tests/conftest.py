@@ -93,6 +93,13 @@ def babble_v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_babble_checkpoint(tmp_path_factory.mktemp("models") / "babble-v1", Generation.V1)
 
 
+@pytest.fixture(scope="session", params=["v1", "v3"])
+def other_babble(request: pytest.FixtureRequest) -> Path:
+    """The other generations' in turn, for what the whole program does with `babble`."""
+    folder: Path = request.getfixturevalue(f"babble_{request.param}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def models_v1(babble_v1: Path) -> Models:
     return build_models(babble_v1, CPU)

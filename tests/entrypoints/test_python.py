@@ -67,6 +67,22 @@ def test_importing_the_package_is_light():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_the_other_generations_speak_in_every_way(other_babble, reference, tmp_path):
+    with vivavoce.load(other_babble, device="cpu", voices=tmp_path) as other:
+        me = other.extract_voice(reference, "Some words.", name="me")
+        other.store.save(me)
+        whole = other.speak("Hello there.", "me", sampling=SHORT)
+        assert whole.marks[0].text == "Hello there."
+        pieces = [chunk.samples for chunk in other.stream(iter(["Hello ", "there."]), "me", sampling=SHORT)]
+        assert sum(map(len, pieces)) > 0
+        assert len(asyncio.run(other.aspeak("Hello there.", "me", sampling=SHORT)).samples) == len(whole.samples)
+        assert len(other.speak("Hello there.", "me", sampling=SHORT, speed=1.5).samples) < len(whole.samples)
+        spoken = list(other.speak_many(["One.", "Two."], "me", sampling=SHORT))
+        assert [len(one.samples) > 0 for one in spoken] == [True, True]
+        assert abs(other.convert(reference, "babble-a").duration_s - 2.0) < 0.1
+        assert whole.sample_rate == other.sample_rate
+
+
 def test_texts_that_other_processes_read_sound_the_same(tts, babble, tmp_path, monkeypatch):
     read, blocks = ReadingProcesses.read, []
     monkeypatch.setattr(

@@ -191,8 +191,9 @@ def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> 
     CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel: of
     another generation.
     """
-    config = qwen2_of(read_config(folder, ()).lm)
+    config = read_config(folder, ()).lm
     vocabulary = MergedVocabulary.of(config.vocabulary, text_size)
+    config = qwen2_of(config)
     check_variant(folder, variant)
     path = find_part(folder, "llm", variant)
     official = MappedWeights(path)

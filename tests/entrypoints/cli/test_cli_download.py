@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from cli_harness import Run
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.known_models import is_needed
+from vivavoce.models.random_checkpoint import make_babble_checkpoint
 
 NAME = "CosyVoice2-0.5B"
 COMMIT = "c" * 40
@@ -20,7 +24,13 @@ COMMIT = "c" * 40
 @pytest.fixture
 def hub(babble: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hugging Face's two addresses, with the default model's files under another name."""
-    files = {path.relative_to(babble).as_posix(): path for path in babble.rglob("*") if path.is_file()}
+    with hub_of(babble, monkeypatch):
+        yield
+
+
+@contextmanager
+def hub_of(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    files = {path.relative_to(model).as_posix(): path for path in model.rglob("*") if path.is_file()}
     siblings = [{"rfilename": name, "size": path.stat().st_size} for name, path in files.items()]
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,6 +71,23 @@ def test_a_downloaded_model_speaks(run: Run, hub: None, home: Path, babble: Path
     assert "note" not in spoken.err  # nothing in an official folder says that it babbles
     report = json.loads(run("info", NAME, "--json").text)
     assert report["source"] == f"hf FunAudioLLM/{NAME} at {COMMIT}"
+
+
+def test_cosyvoice3_comes_with_its_other_weights(
+    run: Run, babble_v3: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(babble_v3, tmp_path / "hub"))
+    shutil.copy(make_babble_checkpoint(tmp_path / "other", Generation.V3, seed=1) / "llm.pt", model / "llm.rl.pt")
+    for name in ("speech_tokenizer_v3.batch.onnx", "flow.decoder.estimator.fp32.onnx"):
+        (model / name).write_bytes(b"of another runtime")
+    with hub_of(model, monkeypatch):
+        assert run("download FunAudioLLM/Fun-CosyVoice3-0.5B-2512 -q").code == 0
+    folder = home / "models" / "Fun-CosyVoice3-0.5B"
+    assert (folder / "llm.rl.pt").is_file()
+    assert {path.name for path in folder.glob("*.onnx")} == {"campplus.onnx", "speech_tokenizer_v3.onnx"}
+    for options, name in ((), "plain"), (("--variant", "rl"), "rl"):
+        assert run("speak Hi. --model fun-cosyvoice3-0.5b", *options, "-o", f"{name}.wav").code == 0
+    assert Path("plain.wav").read_bytes() != Path("rl.wav").read_bytes()
 
 
 def test_a_terminal_sees_a_bar(run: Run, hub: None) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_harness import Run, read_wav
+
+from vivavoce.service.audio.decode import decode_audio
 
 NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "
 
@@ -62,6 +65,36 @@ def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("vivavoce.entrypoints.cli.output.open", lambda *_: Filling(), raising=False)
     assert "'full.wav' cannot be written (No space left" in run("speak Hi. -o full.wav --stream").error
+
+
+def test_the_other_generations_go_through_every_command(run: Run, other_babble: Path, recording: Path) -> None:
+    model, first = ("--model", other_babble), other_babble.name == "babble-v1"
+    Path("said.txt").write_text("Hi you.")
+    for line in (
+        ("voice add me", recording, "--transcript", "some words"),
+        ("speak Hi. -v me -o whole.wav",),
+        ("speak Hi. -v me --stream -o stream.wav",),
+        ("speak Hi. -v babble-a -o speaker.wav",),
+        ("speak Hi. -v babble-a --mode instruct --instructions slowly -o told.wav",),
+        ("convert", recording, ["-v", "me", "-o", "other.wav"]),
+        ("bench -n 2 --concurrency 2 --warmup 0 -v me --json bench.json",),
+        ("bench offline -n 1 --backend torch --batch-size 1",),
+        ("eval --recogniser none -v me --sentences said.txt --json",),
+    ):
+        words = [word for part in line[1:] for word in (part if isinstance(part, list) else [part])]
+        result = run(line[0], *words, *model)
+        if first and "offline" in line[0]:
+            assert "the language model of CosyVoice 1 is no Qwen2" in result.error
+        else:
+            assert result.code == 0, (line, result.err)
+    for name in ("whole", "stream", "speaker", "told", "other"):
+        audio = decode_audio(Path(f"{name}.wav"))
+        assert audio.sample_rate == (22_050 if first else 24_000)
+        assert len(audio.samples) > 1_000
+    assert decode_audio(Path("other.wav")).duration_s == pytest.approx(1.2, abs=0.05)
+    assert json.loads(Path("bench.json").read_text())["requests"] == 2
+    assert json.loads(run("voice list --json").text)[0]["speech_s"] == pytest.approx(1.2, abs=0.02)
+    assert run("speak Hi. -v me -o v2.wav").code == 0, "another model speaks with the same voice"
 
 
 def test_the_environment_names_the_model(run: Run, babble: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
 
 from tests.entrypoints.http.serve_process import (
     LATE_S,
@@ -19,9 +21,11 @@ from tests.entrypoints.http.serve_process import (
     serving_process,
     starting_process,
 )
+from tests.entrypoints.http.websocket_serving import END, answered, audio_of, start, text
 
 TEXT = "One two three four five six seven eight. " * 60
 """More audio than sockets hold: a listener who does not read keeps its slot."""
+RECORDING = Path(__file__).parents[2] / "data" / "audio" / "speech_24k_float.wav"
 BRIEF = {"max_ratio": 2.0, "min_ratio": 0.0, "top_k": 5}
 """Babble does not stop by itself."""
 
@@ -105,6 +109,30 @@ def test_a_second_signal_does_not_wait(server: ServerProcess) -> None:
     (ended,) = [line for line in said if line["request_id"] == mine]
     assert (ended["reason"], ended["error_code"]) == ("error", "engine_stopped")
     assert server.log.broken == [], "every line is JSON"
+
+
+async def streamed(url: str) -> list[Any]:
+    async with connect(f"{url.replace('http', 'ws')}/v1/audio/stream") as client:
+        return await answered(client, start(voice="me", sampling=BRIEF), text("Hello."), END)
+
+
+@pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.long), "v3"])
+def test_the_other_generations_are_served(request: pytest.FixtureRequest, generation: str, tmp_path: Path) -> None:
+    model, wav = request.getfixturevalue(f"babble_{generation}"), RECORDING.read_bytes()
+    with serving_process(tmp_path, "--model", model, "--legacy", VIVAVOCE_MODEL_WARM_UP_S=0) as server:
+        voice = {"name": "me", "transcript": "some words"}
+        added = httpx.post(f"{server.url}/v1/audio/voices", data=voice, files={"file": wav}, timeout=LATE_S)
+        assert added.status_code == 201, added.text
+        answer = httpx.post(f"{server.url}/v1/audio/speech", json={**order("Hello."), "voice": "me"}, timeout=LATE_S)
+        assert (answer.status_code, len(answer.content) > 2_000) == (200, True)
+        assert len(audio_of(asyncio.run(asyncio.wait_for(streamed(server.url), LATE_S)))) > 2_000
+        cloned = httpx.post(
+            f"{server.legacy_url}/inference_zero_shot",
+            data={"tts_text": "Hello.", "prompt_text": "some words"},
+            files={"prompt_wav": wav},
+            timeout=LATE_S,
+        )
+        assert (cloned.status_code, len(cloned.content) > 2_000) == (200, True)
 
 
 def test_a_wrong_start_is_one_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from fake_backend import FakeBackend, ResponseSender, TritonError, initialize_args, refused
 from speaking_helpers import RATE, Speaker, alike, ask, audio, hum, near, wave
 
-from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.entrypoints.triton.models.backend import Parameters
 from vivavoce.entrypoints.triton.models.speaking import RequestVoices, chunk_policy
 from vivavoce.entrypoints.triton.models.vivavoce_model import VivavoceModel
@@ -44,13 +44,15 @@ class Engine(Speaker):
 
 
 @contextmanager
-def loaded(babble, voices, *, streams=True):
+def loaded(babble, voices, *, streams=True, **more):
     """As `load`, without the seconds of warming up."""
-    parameters = Parameters(arguments(babble, voices, streams=streams))
+    parameters = Parameters(arguments(babble, voices, streams=streams, **more))
     synthesizer = Synthesizer.load(babble, torch.device("cpu"))
     extractor = synthesizer.front_end.extractor
     found = RequestVoices(parameters, extractor, extractor.fingerprint)
-    model = VivavoceModel(BACKEND, synthesizer, found, chunk_policy(parameters))
+    policy = chunk_policy(parameters)
+    policy = policy and policy_for(synthesizer.front_end.config.generation, policy)
+    model = VivavoceModel(BACKEND, synthesizer, found, policy)
     yield Engine(model)
     model.close()
 
@@ -85,6 +87,13 @@ def test_a_stream_is_the_package_s_own(streaming, own):
     assert len(answers) > 1
     assert len(wave(answers[0])) < len(heard) / 2
     assert alike(heard, own("Good morning.", 3))
+
+
+def test_the_other_generations_stream_too(other_babble, tmp_path):
+    more = {"dynamic_chunk_strategy": "official"} if other_babble.name == "babble-v1" else {}
+    with loaded(other_babble, tmp_path, **more) as other:
+        answers = other.stream("Good morning, everybody.", reference_wav=hum(1.0), reference_text="Hm.", seed=3)
+        assert len(audio(answers)) > 1_000
 
 
 def test_each_of_eight_gets_its_own(streaming, own):

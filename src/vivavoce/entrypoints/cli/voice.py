@@ -219,15 +219,16 @@ def _model_names(model: str | None) -> ModelNames:
 
 def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
     """As JSON values; model: one here that it was extracted for, None if there is none, or if any model will do."""
-    names = (models.of(one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
+    known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
+    model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
     return {
         "name": voice.name,
         "speech_s": _seconds(voice),
         "transcript": voice.transcript,
         "description": voice.description,
         "licence": voice.licence,
-        "model": next((name for name in names if name), None),
-        "fingerprint": voice.fingerprint,
+        "model": model,
+        "fingerprint": fingerprint,
         "recording_bytes": len(voice.recording),
     }
 
