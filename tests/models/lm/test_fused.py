@@ -10,8 +10,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.settings import vocabulary_of
 from vivavoce.models.kernels.lm_attention import Dealing
-from vivavoce.models.kernels.lm_products import Shape, Strip, Tile, Tiles
+from vivavoce.models.kernels.lm_products import STRIPS, Shape, Strip, Tile, Tiles
+from vivavoce.models.kernels.lm_products import TILES as RELEASED
 from vivavoce.models.lm.fused import ROW_TILE, FusedLM, TiledRows
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM
 
@@ -24,6 +27,14 @@ TILES: Tiles = {
     Shape(6564, 64): {16: Tile(1024, 64, 1, 4, 2)},
 }
 """Every product of the small checkpoint, split and whole."""
+
+
+@pytest.mark.parametrize("generation", [Generation.V2, Generation.V3])
+def test_the_released_heads_have_tiles_and_strips(generation):
+    """A head without them would send every product of a single slot to the library."""
+    head = Shape(vocabulary_of(generation, 6561).num_logits, 896)
+    assert head in RELEASED
+    assert head in STRIPS
 
 
 @pytest.fixture

@@ -53,20 +53,23 @@ Tiles = Mapping[Shape, Mapping[int, Tile]]
 ROW_CLASSES = (16, 32, 64, 128)
 """Columns of a tile; more rows than the last one take several programs side by side."""
 
-_HIDDEN, _INNER, _QKV, _IDS = 896, 4864, 1152, 6564
+_HIDDEN, _INNER, _QKV = 896, 4864, 1152
+_IDS = (6564, 6761)
+"""Of CosyVoice2's head and of CosyVoice3's."""
+_ID_TILES = {
+    16: Tile(32, 128, 1, 4, 4),
+    32: Tile(64, 64, 1, 4, 5),
+    64: Tile(64, 64, 1, 4, 5),
+    128: Tile(128, 64, 1, 8, 4),
+}
 TILES: Tiles = {
     Shape(_QKV, _HIDDEN): {16: Tile(16, 128, 1, 4, 7), 32: Tile(16, 128, 1, 4, 7)},
     Shape(_HIDDEN, _HIDDEN): {16: Tile(16, 64, 2, 4, 6), 32: Tile(16, 64, 2, 4, 6), 64: Tile(16, 64, 2, 4, 6)},
     Shape(_INNER, _HIDDEN, True): {16: Tile(64, 128, 1, 4, 3), 32: Tile(64, 64, 1, 4, 4), 64: Tile(64, 64, 1, 4, 4)},
     Shape(_HIDDEN, _INNER): {16: Tile(32, 64, 4, 4, 6), 32: Tile(64, 64, 4, 4, 6), 64: Tile(64, 64, 4, 4, 6)},
-    Shape(_IDS, _HIDDEN): {
-        16: Tile(32, 128, 1, 4, 4),
-        32: Tile(64, 64, 1, 4, 5),
-        64: Tile(64, 64, 1, 4, 5),
-        128: Tile(128, 64, 1, 8, 4),
-    },
+    **{Shape(ids, _HIDDEN): _ID_TILES for ids in _IDS},
 }
-"""CosyVoice2's sizes, as measured on one H200 in bfloat16."""
+"""CosyVoice2's sizes, as measured on one H200 in bfloat16; CosyVoice3's differ in the head alone."""
 
 
 def row_class(rows: int) -> int:
@@ -166,9 +169,9 @@ STRIPS: Strips = {
     Shape(_HIDDEN, _HIDDEN): Strip(4, 4),
     Shape(_INNER, _HIDDEN, gated=True): Strip(1, 4),
     Shape(_HIDDEN, _INNER): Strip(4, 8),
-    Shape(_IDS, _HIDDEN): Strip(4, 4),
+    **{Shape(ids, _HIDDEN): Strip(4, 4) for ids in _IDS},
 }
-"""CosyVoice2's sizes, as measured on one H200 in bfloat16."""
+"""As `TILES`."""
 
 
 @triton.jit
