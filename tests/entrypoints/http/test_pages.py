@@ -176,7 +176,7 @@ NAMES = {
     "Enter",
     "Esc",
     "English",
-    "vivavoce download CosyVoice2-0.5B vivavoce serve --model CosyVoice2-0.5B",
+    "vivavoce download Fun-CosyVoice3-0.5B vivavoce serve --model Fun-CosyVoice3-0.5B",
 }
 
 

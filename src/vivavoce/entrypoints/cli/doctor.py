@@ -23,8 +23,8 @@ from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
 
 EXAMPLES = ("vivavoce doctor", "vivavoce doctor CosyVoice2-0.5B --json")
-MIN_FREE_BYTES = 5_000_000_000
-"""A published model takes 2 to 5 GB."""
+MIN_FREE_BYTES = 7_000_000_000
+"""A published model takes 2 to 7 GB."""
 
 
 State = Literal["ok", "note", "broken"]
