@@ -64,10 +64,10 @@ def running(
         engine.close(drain=False)
 
 
-def voice(seed: int = 7, prompt: int = 30) -> Conditioning:
-    """A voice of random features, with so many prompt tokens."""
+def voice(seed: int = 7, prompt: int = 30, ids: int = 6561) -> Conditioning:
+    """A voice of random features, with so many prompt tokens of so many kinds."""
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 6561, (prompt,), generator=generator)
+    tokens = torch.randint(0, ids, (prompt,), generator=generator)
     return Conditioning(
         embedding=torch.randn(192, generator=generator),
         lm_prompt_text=(65, 66, 67) if prompt else (),
@@ -94,9 +94,11 @@ def segment(
     return SegmentRequest(voice, text=text, sampling=sampling, seed=seed, speed=speed)
 
 
-def given(count: int, seed: int = 3, speed: float = 1.0, voice: Conditioning = VOICE) -> SegmentRequest:
-    """Speech tokens that are to be spoken as they are."""
-    tokens = torch.randint(0, 6561, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+def given(
+    count: int, seed: int = 3, speed: float = 1.0, voice: Conditioning = VOICE, ids: int = 6561
+) -> SegmentRequest:
+    """Speech tokens that are to be spoken as they are, of so many kinds."""
+    tokens = torch.randint(0, ids, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
     return SegmentRequest(voice, speech_tokens=tuple(tokens), seed=seed, speed=speed)
 
 

@@ -1,18 +1,19 @@
 """CosyVoice 1 in the engine: a request is spoken among neighbours, faults and leavers as it is alone."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.engine.engine_helpers import arriving, inject, offline, running, segment, stream
+from tests.engine.engine_helpers import arriving, given, inject, offline, running, segment, stream, voice
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.flow_stage.whole import WholeSolver
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.lm_stage import LMStage, plain_run
-from vivavoce.engine.request import Arrival, Conditioning, SegmentRequest
+from vivavoce.engine.request import Arrival
 from vivavoce.errors import InvalidRequest, StageFailed
 from vivavoce.models.flow.whole import WholeInput
 from vivavoce.models.lm.conformer import conformer_rows
@@ -27,15 +28,9 @@ def models(models_v1):
 
 def whole_voice(seed, prompt):
     """A voice whose mel and tokens are of no common length."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, IDS, (prompt,), generator=generator)
-    return Conditioning(
-        embedding=torch.randn(192, generator=generator),
-        lm_prompt_text=(65, 66, 67) if prompt else (),
-        lm_prompt_tokens=tuple(tokens.tolist()),
-        flow_tokens=tokens,
-        flow_mel=torch.randn(2 * prompt + bool(prompt), 80, generator=generator),
-        lm_embedding=torch.randn(192, generator=generator) if seed != 3 else None,
+    given = voice(seed, prompt, IDS)
+    return replace(
+        given, flow_mel=given.flow_mel[: max(0, 2 * prompt - 3)], lm_embedding=given.embedding if prompt else None
     )
 
 
@@ -43,8 +38,7 @@ PROMPTED, OTHER, MUTE = whole_voice(1, 30), whole_voice(2, 12), whole_voice(3, 0
 
 
 def spoken(count, seed=3, speed=1.0, voice=PROMPTED):
-    tokens = torch.randint(0, IDS, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return SegmentRequest(voice, speech_tokens=tuple(tokens), seed=seed, speed=speed)
+    return given(count, seed, speed, voice, IDS)
 
 
 FREE = segment(None, text=tuple(range(65, 90)), seed=5, voice=PROMPTED)
@@ -156,12 +150,11 @@ def test_slots_read_what_the_network_reads(models):
         seen.append(scores.clone())
         return scores[:, :IDS].argmax(-1)
 
-    stage, given = LMStage(models, slots=4, capacity=256, chooser=greedy), []
-    for text, voice in (((70, 71, 72, 73), PROMPTED), ((80,), OTHER), (tuple(range(90, 120)), MUTE)):
-        given.append((text, voice, segment(3, text=text, voice=voice)))
-    config = models.config.lm
-    stage.prefill({stage.open(one.sampling, 0): plain_run(config, one, official=False, room=None) for *_, one in given})
-    for place, (text, voice, _) in enumerate(given):
-        rows = conformer_rows(lm, voice.lm_prompt_text + text, voice.lm_prompt_tokens, voice.lm_embedding)
+    stage, config = LMStage(models, slots=4, capacity=256, chooser=greedy), models.config.lm
+    said = (((70, 71, 72, 73), PROMPTED), ((80,), OTHER), (tuple(range(90, 120)), MUTE))
+    asked = [segment(3, text=text, voice=who) for text, who in said]
+    stage.prefill({stage.open(one.sampling, 0): plain_run(config, one, official=False, room=None) for one in asked})
+    for place, (text, who) in enumerate(said):
+        rows = conformer_rows(lm, who.lm_prompt_text + text, who.lm_prompt_tokens, who.lm_embedding)
         whole = lm.speech_head(lm(rows[None]))[0, -1].log_softmax(-1)
         torch.testing.assert_close(seen[0][place, :IDS], whole[:IDS], atol=1e-4, rtol=0)

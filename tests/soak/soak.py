@@ -30,8 +30,9 @@ from tests.engine.engine_helpers import voice as some_voice
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.flow_stage import FlowBatch, FlowStream
+from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
 from vivavoce.engine.flow_stage.padded import PaddedSolver
+from vivavoce.engine.flow_stage.whole import WholeFlowStage, WholeSolver, WholeStream
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import TextIn
 from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
@@ -47,7 +48,7 @@ SETTLED = 0.1
 MOST_GROWTH_MB = 64.0
 MOST_NEW_OBJECTS = 300
 """Of one type; interpreter and torch keep a few things of their own."""
-GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, TextIn)
+GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, TextIn, WholeStream)
 """What must not be left when no request runs."""
 MOST_LINGERING = 2
 """The loop's variables may still name the request that it looked at last, with its segments."""
@@ -59,6 +60,8 @@ POLICIES = (
     ChunkPolicy.official(first_hop=4),
 )
 VOICES = (MUTE, MUTE, some_voice(1, prompt=3), some_voice(2, prompt=6))
+IDS_OF_V1 = 4096
+VOICES_OF_V1 = (MUTE, some_voice(1, prompt=3, ids=IDS_OF_V1), some_voice(2, prompt=6, ids=IDS_OF_V1))
 MOST_TOKENS = 7
 
 
@@ -186,7 +189,10 @@ class Crowd:
 
 
 def _submit(chance: random.Random, number: int, engine: Engine) -> Handle:
-    policy, voice = chance.choice(POLICIES), chance.choice(VOICES)
+    policy, voice, ids = chance.choice(POLICIES), chance.choice(VOICES), 6561
+    whole = isinstance(engine.stages.flow, WholeFlowStage)
+    if whole:
+        policy, voice, ids = ChunkPolicy.official(), chance.choice(VOICES_OF_V1), IDS_OF_V1
 
     def part(most: int = MOST_TOKENS) -> Any:
         return segment(chance.randint(1, most), seed=number, speed=chance.choice((1.0, 1.0, 0.7, 1.6)), voice=voice)
@@ -197,11 +203,16 @@ def _submit(chance: random.Random, number: int, engine: Engine) -> Handle:
         lambda: offline(part(3), part(3)),
         lambda: streamed(part(), policy=policy),
         lambda: streamed(part(3), part(3), policy=policy),
-        lambda: streamed(given(chance.randint(1, MOST_TOKENS), seed=number, voice=voice), policy=policy),
+        lambda: streamed(
+            given(
+                chance.randint(1, 121 if whole and number % 4 == 0 else MOST_TOKENS), seed=number, voice=voice, ids=ids
+            ),
+            policy=policy,
+        ),
         lambda: arriving(short, Arrival.TOKENS, policy),
         lambda: arriving(part(3), Arrival.SEGMENTS, policy),
     )
-    request = chance.choice(kinds)()
+    request = chance.choice(kinds[:5] + kinds[6:] if whole else kinds)()
     handle = engine.submit(request)
     if request.arrival is not Arrival.WHOLE:
         more = part(3) if request.arrival is Arrival.SEGMENTS else (67,)
@@ -219,12 +230,13 @@ def _parts(parts: list[Any], fails: bool) -> Iterator[Any]:
 def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
     """Have each stage fail now and then."""
     chance, stages, faults = random.Random(0), engine.stages, []
+    solver = WholeSolver if isinstance(stages.flow, WholeFlowStage) else PaddedSolver
     owners: tuple[tuple[Any, str, int], ...] = (
         (stages.lm, "prefill", 1),
         (stages.lm, "decode", 1),
         (stages.flow, "start", 1),
-        (PaddedSolver, "step", 4),
-        (PaddedSolver, "commit", 1),
+        (solver, "step", 4),
+        (solver, "commit", 1),
         (stages.vocoder, "run", 1),
     )
     with ExitStack() as undo:
@@ -253,13 +265,13 @@ def _measure(engine: Engine) -> Measure:
     gc.collect()  # handles whose listeners met an error: it knows the frames that know them
     assert_clean(engine)
     gc.collect()
-    flow = engine.stages.flow
+    flow, kept = engine.stages.flow, isinstance(engine.stages.flow, FlowStage)
     return Measure(
         rss_mb=_rss_mb(),
         threads=threading.active_count(),
         slots_free=engine.stages.lm.free_slots,
-        pages_in_use=flow.pool.total - flow.pool.free,
-        prompts=len(flow.prompts.states),
+        pages_in_use=flow.pool.total - flow.pool.free if kept else 0,
+        prompts=len(flow.prompts.states) if kept else 0,
         objects=Counter(type(one).__name__ for one in gc.get_objects()),
     )
 
@@ -313,7 +325,7 @@ def main() -> int:
     """Parse, run, print."""
     default = Plan()
     parser = argparse.ArgumentParser("python -m tests.soak", description=__doc__)
-    parser.add_argument("--generation", type=Generation, default=Generation.V2, help="of the models: v2 or v3")
+    parser.add_argument("--generation", type=Generation, default=Generation.V2, help="of the models: v1, v2 or v3")
     parser.add_argument("--requests", type=int, default=default.requests)
     parser.add_argument("--users", type=int, default=default.users, help="threads that ask at the same time")
     parser.add_argument("--cancels", type=float, default=default.cancels, help="share of the users who leave")

@@ -5,7 +5,7 @@ import pytest
 from tests.soak.soak import Plan, soak
 
 
-@pytest.mark.parametrize(("generation", "requests"), [("models", 80), ("models_v3", 50)])
+@pytest.mark.parametrize(("generation", "requests"), [("models", 80), ("models_v3", 50), ("models_v1", 25)])
 def test_nothing_is_lost(request, generation, requests):
     report = soak(request.getfixturevalue(generation), Plan(requests=requests, users=12, faults=40))
     assert report.broken == [], str(report)
