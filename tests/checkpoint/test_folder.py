@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.config import Generation, qwen2_of
 from vivavoce.checkpoint.folder import detect_generation, fingerprint, read_card
 from vivavoce.checkpoint.official_yaml import read_official_yaml
 from vivavoce.checkpoint.settings import read_config
@@ -26,9 +26,10 @@ from vivavoce.checkpoint.weights import (
     fold_weight_norm,
     read_tensors,
 )
-from vivavoce.errors import CheckpointError, ModelNotFound, VivavoceError
+from vivavoce.errors import CheckpointError, ModelNotFound, UnsupportedModel, VivavoceError
 from vivavoce.models.build import build_models
 from vivavoce.models.flow.model import Flow
+from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.hift import HiFT
 
@@ -275,6 +276,45 @@ def test_no_number_breaks_the_reader_or_the_networks(folder, name, wrong):
             config.lm == sound.lm or SpeechLM(config.lm)
             config.flow == sound.flow or Flow(config.flow)
             config.vocoder == sound.vocoder or HiFT(config.vocoder)
+
+
+@pytest.fixture
+def first(babble_v1: Path, tmp_path: Path) -> Path:
+    """CosyVoice 1's settings, in a folder of their own."""
+    return Path(shutil.copy(babble_v1 / "cosyvoice.yaml", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("channels: [64, 64]", "channels: [64]", "CosyVoice 1's U-Net has two equal levels"),
+        ("channels: [64, 64]", "channels: [60, 60]", "60 are not 8 equal groups"),
+        ("input_frame_rate: 50", "input_frame_rate: 25", "25; CosyVoice 1 is spoken at 50 speech tokens per second"),
+        ("attention_heads: 4", "attention_heads: 3", "llm.text_encoder: attention_heads 3 does not divide output_size"),
+    ],
+)
+def test_a_senseless_setting_of_the_first_generation_is_named(first, old, new, word):
+    change(first, old, new)
+    with pytest.raises(CheckpointError, match=re.escape(word)):
+        read_config(first.parent, ())
+
+
+@pytest.mark.parametrize("wrong", ["0", "3", "[2, 3]"])
+def test_no_number_breaks_the_first_generation(first, wrong):
+    text, sound = first.read_text(encoding="utf-8"), read_config(first.parent, ())
+    numbers = list(NUMBER.finditer(text))
+    assert len(numbers) >= 30
+    for number in numbers:
+        first.write_text(text[: number.start()] + wrong + text[number.end() :], encoding="utf-8")
+        with suppress(CheckpointError), torch.device("meta"):
+            config = read_config(first.parent, ())
+            for name, part in NETWORKS[Generation.V1].items():
+                getattr(config, name) == getattr(sound, name) or part.build(config)
+
+
+def test_the_first_generation_s_language_model_is_no_qwen2(first):
+    with pytest.raises(UnsupportedModel, match="no Qwen2"):
+        qwen2_of(read_config(first.parent, ()).lm)
 
 
 def test_sizes_come_from_the_files(folder):

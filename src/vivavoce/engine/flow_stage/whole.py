@@ -148,7 +148,7 @@ class WholeFlowStage:
             )
         if stream.on_device is None:
             given = (stream.prompt, stream.prompt_mel.reshape(-1, config.num_mel_bins), stream.embedding[None])
-            prompt, mel, embedding = (to_device(one, self._device) for one in given)
+            prompt, mel, embedding = (one.to(self._device, non_blocking=True) for one in given)
             stream.on_device = prompt, mel.float(), self.flow.speaker(embedding)[0]
         prompt, mel, speaker = stream.on_device
         tokens = to_device(torch.tensor(window, dtype=torch.int64), self._device)

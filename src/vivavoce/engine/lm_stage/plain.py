@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.device import to_device, upload
+from vivavoce.engine.device import upload
 from vivavoce.engine.graphs import fitting, rounded
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Chooser, Slot, SlotRows
@@ -116,7 +116,8 @@ class PlainSteps(SlotSteps):
         if not given:
             return None
         none = torch.zeros_like(given[0])
-        return to_device(torch.stack([none if run.speaker is None else run.speaker for run in runs]), self._device)
+        speakers = torch.stack([none if run.speaker is None else run.speaker for run in runs])
+        return speakers.to(self._device, non_blocking=True)
 
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
         """More ids for one slot or more, all that run: by place, [bucket] int64 for each step, `IDLE` where none runs.

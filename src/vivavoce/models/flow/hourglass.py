@@ -14,7 +14,7 @@ from torch.nn.functional import conv1d, conv_transpose1d, group_norm
 from vivavoce.checkpoint.config import HourglassConfig
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.unet import EXPANSION, KERNEL, PointwiseConv, TimeEmbedding, TransformerBlock
-from vivavoce.models.layers import Memory
+from vivavoce.models.layers import Memory, additive
 
 GROUPS = 8
 
@@ -139,7 +139,7 @@ class Hourglass(nn.Module):
         positions: Tensor | None = None,
     ) -> Tensor:
         """As `UNet.velocity` of rows without a past; mask: additive, [batch, 1, 1, frames], a row sees all of it."""
-        half_mask = None if mask is None else mask[..., ::2]
+        half_mask = None if mask is None else additive(mask[..., ::2] == 0, features.dtype)
         inside, half_inside = (
             None if one is None else (one[:, 0, 0, :, None] == 0).to(features.dtype) for one in (mask, half_mask)
         )
