@@ -83,6 +83,34 @@ def test_the_other_generations_speak_in_every_way(other_babble, reference, tmp_p
         assert whole.sample_rate == other.sample_rate
 
 
+@pytest.fixture(scope="module")
+def first(babble_v1: Path, tmp_path_factory: pytest.TempPathFactory) -> vivavoce.Vivavoce:
+    return vivavoce.load(babble_v1, device="cpu", voices=tmp_path_factory.mktemp("voices"))
+
+
+def test_cosyvoice_1_streams_as_officially(first):
+    """100 speech tokens are 172 frames; at a chunk's end 5120 samples wait for the next one's beginning."""
+    exact = vivavoce.SamplingParams(exact_tokens=270)
+    for policy in (None, vivavoce.ChunkPolicy.official()):
+        chunks = list(first.stream("Hello there.", policy=policy, sampling=exact))
+        assert [len(one.samples) for one in chunks] == [172 * 256 - 5120, 192 * 256 - 5120, 140 * 256]
+        assert {one.sample_rate for one in chunks} == {22_050}
+    for speak in (first.stream, first.astream):
+        with pytest.raises(InvalidRequest, match=r"^chunk policy: CosyVoice 1 has no low-latency; use off"):
+            speak("Hello there.", policy=vivavoce.ChunkPolicy.low_latency())
+    said = ["The ferry has left without its cap", "tain, and nobody knows why. Who", " does?"]
+    parts = vivavoce.SamplingParams(exact_tokens=40)
+    assert [len(one.samples) for one in first.stream(said, sampling=parts)] == [68 * 256] * 2
+
+
+@pytest.mark.parametrize("mode", ["zero_shot", "cross_lingual", "sft", "instruct"])
+def test_cosyvoice_1_speaks_in_every_mode(first, reference, mode):
+    exact = vivavoce.SamplingParams(exact_tokens=50)
+    how = {"instructions": "A calm speaker."} if mode == "instruct" else {"mode": mode}
+    speech = first.speak("Hello there.", reference, transcript="What I say.", sampling=exact, **how)
+    assert (speech.sample_rate, len(speech.samples)) == (22_050, 86 * 256)
+
+
 def test_texts_that_other_processes_read_sound_the_same(tts, babble, tmp_path, monkeypatch):
     read, blocks = ReadingProcesses.read, []
     monkeypatch.setattr(

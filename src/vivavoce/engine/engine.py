@@ -342,6 +342,7 @@ class Engine:
             RowKind.CONTROL: max(vocabulary.sos, vocabulary.task),
             RowKind.TEXT: config.text_vocab_size - 1,
             RowKind.SPEECH: vocabulary.num_speech_tokens - 1,
+            RowKind.SPEAKER: -1 if request.speaker is None else 0,
         }
         wrong: Row | None = next((row for row in rows if not 0 <= row.id <= most[row.kind]), None)
         if wrong is not None:
@@ -349,7 +350,7 @@ class Engine:
                 f"prompt: {wrong.kind.name.lower()} id {wrong.id} is outside of 0 … {most[wrong.kind]}; "
                 "it is of another model"
             )
-        run = Run(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids)
+        run = Run(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids, request.speaker)
         if run.positions > lm.capacity:
             room = lm.capacity - len(rows) - 1
             way_out = f"ask for {room} or fewer" if room > 0 else "use a shorter text or reference"

@@ -187,7 +187,8 @@ class TokenRequest:
 
     rows: the prompt; max_tokens: speech ends after this many, whatever the model says; min_tokens: and not before so
     many, or `max_tokens` where that is less; ends: control ids that may end it, None: every one of the model's, ():
-    none, so that there are exactly `max_tokens`; seed: of the draws.
+    none, so that there are exactly `max_tokens`; seed: of the draws; speaker: [speaker size] float32, of the prompt's
+    row of a speaker, if it has one.
     """
 
     rows: tuple[Row, ...]
@@ -196,6 +197,7 @@ class TokenRequest:
     ends: tuple[int, ...] | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
+    speaker: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.rows:

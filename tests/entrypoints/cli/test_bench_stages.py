@@ -44,6 +44,16 @@ def test_offline_leaves_a_table_a_report_and_recordings(run: Run) -> None:
     assert all(run["total_time_seconds"] > 0 for run in keys["runs"])
 
 
+def test_cosyvoice_1_is_measured_whole_and_not_chunk_by_chunk(run: Run, babble_v1: Path) -> None:
+    done = run(f"bench offline -n 2 --tokens 12 --batch-size 2 --model {babble_v1} --json offline.json --quiet")
+    assert (done.code, done.err) == (0, "")
+    (measured,) = json.loads(Path("offline.json").read_text(encoding="utf-8"))["runs"]
+    assert (measured["tokens"], measured["audio_s"]) == (24, round(2 * 20 * 256 / 22_050, 6))
+    refused = run(f"bench streaming -n 1 --model {babble_v1} --quiet")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "CosyVoice 1 makes its chunks as officially" in refused.err
+
+
 def test_flags_of_earlier_scripts_are_understood(run: Run, recording: Path) -> None:
     Path("meta.lst").write_text(f"one|Hello.|{recording}|Good morning.\n", encoding="utf-8")
     flags = "--token2wav_path babble --output_dir out --batch_size 1 --token2wav_batch_size 1 --manifest meta.lst"

@@ -184,6 +184,15 @@ def test_other_content_under_the_same_name_is_spoken_again(go, tmp_path):
         assert go(asked=asked).names == []
 
 
+def test_a_repository_of_cosyvoice_1_tells_its_rate_and_its_strategy(go, babble_v1, babble_v3):
+    told = []
+    for folder in (babble_v1, babble_v3):
+        go(model=str(folder), models=ModelSet.FAST, last=2)
+        made = go.made("repository")["values"]
+        told.append((made["sample_rate"], made.get("dynamic_chunk_strategy")))
+    assert told == [("22050", "official"), ("24000", None)]
+
+
 def test_a_broken_off_stage_is_run_again(go):
     with pytest.raises(StageFailed, match="triton test-llm: failed"):
         go(Commands(fail="triton test-llm"), last=1)

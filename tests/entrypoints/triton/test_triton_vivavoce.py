@@ -14,8 +14,16 @@ from speaking_helpers import RATE, Speaker, alike, ask, audio, hum, near, wave
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.entrypoints.triton.models.backend import Parameters
 from vivavoce.entrypoints.triton.models.speaking import RequestVoices, chunk_policy
+from vivavoce.entrypoints.triton.models.token2wav import Token2Wav
 from vivavoce.entrypoints.triton.models.vivavoce_model import VivavoceModel
-from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, Overloaded, VoiceNotFound
+from vivavoce.errors import (
+    EngineStopped,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    UnsupportedModel,
+    VoiceNotFound,
+)
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
@@ -214,3 +222,10 @@ def test_an_answer_that_cannot_be_sent_ends_the_request(streaming, monkeypatch, 
 def test_parameters_that_cannot_be(babble, tmp_path, parameters, error, message):
     with pytest.raises(error, match=message):
         VivavoceModel.load(arguments(babble, tmp_path, **parameters), BACKEND)
+
+
+def test_cosyvoice_1_speaks_whole_texts_officially_and_no_steps(babble_v1, tmp_path):
+    with pytest.raises(InvalidRequest, match="CosyVoice 1 has no exponential; use official"):
+        VivavoceModel.load(arguments(babble_v1, tmp_path), BACKEND)
+    with pytest.raises(UnsupportedModel, match="token2wav makes no steps of CosyVoice 1's speech"):
+        Token2Wav.load(arguments(babble_v1, tmp_path), BACKEND)

@@ -229,6 +229,22 @@ async def test_bad_input_is_refused_and_nobody_else_is_harmed(loop: Loop, host: 
     assert differ((await spoken(host, order(TEXT)))[0], unharmed) <= ROUNDING
 
 
+async def test_cosyvoice_1_is_served_at_its_own_rate_and_policy(babble_v1: Path, tmp_path: Path) -> None:
+    async with started(settings_for(babble_v1, tmp_path)) as first:
+        assert first.about.sample_rate == 22_050
+        for policy in (None, "official"):
+            samples, _ = await spoken(first, order("Hello there, friend.", None, policy=policy))
+            assert len(samples) % 256 == 0
+        with pytest.raises(InvalidRequest, match=r"^chunk policy: CosyVoice 1 has no equal; use off"):
+            await first.speak(order("Hello there, friend.", None, policy="equal"))
+        arriving = await first.speak(order(None, None))
+        for piece in ("The ferry has left without its captain, and nobody knows why. Who", " does?"):
+            await arriving.push(piece)
+        await arriving.end()
+        told = [event async for event in arriving if isinstance(event, SegmentText)]
+        assert [one.place for one in told] == [0, 1]
+
+
 async def test_a_cancelled_request_is_freed(loop: Loop, host: EngineClient) -> None:
     stream = await host.speak(order(TEXT))
     async for event in stream:

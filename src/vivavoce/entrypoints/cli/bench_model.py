@@ -161,7 +161,7 @@ class BenchModel:
         sampling = SamplingParams(min_ratio=0.0, exact_tokens=exact_tokens)
         room = config.rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         run = plain_run(config.lm, SegmentRequest(voice, text=ids, sampling=sampling), official=False, room=room)
-        return TokenRequest(run.rows, run.forced_at, run.min_tokens, seed=seed)
+        return TokenRequest(run.rows, run.forced_at, run.min_tokens, seed=seed, speaker=run.speaker)
 
 
 class BenchToken2Wav:

@@ -17,7 +17,7 @@ from vivavoce.entrypoints.cli.console import Reporter
 from vivavoce.entrypoints.cli.flags import flag
 from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
 from vivavoce.entrypoints.cli.output import check_report_places, print_figures
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
     from vivavoce.bench.batches import BatchFigures, Job, Samples
@@ -316,6 +316,11 @@ def streaming(
         engine = EngineChoice(memory=chunks.memory, kernels=run.kernels)
     with reporter.working("loading …") as say:
         loaded = BenchModel.load(model)
+        if not loaded.models.config.rates.frames_per_token:
+            raise UnsupportedModel(
+                "model: CosyVoice 1 makes its chunks as officially, of no other size; measure its streams with "
+                "`vivavoce bench`"
+            )
         say("making speech tokens …")
         if chunks.recording:
             speeches = _recorded(chunks.recording, texts, run, loaded)

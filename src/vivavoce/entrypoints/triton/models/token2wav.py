@@ -34,7 +34,7 @@ from vivavoce.engine.request import (
 from vivavoce.engine.settings import LEAST_ROOM, EngineSettings
 from vivavoce.entrypoints.triton.models.backend import Inputs, Parameters, answered, check_present, refusal
 from vivavoce.entrypoints.triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
-from vivavoce.errors import InvalidRequest, Overloaded, StageFailed
+from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
 from vivavoce.lru_cache import LruCache
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import MAX_FRAMES
@@ -276,6 +276,8 @@ class Token2Wav:
         given = Parameters(args)
         folder, device = given.model_folder, given.device
         models = build_models(folder, device, choose_dtype("auto", device), language_model=False)
+        if not models.config.rates.frames_per_token:
+            raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
         default = default_prompt(folder, models.config, given["default_voice"])
         settings = EngineSettings(memory_bytes=_memory_bytes(given, device), admission=AdmissionMode.ALL)
         engine = Engine(models, settings)
