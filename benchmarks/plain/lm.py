@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.counter_noise import Stream, uniform
@@ -49,6 +50,7 @@ def decode(
     rows = prompt_rows(lm, LMPrompt(request.text, conditioning.lm_text, conditioning.lm_prompt_tokens))
     new = rows[None]
     past: Past = []
+    silence = 0
     decoded: list[int] = []
     while len(decoded) < most:
         hidden = lm(new, past)
@@ -59,7 +61,8 @@ def decode(
         if token in stop_ids:
             return
         decoded.append(token)
-        yield token
+        spoken, silence = without_long_silence((token,), models.config.lm.vocabulary.silent, silence)
+        yield from spoken
         new = lm.speech_embedding(torch.tensor([[token]], device=rows.device))
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.plain.speech import plain_speech, plain_stream
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams, SegmentRequest
@@ -56,6 +57,11 @@ class PlainTalker:
     def card(self) -> ModelCard:
         """The model's name, and what it says of itself."""
         return self._front_end.card
+
+    @property
+    def generation(self) -> Generation:
+        """Of the model."""
+        return self._models.config.generation
 
     @property
     def sample_rate(self) -> int:

@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -101,6 +102,58 @@ def test_tokens_come_in_order_as_they_are_drawn(tokens_only, lm):
     assert all(pieces)
     assert len(pieces) > 1
     assert tuple(one for piece in pieces for one in piece) == handle.tokens[0]
+
+
+SILENT = (1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)
+
+
+class Hushed:
+    """After `seed` + 6 silent ids one that is not, by its count; it never ends."""
+
+    def __call__(self, scores, state):
+        silent = torch.tensor(SILENT)[state.counts % len(SILENT)]
+        return torch.where((state.counts + 1) % (state.seeds + 7) == 0, 100 + state.counts, silent)
+
+
+def audible(counts, seed) -> list[int]:
+    """What is heard of what it says at these counts."""
+    said = [100 + n if (n + 1) % (seed + 7) == 0 else SILENT[n % len(SILENT)] for n in counts]
+    runs = (list(run) for _, run in groupby(said, lambda one: one in SILENT or one))
+    return [one for run in runs for one in run[:5]]
+
+
+def test_long_silences_of_the_third_generation_are_cut(models_v3):
+    """Whatever is asked for, each by its own count; the language model's lengths count all that it said."""
+    samples = 2 * models_v3.config.rates.samples_per_frame
+    with running(models_v3, chooser=Hushed()) as engine:
+        sampling, text = SamplingParams(max_ratio=4.0), tuple(range(65, 75))
+        segments = [SegmentRequest(MUTE, text=text, sampling=sampling, seed=seed) for seed in range(4)]
+        handles = [engine.submit(make(one)) for one in segments for make in (offline, stream)]
+        tokens = [engine.submit(ask(models_v3, max_tokens=40, ends=(), seed=seed)) for seed in range(4)]
+        for place, handle in enumerate(handles):
+            spoken, wanted = handle.result(), audible(range(40), place // 2)
+            assert list(spoken.tokens[0]) == wanted
+            assert len(wanted) < 38
+            assert (len(spoken.samples), spoken.cut) == (samples * len(wanted), (True,))
+        for seed, handle in enumerate(tokens):
+            assert [one for piece in handle for one in piece] == list(handle.tokens[0]) == audible(range(40), seed)
+        handle = engine.submit(arriving(segments[1], Arrival.TOKENS))
+        handle.text.close()
+        # Two blocks of text, each followed by 15 ids and a fill, then the rest to four ids for each text id.
+        assert list(handle.result().tokens[0]) == audible([*range(15), *range(16, 31), *range(32, 40)], 1)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_a_text_that_arrives_behind_a_system_prompt_is_waited_for(models_v3, official):
+    """Officially 15 tokens are said before the first words of it are there."""
+    voice = replace(MUTE, lm_system_text=(70, 71))
+    with running(models_v3, official=official) as engine:
+        sequence = engine._check_in(SegmentRequest(voice, text=(65,)), Arrival.TOKENS)
+        run = sequence.text.next_run()
+        assert (run is not None) == official
+        sequence.text.push((66,) * 4)
+        ids = (70, 71) if official else (70, 71, 65, *(66,) * 4)
+        assert [row.id for row in (run or sequence.text.next_run()).rows[1:]] == list(ids)
 
 
 @pytest.mark.parametrize(

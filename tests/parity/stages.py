@@ -93,6 +93,8 @@ def ids_of_pieces(
         voice.lm_prompt_text,
         voice.lm_prompt_tokens,
         max_ratio,
+        voice.lm_system_text,
+        at_once=True,
     )
     stage = LMStage(models, slots=1, capacity=STREAM_POSITIONS, chooser=chooser)
     slot, text = stage.open(SamplingParams(), 0), TextIn(interleaver, config.vocabulary, capacity=STREAM_POSITIONS)

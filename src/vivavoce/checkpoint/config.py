@@ -19,6 +19,8 @@ MAX_SIZE = 1 << 20
 """No size of a network comes near; products of three still fit into 64 bits."""
 MAX_BLOCKS = 256
 """No network has as many layers or blocks in a row."""
+MAX_SILENCE = 5
+"""Speech tokens of silence in a row that are spoken, 0.2 s; the official code's number."""
 
 
 class Generation(str, Enum):
@@ -43,7 +45,7 @@ class Vocabulary:
 
     `num_speech_tokens` (V) ids are speech; ids from V on control the decode. `sos` and `task` index the control
     embedding: one of its own, or (CosyVoice3) that of all ids. `masked_before_minimum` is the one logit forbidden until
-    the minimum length is reached.
+    the minimum length is reached. Of the speech ids `silent`, runs longer than `MAX_SILENCE` are cut to it.
     """
 
     num_speech_tokens: int
@@ -53,6 +55,7 @@ class Vocabulary:
     eos: int
     fill: int
     masked_before_minimum: int
+    silent: frozenset[int] = frozenset()
 
     @property
     def has_own_controls(self) -> bool:

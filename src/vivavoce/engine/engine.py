@@ -129,6 +129,7 @@ class Engine:
         self._admission = AdmissionController(self._costs, settings, self._rates, memory.slots)
         self._ids = itertools.count()
         lm, flow, vocoder = self.stages.lm, self.stages.flow, self.stages.vocoder
+        silent = models.config.lm.vocabulary.silent
         limits = settings.limits.within(memory.batch_frames)
         if flow is None:  # no stream could want the slots that are spared for them
             limits = replace(limits, spare_slots=0.0)
@@ -138,7 +139,7 @@ class Engine:
                 flow, vocoder, device, self._costs, self._statistics, padded=not kernels, one_by_one=exclusive
             )
         self._loop = Loop(
-            None if lm is None else LMRunner(lm, device, self._costs, self._statistics),
+            None if lm is None else LMRunner(lm, device, self._costs, self._statistics, silent),
             synthesis,
             Scheduler(self._costs, limits, exclusive=exclusive, padded=not kernels),
             self._admission,
@@ -315,6 +316,8 @@ class Engine:
                 voice.lm_prompt_text,
                 voice.lm_prompt_tokens,
                 segment.sampling.max_ratio,
+                voice.lm_system_text,
+                self._official,
             )
             sequence.phase, sequence.limited = Phase.STARVED, False
             sequence.text = TextIn(interleaver, config.vocabulary, room, lm.capacity)

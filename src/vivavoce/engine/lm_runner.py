@@ -10,6 +10,7 @@ import torch
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
+from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
@@ -17,12 +18,22 @@ from vivavoce.errors import InvalidRequest
 
 
 class LMRunner:
-    """Prefills and decode steps on a queue of their own; `fail` is the loop's."""
+    """Prefills and decode steps on a queue of their own; `fail` is the loop's.
+
+    silent: speech tokens of which the model says too many in a row; it goes on as if all of them were spoken.
+    """
 
     fail: Fail
 
-    def __init__(self, stage: LMInterface, device: torch.device, costs: CostModel, statistics: Statistics) -> None:
-        self.stage, self._costs, self._statistics = stage, costs, statistics
+    def __init__(
+        self,
+        stage: LMInterface,
+        device: torch.device,
+        costs: CostModel,
+        statistics: Statistics,
+        silent: frozenset[int] = frozenset(),
+    ) -> None:
+        self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = DeviceQueue(device, urgent=True)
         self._sequences: dict[int, SequenceState] = {}
         """By the slot that they hold."""
@@ -122,11 +133,15 @@ class LMRunner:
                     ids = text.accept(ids)
                 elif ended:
                     ids = ids[:-1]
-                sequence.tokens.extend(ids)
-                sequence.produced += len(ids)
+                sequence.sampled += len(ids)
+                spoken: Sequence[int] = ids
+                if self._silent:
+                    spoken, sequence.silence = without_long_silence(ids, self._silent, sequence.silence)
+                sequence.tokens.extend(spoken)
+                sequence.produced += len(spoken)
                 if text is not None and ended:
                     self.ask_for_text(sequence)
-                elif ended or (text is None and sequence.produced >= sequence.most_tokens):
+                elif ended or (text is None and sequence.sampled >= sequence.most_tokens):
                     # The id that a run is ended with by force need not be waited for.
                     self._decoded(sequence)
             except Exception as error:
@@ -188,5 +203,5 @@ class LMRunner:
     def _decoded(self, sequence: SequenceState) -> None:
         sequence.phase = Phase.DECODED
         if sequence.text is None:
-            sequence.cut = sequence.limited and len(sequence.tokens) >= sequence.most_tokens
+            sequence.cut = sequence.limited and sequence.sampled >= sequence.most_tokens
         self.release(sequence)

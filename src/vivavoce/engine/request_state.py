@@ -62,6 +62,10 @@ class SequenceState:
     phase: Phase = Phase.WAITING
     produced: int = 0
     """Speech tokens that are there."""
+    sampled: int = 0
+    """Those that the language model gave, with what was left out as too long a silence."""
+    silence: int = 0
+    """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
     pushed: deque[Cut] | None = None
     run: Run | None = None

@@ -45,8 +45,10 @@ def few(seed: int, **sampling: float) -> SegmentRequest:
     return request(seed, small=True, **sampling)
 
 
-def test_ids_are_the_plain_stages(models, small):
+@pytest.mark.parametrize("owner", ["models", "models_v3"])
+def test_ids_are_the_plain_stages(owner, small, request):
     """Requests that speak together and leave; those that stay are moved, and another one joins."""
+    models = request.getfixturevalue(owner)
 
     def tell(stage: LMStage) -> list[Ids]:
         first: Ids = {}

@@ -24,7 +24,7 @@ TILES: Tiles = {
     Shape(64, 64): {16: Tile(16, 32, 2, 4, 2), 64: Tile(32, 16, 2, 4, 2)},
     Shape(128, 64, gated=True): {16: Tile(32, 64, 1, 4, 2)},
     Shape(64, 128): {16: Tile(32, 32, 4, 4, 2), 64: Tile(32, 64, 1, 4, 2)},
-    Shape(6564, 64): {16: Tile(1024, 64, 1, 4, 2)},
+    **{Shape(ids, 64): {16: Tile(1024, 64, 1, 4, 2)} for ids in (6564, 6761)},
 }
 """Every product of the small checkpoint, split and whole."""
 
@@ -73,11 +73,13 @@ def plain_scores(
     return lm.prefill(packed, cache, 128)
 
 
-@pytest.mark.parametrize("tiles", [{}, TILES], ids=["library", "tiles"])
+@pytest.mark.parametrize(("generation", "tiles"), [("models", {}), ("models_v3", TILES)], ids=["library", "tiles"])
 @torch.inference_mode()
-def test_prefills_and_steps_are_the_plain_ones(models, dealt, tiles):
-    fused, plain = FusedLM(models.lm, CAPACITY, tiles), SlotLM(models.lm, CAPACITY)
-    ours, theirs = (SlotCache.allocate(models.config.lm, SLOTS, CAPACITY, models.device, torch.float32) for _ in "ab")
+def test_prefills_and_steps_are_the_plain_ones(generation, dealt, tiles, request):
+    """Of CosyVoice2, and of CosyVoice3, whose control rows are speech embeddings and whose head has no bias."""
+    owner = request.getfixturevalue(generation)
+    fused, plain = FusedLM(owner.lm, CAPACITY, tiles), SlotLM(owner.lm, CAPACITY)
+    ours, theirs = (SlotCache.allocate(owner.config.lm, SLOTS, CAPACITY, owner.device, torch.float32) for _ in "ab")
     first = tiled((2, 0), (0, 0), (1, 2), (some_ids(21, 0, 250), some_ids(5, 1)))
     again = tiled((2,), (21,), (2,), (some_ids(16, 2),))
     for rows, slots, starts in ((first, (2, 0), (0, 0)), (again, (2,), (21,))):
@@ -94,14 +96,15 @@ def test_prefills_and_steps_are_the_plain_ones(models, dealt, tiles):
     assert not ours.memory[:, :, 1].any()
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("generation", "splits"), [("models_v3", 1), ("models", 3)])
 @torch.inference_mode()
-def test_a_single_slots_step_is_the_plain_one(models, monkeypatch, splits):
+def test_a_single_slots_step_is_the_plain_one(generation, monkeypatch, splits, request):
+    owner = request.getfixturevalue(generation)
     monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: Dealing(32, splits, 2, 2))
     strips = {shape: Strip(256 if shape.outputs > 256 else 16, 4) for shape in TILES}
-    config = models.config.lm
-    fused, plain = FusedLM(models.lm, CAPACITY, {}, strips), SlotLM(models.lm, CAPACITY)
-    ours = SlotCache.allocate(config, SLOTS, CAPACITY, models.device, torch.float32)
+    config = owner.config.lm
+    fused, plain = FusedLM(owner.lm, CAPACITY, {}, strips), SlotLM(owner.lm, CAPACITY)
+    ours = SlotCache.allocate(config, SLOTS, CAPACITY, owner.device, torch.float32)
     ours.memory.normal_(generator=torch.Generator().manual_seed(0))
     theirs = SlotCache(ours.memory.clone())
     for position in (0, 40, 41):

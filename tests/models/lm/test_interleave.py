@@ -75,6 +75,24 @@ def test_a_prompt_is_interleaved_with_its_speech():
     assert stream.forced() == VOCABULARY.fill
 
 
+SYSTEM = (70, 71)
+
+
+@pytest.mark.parametrize("prompted", [0, 20])
+def test_a_system_prompt_comes_first_as_a_whole(prompted):
+    """Rows after it are those without one, but that the official way says 15 tokens before it has seen any text."""
+    settings = {"prompt_text": range(prompted // 2), "prompt_speech": range(prompted)}
+    plain, told = interleaver(**settings), interleaver(**settings, system_text=SYSTEM)
+    fed, spoken = run(plain, [range(40, 52)], 30)
+    fed_told, spoken_told = run(told, [range(40, 52)], 30)
+    assert fed_told == [[fed[0][0], *text(SYSTEM), *fed[0][1:]], *fed[1:]]
+    assert spoken_told == spoken
+    official = interleaver(**settings, system_text=SYSTEM, at_once=True)
+    official.push([40])
+    first = official.next_rows()
+    assert first == [fed[0][0], *text(SYSTEM), *(fed[0][1:] if prompted else ())]
+
+
 @given(st.lists(st.integers(0, 9), max_size=40), st.data())
 def test_how_the_text_is_cut_does_not_matter(ids, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from vivavoce.engine.lm_stage.run import Run, TextIn, plain_run
+from vivavoce.engine.lm_stage.run import Run, TextIn, plain_run, without_long_silence
 from vivavoce.engine.lm_stage.slots import Chooser, SamplingState
 from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
-__all__ = ["Chooser", "LMStage", "Run", "Sampled", "SamplingState", "TextIn", "plain_run"]
+__all__ = ["Chooser", "LMStage", "Run", "Sampled", "SamplingState", "TextIn", "plain_run", "without_long_silence"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from torch import Tensor
 
-from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig, Vocabulary
+from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig, Vocabulary
 from vivavoce.engine.request import SegmentRequest, speech_prompt
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.interleave import Row, TextInterleaver
@@ -63,6 +63,19 @@ def plain_run(
     # The official code forbids one stop id before the minimum, and any of them could end the speech early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
     return Run(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
+
+
+def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
+    """Speech tokens as they are spoken: of silent ones in a row, those beyond `MAX_SILENCE` are left out.
+
+    run: silent ones in a row before these, spoken or not; returned for those after.
+    """
+    spoken = []
+    for one in ids:
+        run = run + 1 if one in silent else 0
+        if run <= MAX_SILENCE:
+            spoken.append(one)
+    return spoken, run
 
 
 class TextIn:

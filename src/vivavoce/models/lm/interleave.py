@@ -9,6 +9,10 @@ to the language model, samples within what `allows()` permits, and hands the id 
 
 As in the official code, text tokens are looked at one by one and each starts at most one block, and what was fed
 last is fed once more in front of the rest of the text: the trained sequences are what the model sees.
+
+A system prompt (CosyVoice3) is fed first, as a whole. Where no reference's speech follows, the official code decodes 15
+speech tokens right after it, before the model has seen a word: 0.6 s of what nobody wrote. Here the first block of text
+comes first, as in training; `at_once` is the official way.
 """
 
 from __future__ import annotations
@@ -56,12 +60,15 @@ class TextInterleaver:
         prompt_text: Sequence[int] = (),
         prompt_speech: Sequence[int] = (),
         max_ratio: float = 20.0,
+        system_text: Sequence[int] = (),
+        at_once: bool = False,
     ) -> None:
         self._vocabulary, (self._mix_text, self._mix_speech) = vocabulary, mix
         self._incoming: deque[int] = deque()
         self._buffer: deque[int] = deque(prompt_text)
         self._prompt_speech: deque[int] = deque(prompt_speech)
-        self._pending = [Row(RowKind.CONTROL, vocabulary.sos)]
+        self._pending = [Row(RowKind.CONTROL, vocabulary.sos), *(Row(RowKind.TEXT, one) for one in system_text)]
+        self._rows_before_text = 1 if at_once else len(self._pending)
         prompted = len(prompt_speech)
         self._next_fill = (prompted // self._mix_speech + 1) * self._mix_speech - prompted
         self._max_ratio, self._num_text, self._closed = max_ratio, 0, False
@@ -140,7 +147,7 @@ class TextInterleaver:
         if self._prompt_speech:
             return
         after_fill = bool(self.decoded)
-        if after_fill or len(self._pending) == 1:
+        if after_fill or len(self._pending) == self._rows_before_text:
             if len(self._buffer) < self._mix_text:
                 return
             block = self._take_text(self._mix_text)
