@@ -99,7 +99,7 @@ class ConformerSlotLM:
         self._lm, config = lm, lm.config
         self._heads, self._head_dim, size = config.num_kv_heads, config.head_dim, config.hidden_size
         weight = lm.speech_head.weight
-        self._reached = torch.arange(capacity, device=weight.device)
+        self._reached, self._dtype = torch.arange(capacity, device=weight.device), weight.dtype
         # Distances count from the row that asks: 0, 1, …
         table = relative_positions(1, capacity, size, weight.device, weight.dtype).flip(0)
         self._layers = [self._layer(cast(ConformerBlock, block), table) for block in lm.backbone.blocks]
@@ -123,12 +123,12 @@ class ConformerSlotLM:
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
         """As `SlotLM.prefill`."""
         count, longest = packed.padded.shape
-        asking = packed.starts[:, None] + self._reached[:longest]
+        span = self._span(packed.starts[:, None] + self._reached[:longest], reach)
 
         def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
             cache.memory[layer][:, packed.slots, :, packed.positions] = keys_values
             keys, values = cache.memory[layer, :, :, :, :reach].index_select(1, packed.sequences).unbind(0)
-            out = self._attended(layer, query[packed.padded], keys, values, asking)
+            out = self._attended(layer, query[packed.padded], keys, values, span)
             return out.reshape(count * longest, -1)[packed.unpadded]
 
         hidden = self._hidden(self._embedded(packed), attend)
@@ -140,10 +140,11 @@ class ConformerSlotLM:
         index = positions[None, :, None, None, None].expand(2, slots, self._heads, 1, self._head_dim)
         idle = -slots % self.row_step
         stored, readable = cache.first(slots, reach)
+        span = self._span(positions[:, None], reach)
 
         def attend(layer: int, query: Tensor, keys_values: Tensor) -> Tensor:
             stored[layer].scatter_(3, index, keys_values[:slots].transpose(0, 1).unsqueeze(3))
-            out = self._attended(layer, query[:slots, None], *readable[layer], positions[:, None])[:, 0]
+            out = self._attended(layer, query[:slots, None], *readable[layer], span)[:, 0]
             return pad(out, (0, 0, 0, idle)) if idle else out
 
         rows = self._lm.speech_embedding(pad(ids, (0, idle)).clamp(max=self._lm.speech_embedding.num_embeddings - 1))
@@ -171,19 +172,27 @@ class ConformerSlotLM:
             rows[firsts] = torch.where(packed.kinds[firsts, None] == SPEAKER, spoken, rows[firsts])
         return rows
 
-    def _attended(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, asking: Tensor) -> Tensor:
-        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; asking: [n, rows] positions
+    def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """How far back each key lies, and 0 where it may be seen, −inf elsewhere: both [n, 1, rows, reach].
+
+        asking: [n, rows] positions
+        """
+        distance = (asking[..., None] - self._reached[:reach])[:, None]
+        hidden = torch.zeros(distance.shape, dtype=self._dtype, device=distance.device)
+        return distance.clamp(0, reach - 1), hidden.masked_fill_(distance < 0, float("-inf"))
+
+    def _attended(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, span: tuple[Tensor, Tensor]) -> Tensor:
+        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; span: of `_span`
         →  [n, rows, hidden].
         """
-        attention, (count, rows), reach = self._layers[layer].block.attention, asking.shape, keys.shape[2]
+        attention, (back, hidden) = self._layers[layer].block.attention, span
+        count, _, rows, reach = back.shape
         # One product for all sequences, of whole blocks of rows, so that neighbours change no bit of a row.
         asked = (query + attention.position_bias).flatten(0, 1).transpose(0, 1)
         asked = pad(asked, (0, 0, 0, -count * rows % SAFE_ROWS)) @ self._layers[layer].distances[..., :reach]
         by_distance = asked[:, : count * rows].unflatten(1, (count, rows)).transpose(0, 1)
-        distance = asking[..., None] - self._reached[:reach]
-        back = distance.clamp(0, reach - 1)[:, None].expand(by_distance.shape)
-        bias = by_distance.gather(3, back) / math.sqrt(self._head_dim)
-        bias = bias.masked_fill_((distance < 0)[:, None], float("-inf"))
+        found = by_distance.gather(3, back.expand(by_distance.shape))
+        bias = torch.add(hidden, found, alpha=1 / math.sqrt(self._head_dim))
         content = (query + attention.content_bias).transpose(1, 2)
         return scaled_dot_product_attention(content, keys, values, attn_mask=bias).transpose(1, 2).flatten(2)
 
