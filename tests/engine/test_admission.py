@@ -41,8 +41,8 @@ def costs(slowness=1.0, per_row=1e-3, flow=0.1, prefill=0.01):
     return CostModel({stage: Coefficients(*(slowness * term for term in known)) for stage, known in terms.items()})
 
 
-def controller(limits=LIMITS, rates=RATES, slots=64, **machine):
-    return AdmissionController(costs(**machine), limits, rates, slots)
+def controller(limits=LIMITS, rates=RATES, slots=64, policy=ChunkPolicy.low_latency(), **machine):
+    return AdmissionController(costs(**machine), limits, rates, slots, policy)
 
 
 MACHINES = st.fixed_dictionaries(
@@ -117,6 +117,15 @@ def test_the_share_is_the_sum_of_steps_prefills_and_chunks(streams, batches):
     vocoder = sum(predict(Stage.VOCODER, BatchSize(rows, rows * 100)) for rows in batches)
     share = controller(flow=0.5).share_of_real_time(streams)
     assert share == pytest.approx(steps + prefills + 25 / 50 * (flow + vocoder))
+
+
+def test_an_overlapping_chunk_costs_its_prompt_and_what_it_computes_again():
+    """CosyVoice 1: 100 tokens of sound cost 206 frames of 120 tokens and those of 5 s of prompt, and wait for 120."""
+    ours = controller(rates=Rates(22_050, 256, 50), policy=ChunkPolicy.overlapping(), per_row=0.0)
+    chunk_s = 0.1 + 0.01 + (206 + 430) * 1.1e-4 + 1e-9 * (206 + 430) ** 2
+    step_s = 5e-3 + 1e-8 * (60 + 250 + 250)
+    assert ours.first_chunk_s(1, 1) == pytest.approx(0.01 + 120 * step_s + chunk_s)
+    assert ours.share_of_real_time(1) == pytest.approx(0.01 / 10 + 50 * (step_s + chunk_s / 100))
 
 
 def test_no_stream_needs_no_time():

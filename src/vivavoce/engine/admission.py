@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.request_state import Phase, RequestState
 from vivavoce.errors import InvalidRequest, Overloaded
@@ -23,8 +24,8 @@ FIRST_CHUNK_SLACK = 2.0
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
 """What a stream is taken for: seconds of audio and of reference, text tokens with transcript."""
-FIRST_TOKENS, HOP, MAX_ROWS = 18, 50, 32
-"""Speech tokens that its first chunk needs and that a later one has; chunks that the flow takes at once."""
+MAX_ROWS = 32
+"""Chunks that the flow takes at once."""
 FEW_STREAMS, FEW_WAITING = 4, 8
 """A machine that keeps up with fewer streams is a slow one, and how many requests may wait there."""
 
@@ -87,10 +88,25 @@ class AdmissionLimits:
 
 
 class AdmissionController:
-    """Counts requests and decides about the next one; shared by all threads that submit."""
+    """Counts requests and decides about the next one; shared by all threads that submit.
 
-    def __init__(self, costs: CostModel, limits: AdmissionLimits, rates: Rates, slots: int) -> None:
+    policy: how streams are taken to be cut.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        limits: AdmissionLimits,
+        rates: Rates,
+        slots: int,
+        policy: ChunkPolicy = ChunkPolicy.low_latency(),
+    ) -> None:
         self._costs, self._limits, self._rates, self._slots = costs, limits, rates, slots
+        self._overlaps, self._hop, self._first_tokens = (
+            policy.overlaps,
+            policy.max_hop,
+            policy.first_hop + policy.lookahead,
+        )
         self._lock = threading.RLock()
         self._waiting: set[RequestState] = set()
         self._running: set[RequestState] = set()
@@ -205,7 +221,7 @@ class AdmissionController:
         if streams == 0:
             return 0.0
         prefill_s, step_s = self._prefill_and_step_s(streams)
-        tokens_s = step_s + self._chunks_s(streams, HOP) / HOP
+        tokens_s = step_s + self._chunks_s(streams, self._first_tokens if self._overlaps else self._hop) / self._hop
         return streams / DURATION_S * prefill_s + self._rates.tokens_per_second * tokens_s
 
     def first_chunk_s(self, streams: int, starting: int) -> float:
@@ -217,7 +233,7 @@ class AdmissionController:
         if starting == 0:
             return 0.0
         prefill_s, step_s = self._prefill_and_step_s(max(streams, starting))
-        return starting * prefill_s + FIRST_TOKENS * step_s + self._chunks_s(starting, FIRST_TOKENS)
+        return starting * prefill_s + self._first_tokens * step_s + self._chunks_s(starting, self._first_tokens)
 
     def _prefill_and_step_s(self, slots: int) -> tuple[float, float]:
         rows = TEXT_ROWS + int(PROMPT_S * self._rates.tokens_per_second)
@@ -227,10 +243,9 @@ class AdmissionController:
 
     def _chunks_s(self, chunks: int, tokens: int) -> float:
         """Seconds of flow and vocoder for one chunk of each of `chunks` streams."""
-        frames, past = (
-            self._rates.frames_of(tokens),
-            (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second,
-        )
+        frames, past = self._rates.frames_of(tokens), (PROMPT_S + DURATION_S / 2) * self._rates.frames_per_second
+        if self._overlaps:  # with its prompt, and nothing else of the past
+            frames, past = frames + int(PROMPT_S * self._rates.frames_per_second), 0.0
         full, rest = divmod(chunks, MAX_ROWS)
         seconds = 0.0
         for batches, rows in ((full, MAX_ROWS), (1, rest)):

@@ -126,7 +126,9 @@ class Engine:
         self._costs = CostModel(priors) if costs is None else costs
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
         self._statistics = Statistics()
-        self._admission = AdmissionController(self._costs, settings, self._rates, memory.slots)
+        self._admission = AdmissionController(
+            self._costs, settings, self._rates, memory.slots, policy_for(models.config.generation, None)
+        )
         self._ids = itertools.count()
         lm, flow, vocoder = self.stages.lm, self.stages.flow, self.stages.vocoder
         silent = models.config.lm.vocabulary.silent

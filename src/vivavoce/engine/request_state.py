@@ -145,14 +145,13 @@ class SequenceState:
 
     def frames(self, cut: Cut | None) -> tuple[int, int]:
         """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
-        rates, policy = self.request.rates, self.request.policy
+        frames_of, policy = self.request.rates.frames_of, self.request.policy
         if cut is None:
-            return rates.frames_of(self.prompt_tokens), 0
-        if policy is not None and policy.overlaps:
-            return rates.frames_of(self.prompt_tokens + cut.seen - self.spoken), 0
-        past = rates.frames_of(self.prompt_tokens + self.spoken)
-        new = rates.frames_of(cut.hop)
-        return (new, past) if cut.attention is AttentionMode.BLOCKS else (past + new, 0)
+            return frames_of(self.prompt_tokens), 0
+        if cut.attention is AttentionMode.BLOCKS:
+            return frames_of(cut.hop), frames_of(self.prompt_tokens + self.spoken)
+        computed = cut.seen - self.spoken if policy is not None and policy.overlaps else self.spoken + cut.hop
+        return frames_of(self.prompt_tokens + computed), 0
 
 
 @dataclass(eq=False)
