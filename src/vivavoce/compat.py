@@ -61,10 +61,9 @@ class CosyVoice:
     """A model of the first generation, CosyVoice-300M and its kin; the base of the others.
 
     The methods that speak are generators: nothing is read, refused or spoken before the first `next`. With stream=False
-    they give a piece for each segment of the text, as soon as it is whole; with stream=True chunks, as soon as they are
-    made. A generator that is closed or dropped gives its speech up. One object serves any number of threads, whose work
-    is batched; its engine stops when the object is gone. Each call draws its seed from torch's generator:
-    `torch.manual_seed`, or `set_all_random_seed`, makes speech repeatable.
+    they give a piece for each segment of the text, with stream=True chunks, each as soon as it is made. One that is
+    closed or dropped gives its speech up. One object serves any number of threads, whose work is batched; its engine
+    stops when the object is gone. Each call draws its seed from torch's generator.
 
     model_dir: an official folder, or a published model's name or id, which is downloaded where it is missing; fp16:
     float16 on CUDA, where it is chosen anyway, elsewhere False; load_jit, load_trt, load_vllm, trt_concurrent: nothing
@@ -250,9 +249,8 @@ def load_wav(wav: str | Path | BinaryIO, target_sr: int, min_sr: int = 16_000) -
 
 def set_all_random_seed(seed: int) -> None:
     """Seed Python, NumPy and torch, whose generator the seeds of speech are drawn from."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    for plant in (random.seed, np.random.seed, torch.manual_seed):
+        plant(seed)
 
 
 def _pieces(chunks: _Chunks, stream: bool) -> Pieces:
