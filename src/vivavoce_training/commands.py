@@ -427,8 +427,7 @@ def _folder(model: str | Path) -> Path:
     folder = model_folder(model)
     if (generation := detect_generation(folder)) is not Generation.V2:
         raise UnsupportedModel(
-            f"model: {folder.name} is of generation {generation.value}; `vivavoce train` is for {Generation.V2.value} "
-            "(CosyVoice2) only, name such a model"
+            f"model: is of generation {generation.value}; `vivavoce train` is for v2 (CosyVoice2) only"
         )
     return folder
 

@@ -76,10 +76,7 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
 
 
 def known_model(name: str) -> KnownModel:
-    """Look up a model by its name or by its id on either hub, in upper or lower case.
-
-    ModelNotFound: no such name; UnsupportedModel: a published one of a kind that is not known here.
-    """
+    """Look up a model by its name or by its id on either hub, in upper or lower case."""
     wanted = name.casefold()
     for model in KNOWN_MODELS.values():
         if wanted in {alias.casefold() for alias in (model.name, model.hf_id, model.modelscope_id)}:

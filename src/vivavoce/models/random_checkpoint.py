@@ -12,9 +12,8 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig, Vocabulary
+from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig
 from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, YAML_OF, speech_tokenizer_of
 from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
+from vivavoce.checkpoint.known_models import missing_files
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SpeakerEntry, write_spk2info
 from vivavoce.errors import CheckpointError
@@ -104,16 +104,8 @@ _QWEN2_05B = Sizes(
     vocoder_width=512,
     f0_width=512,
 )
-_CONFORMER_300M = replace(
-    _QWEN2_05B,
-    text_vocabulary=_WHISPER_VOCABULARY,
-    text_width=512,
-    text_blocks=6,
-    lm_width=1_024,
-    lm_inner=4_096,
-    lm_layers=14,
-    lm_heads=16,
-)
+_LM_300M = {"text_width": 512, "text_blocks": 6, "lm_width": 1_024, "lm_inner": 4_096, "lm_layers": 14, "lm_heads": 16}
+_CONFORMER_300M = replace(_QWEN2_05B, text_vocabulary=_WHISPER_VOCABULARY, **_LM_300M)
 RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
 """As CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
 
@@ -123,10 +115,6 @@ _CARD_CONTENT = {
     "trained": False,
     "scripts": ["Latin"],
 }
-_FILES = ("llm.pt", "flow.pt", "hift.pt", SPEAKER_ENCODER, SPEAKERS_FILE)
-_BACKBONE_FILES = tuple(
-    f"{BACKBONE}/{name}" for name in ("config.json", "tokenizer_config.json", "vocab.json", "merges.txt")
-)
 _QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _NUM_BYTES = 256
 
@@ -136,8 +124,8 @@ _ROTARY = "decoder.estimator.rotary_embed.inv_freq"
 _END_LOGIT = 7.0
 """Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
 _NEVER_LOGIT = -100.0
-_END_GAIN = 6.0
-"""Of the end where the head has no bias: now and then it is above the best."""
+_END_GAIN = 3.0
+"""Of the end beside the speech tokens, where the head has no bias: now and then it is above the best."""
 _NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
 """Convolutions of the vocoder that are kept as weight norm's two tensors."""
 _NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
@@ -199,9 +187,12 @@ def _holds(folder: Path, generation: Generation, card: str) -> bool:
     try:
         if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
             return False
-        backbone = () if generation is Generation.V1 else _BACKBONE_FILES
-        files = (*_FILES, *backbone, YAML_OF[generation], speech_tokenizer_of(generation))
-        return all((folder / name).stat().st_size > 0 for name in files)
+        whole = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.stat().st_size > 0}
+        tokenizer = () if generation is Generation.V1 else ("merges.txt", "tokenizer_config.json")
+        return not missing_files(generation, whole) and whole >= {
+            SPEAKERS_FILE,
+            *(f"{BACKBONE}/{x}" for x in tokenizer),
+        }
     except OSError:
         return False
 
@@ -238,22 +229,18 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
     if network.part == "llm":
         if _TEXT_HEAD in network.names.unused:  # the official file repeats the text embedding there
             state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
-        _let_only_the_end_stop(state, config.lm.vocabulary)
+        # Nothing but the end stops an utterance.
+        weight, bias, end = state["llm_decoder.weight"], state.get("llm_decoder.bias"), config.lm.vocabulary.eos
+        stops, rare = slice(config.lm.vocabulary.num_speech_tokens, None), _END_GAIN * weight[end]
+        weight[stops] = 0
+        if bias is None:
+            weight[end] = rare
+        else:
+            bias[stops], bias[end] = _NEVER_LOGIT, _END_LOGIT
     if _ROTARY in network.names.unused:
         size = config.flow.estimator.head_dim
         state[_ROTARY] = 1e4 ** -(torch.arange(0, size, 2) / size)
     return state
-
-
-def _let_only_the_end_stop(llm: dict[str, Tensor], vocabulary: Vocabulary) -> None:
-    weight, bias, end = llm["llm_decoder.weight"], llm.get("llm_decoder.bias"), vocabulary.eos
-    rare = weight[end] * (_END_GAIN / dict(_GAINS)["llm_decoder"])
-    weight[vocabulary.num_speech_tokens :] = 0
-    if bias is None:
-        weight[end] = rare
-    else:
-        bias[vocabulary.num_speech_tokens :] = _NEVER_LOGIT
-        bias[end] = _END_LOGIT
 
 
 def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[float, float]:
@@ -319,8 +306,9 @@ def _write_backbone(backbone: Path, sizes: Sizes) -> None:
 
 def _settings(generation: Generation, sizes: Sizes) -> str:
     """The yaml."""
-    llm, flow = _PARTS[generation]
     first, causal = generation is Generation.V1, generation is Generation.V3
+    llm = _conformer_lm(sizes) if first else _qwen2_lm(sizes, "CosyVoice3LM" if causal else "Qwen2LM")
+    flow = (_whole_flow if first else _causal_flow if causal else _flow)(sizes)
     vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
     pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
     rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
@@ -328,8 +316,8 @@ def _settings(generation: Generation, sizes: Sizes) -> str:
     mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
     return f"""\
 sample_rate: {rate}
-{llm(sizes)}    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
-{flow(sizes)}hift: !new:cosyvoice.hifigan.generator.{vocoder}
+{llm}    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+{flow}hift: !new:cosyvoice.hifigan.generator.{vocoder}
     in_channels: {NUM_MEL_BINS}
     base_channels: {sizes.vocoder_width}
     nb_harmonics: 8
@@ -369,9 +357,6 @@ def _conformer_lm(sizes: Sizes) -> str:
     width = sizes.lm_width
     return f"""\
 llm: !new:cosyvoice.llm.llm.TransformerLM
-    text_encoder_input_size: {sizes.text_width}
-    llm_input_size: {width}
-    llm_output_size: {width}
     text_token_size: {sizes.text_vocabulary}
     speech_token_size: {_FIRST_SPEECH_TOKENS}
     spk_embed_dim: {EMBEDDING_SIZE}
@@ -398,8 +383,6 @@ flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
     input_frame_rate: 50
     encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
         {_encoder(width, width, sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)}
-    length_regulator: !new:cosyvoice.flow.length_regulator.InterpolateRegulator
-        {{channels: {NUM_MEL_BINS}, sampling_ratios: [1, 1, 1, 1]}}
     decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
         cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
         estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
@@ -457,7 +440,6 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
     pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
         in_channels: {NUM_MEL_BINS}
         channels: {sizes.lookahead_inner}
-        pre_lookahead_len: 3
     decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
         cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
         estimator: !new:cosyvoice.flow.DiT.dit.DiT
@@ -466,20 +448,9 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
             heads: {sizes.dit_heads}
             dim_head: {sizes.dit_head_dim}
             ff_mult: 2
-            mel_dim: {NUM_MEL_BINS}
-            mu_dim: {NUM_MEL_BINS}
-            spk_dim: {NUM_MEL_BINS}
             out_channels: {NUM_MEL_BINS}
             static_chunk_size: 50
 """
-
-
-_PARTS: dict[Generation, tuple[Callable[[Sizes], str], Callable[[Sizes], str]]] = {
-    Generation.V1: (_conformer_lm, _whole_flow),
-    Generation.V2: (partial(_qwen2_lm, kind="Qwen2LM"), _flow),
-    Generation.V3: (partial(_qwen2_lm, kind="CosyVoice3LM"), _causal_flow),
-}
-"""The yaml's `llm` and `flow`."""
 
 
 def _json(content: Any) -> str:

@@ -205,7 +205,7 @@ def test_before_any_model_loads(run: Run, no_loading: None, line: str | tuple[st
         ("export trtllm --out o", "are for CosyVoice2 only; let vivavoce's own engine speak (in Triton: the model"),
         (
             "train lm folder out --device cpu --init",
-            "is of generation v3; `vivavoce train` is for v2 (CosyVoice2) only",
+            "model: is of generation v3; `vivavoce train` is for v2 (CosyVoice2) only",
         ),
         ("train prepare folder corpus", "is of generation v3; `vivavoce train` is for v2"),
     ],

@@ -51,8 +51,7 @@ class ToBeExtractedError(Exception):
 class VoiceRegistry:
     """All voices of one model, for every caller. Safe between threads.
 
-    A voice that other models made is extracted once more from its recording, if it keeps that, and stored with both
-    models' features; where the store takes nothing, they stay in memory.
+    Of another model's voice that keeps its recording, this one's features are made once and stored beside the others'.
 
     An owner sees its own voices, then the public ones, then the model's; the first of a name is meant, else the one
     that the name stands for. The owner "" stands for the public voices. The last voices are kept in memory, and shared:
@@ -259,37 +258,30 @@ class VoiceRegistry:
         """The voice itself, unless it is known to be of another model: then what this model extracts from it."""
         if not voice.fingerprint or voice.fingerprint == self._fingerprint:
             return voice
-        own = voice.of(self._fingerprint)
-        if own is None and not voice.recording:
+        if (own := voice.of(self._fingerprint)) is not None:
+            return own
+        if not voice.recording:
             raise InvalidRequest(
                 f"voice: {voice.label} was extracted for another model ({excerpt(voice.fingerprint)}, this one is "
                 f"{self._fingerprint!r}); extract it again from its recording"
             )
-        if own is None:
-            key = owner, voice.name, voice.transcript, hashlib.sha256(voice.recording).digest()
-            own = self._extracted.find(key)
-            if own is None and not extract:
-                raise ToBeExtractedError
-            own = own or self._extracted.get(key, partial(self._extract_again, voice, owner))
-        return own
+        key = owner, voice.name, voice.transcript, hashlib.sha256(voice.recording).digest()
+        found = self._extracted.find(key)
+        if found is None and not extract:
+            raise ToBeExtractedError
+        return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
 
     def _extract_again(self, voice: Voice, owner: str) -> Voice:
         """The voice with this model's features, which are stored beside the others' wherever it came from."""
         features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
-        features = changed(features, fingerprint=self._fingerprint)
-        told = {"name": voice.name, "model": self._fingerprint}
+        features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:
-            places = dict.fromkeys((owner, PUBLIC))
-            kept = any(self._store.add_features(voice, features, one, self._quota(one)) for one in places)
-            log.info("voice %(name)r is extracted for model %(model)s, too", {**told, "kept": kept})
+            for place in dict.fromkeys((owner, PUBLIC)):
+                self._store.add_features(voice, features, place, self._quota(place))
         except VivavoceError as error:
-            log.warning(
-                "voice %(name)r is extracted for model %(model)s, but stays in memory only: %(error)s",
-                {**told, "error": error},
-            )
-        own = voice.including(features).of(self._fingerprint)
-        assert own is not None
-        return own
+            told = {"name": voice.name, "error": error}
+            log.warning("voice %(name)r is extracted for this model, but stays in memory only: %(error)s", told)
+        return changed(features, description=voice.description, licence=voice.licence)
 
     def _stored(self, name: str, namespace: str) -> Voice:
         """The stored voice as it stays in memory: with this model's features alone, if it has them."""

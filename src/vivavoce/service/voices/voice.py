@@ -1,8 +1,8 @@
 """A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
 
 Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
-the format's name and its version. A file of version 2 also has the recording (uint8, an audio file's bytes), and the
-features for other models, `1/embedding` and so on. All of it is numbers and strings: reading it runs nothing.
+the format's name and its version. One of version 2 also has files as tensors (uint8): `recording`, which is audio, and
+`other 1` and so on, the voice for other models, of version 1. All is numbers and strings: reading it runs nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAX_SETS = 4
 """Models whose features one voice holds."""
 
 FORMAT = "vivavoce-voice"
-PLAIN, WHOLE = VERSIONS = ("1", "2")
+PLAIN, WHOLE = "1", "2"
 """Of files without a recording and other models' features, which older programs read, too; and of those with them."""
 
 MAX_VOICE_BYTES = 16 * 1024 * 1024
@@ -164,20 +164,18 @@ def encode_voice(voice: Voice) -> bytes:
     """
     for problem in _problems(voice):
         raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
-    arrays = {}
-    for number, one in enumerate((voice, *voice.others)):
-        for key in _TENSORS[:-1]:
-            arrays[_key(number, key)] = np.ascontiguousarray(_array(getattr(one, key)))
-        arrays[_key(number, "prompt_text")] = np.array(one.prompt_text, np.int64)
-    metadata = {"format": FORMAT, "version": PLAIN, **{key: getattr(voice, key) for key in _STRINGS}}
-    if voice.recording or voice.others:
-        arrays["recording"] = np.frombuffer(voice.recording, np.uint8)
-        metadata |= {"version": WHOLE, "others": json.dumps([one.fingerprint for one in voice.others])}
-    return save(arrays, metadata=metadata)
+    arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
+    arrays["prompt_text"] = np.array(voice.prompt_text, np.int64)
+    files = {"recording": voice.recording} if voice.recording else {}
+    for place, one in enumerate(voice.others, 1):
+        files[f"other {place}"] = encode_voice(replace(one, recording=b"", others=()))
+    arrays |= {name: np.frombuffer(content, np.uint8) for name, content in files.items()}
+    version = WHOLE if files else PLAIN
+    return save(arrays, {"format": FORMAT, "version": version, **{key: getattr(voice, key) for key in _STRINGS}})
 
 
-def decode_voice(data: bytes, label: str) -> Voice:
-    """The voice in a file's bytes; `label` begins the message of an error.
+def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
+    """The voice in a file's bytes; `label` begins the message of an error; versions: that are read.
 
     Raises:
         VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
@@ -187,46 +185,28 @@ def decode_voice(data: bytes, label: str) -> Voice:
     metadata = _metadata(_read_header(io.BytesIO(data)))
     if metadata is None:
         raise VoiceStoreError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
-    if metadata["version"] not in VERSIONS:
+    if metadata["version"] not in versions:
         raise VoiceStoreError(
-            f"{label} has format version {excerpt(metadata['version'])}, this program reads {' and '.join(VERSIONS)}; "
+            f"{label} has format version {excerpt(metadata['version'])}, this program reads {' and '.join(versions)}; "
             "update vivavoce"
         )
     try:
         tensors = load(data)
-        fingerprints = json.loads(metadata["others"])
     except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise VoiceStoreError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None
-    try:
-        recording = _plain(tensors.pop("recording", torch.zeros(0, dtype=torch.uint8)), torch.uint8)
-        first, *others = (_taken(tensors, number, fp) for number, fp in enumerate(["", *fingerprints]))
-        if tensors or any(not isinstance(fp, str) for fp in fingerprints):
-            raise ValueError
-    except (LookupError, TypeError, ValueError):
-        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}") from None
-    strings = {key: metadata[key] for key in _STRINGS}
-    whole: dict[str, Any] = {**strings, "recording": recording.numpy().tobytes(), "others": tuple(others)}
-    voice = replace(first, **whole)
+    files = {key: tensors.pop(key) for key in sorted(tensors.keys() - set(_TENSORS))}
+    text_ids = tensors.pop("prompt_text", torch.zeros(()))
+    fits = {*tensors, "prompt_text"} == set(_TENSORS) and text_ids.dtype == torch.int64 and text_ids.dim() == 1
+    if not fits or any(metadata["version"] == PLAIN or one.dtype != torch.uint8 for one in files.values()):
+        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
+    contents = {key: one.numpy().tobytes() for key, one in files.items()}
+    parts: dict[str, Any] = {**tensors, **{key: metadata[key] for key in _STRINGS}}
+    parts["recording"] = contents.pop("recording", b"")
+    parts["others"] = tuple(decode_voice(one, label, (PLAIN,)) for one in contents.values())
+    voice = Voice(**parts, prompt_text=tuple(text_ids.tolist()))
     for problem in _problems(voice):
         raise VoiceStoreError(f"{label} {problem}; {_AGAIN}")
     return voice
-
-
-def _key(number: int, part: str) -> str:
-    return f"{number}/{part}" if number else part
-
-
-def _taken(tensors: dict[str, Tensor], number: int, fingerprint: str) -> Voice:
-    """One model's features, which leave `tensors`; LookupError, ValueError: they are not there, or something else."""
-    own: dict[str, Any] = {key: tensors.pop(_key(number, key)) for key in _TENSORS}
-    text_ids = _plain(own.pop("prompt_text"), torch.int64)
-    return Voice(**own, prompt_text=tuple(text_ids.tolist()), fingerprint=fingerprint)
-
-
-def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.dtype != dtype or tensor.dim() != 1:
-        raise ValueError
-    return tensor
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
@@ -257,8 +237,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
     try:
         metadata = header["__metadata__"]
         known = {key: metadata[key] for key in ("format", "version", *_STRINGS)}
-        known["others"] = metadata.get("others", "[]")
-    except (LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError):
         return None
     is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
     return known if is_voice else None
@@ -266,21 +245,10 @@ def _metadata(header: Any) -> dict[str, str] | None:
 
 def _problems(voice: Voice) -> Iterator[str]:
     """What is wrong with the voice, as predicates of a sentence; each holds only if those before it do not."""
-    for one in (voice, *voice.others):
-        yield from _problems_of_features(one)
     if len(voice.others) >= MAX_SETS:
         yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
     if len(voice.recording) > MAX_RECORDING_BYTES:
         yield f"has a recording of {len(voice.recording)} bytes, more than {MAX_RECORDING_BYTES}"
-    for part in _STRINGS:
-        text: str = getattr(voice, part)
-        if len(text) > MAX_TEXT_CHARS:
-            yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            yield f"has a {part} with half of a surrogate pair"
-
-
-def _problems_of_features(voice: Voice) -> Iterator[str]:
     for part, tensor, dtype, limits in (
         ("embedding", voice.embedding, torch.float32, (MAX_EMBEDDING,)),
         ("speech tokens", voice.speech_tokens, torch.int32, (MAX_SPEECH_TOKENS,)),
@@ -301,6 +269,12 @@ def _problems_of_features(voice: Voice) -> Iterator[str]:
         yield "has token ids outside of 0 … 2147483647"
     if (len(voice.speech_tokens) > 0) != (voice.mel.numel() > 0):
         yield f"has {len(voice.speech_tokens)} speech tokens, but {len(voice.mel)} mel frames"
+    for part in _STRINGS:
+        text: str = getattr(voice, part)
+        if len(text) > MAX_TEXT_CHARS:
+            yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            yield f"has a {part} with half of a surrogate pair"
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
