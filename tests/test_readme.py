@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cards import table
-from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,7 +48,9 @@ def test_speeds_of_cards_are_those_that_are_computed():
 def test_marks_are_those_of_the_vocabulary():
     text = (ROOT / "docs/tags.md").read_text(encoding="utf-8")
     named = re.findall(r"\[[a-z_-]+\](?!\()|</?(?:strong|laughter)>", text)
-    assert set(named) - {"[pause]"} == {token for token in SPECIAL_TOKENS if "|" not in token}
+    known = {token for token in SPECIAL_TOKENS if "|" not in token}
+    assert set(named) - {"[pause]"} - {*PRONUNCIATION_TOKENS} == known
+    assert set(re.findall(r"\[\w+\](?!\()", text)) - {"[pause]"} - known <= {*PRONUNCIATION_TOKENS}
 
 
 def test_commands_exist():

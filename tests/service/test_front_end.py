@@ -238,6 +238,13 @@ def test_a_system_prompt_in_the_text_is_used_as_it_stands_and_never_spoken(third
         assert "".join(text[one.start : one.end] for one in plan) == said
 
 
+@pytest.mark.parametrize("by", list(TextStream))
+def test_a_system_prompt_comes_with_the_first_piece(third, by):
+    arriving = replace(third, card=replace(third.card, text_stream=by))
+    with pytest.raises(InvalidText, match=r"^text: <\|endofprompt\|> came after the first piece; send all"):
+        list(arriving.plan_arriving(["Hello there. ", OWN, "Hi."], FULL))
+
+
 def test_a_transcript_may_bring_its_system_prompt_and_the_text_s_takes_its_place(third):
     """Of zero_shot only, whose transcript is used; behind the mark it is read as any other."""
     assert third.text.normalize(OWN + "I am 5.") == OWN + "I am five."

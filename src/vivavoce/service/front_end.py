@@ -21,7 +21,7 @@ from vivavoce.checkpoint.folder import ModelCard, TextStream
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.engine.request import Arrival, Conditioning, SegmentRequest
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
@@ -101,7 +101,7 @@ class FrontEnd:
         if self._modes.system:
             pieces = iter(pieces)
             system, first = self.text.part(next(pieces, ""))
-            pieces, begin = chain((first,), pieces), len(system)
+            pieces, begin = chain((first,), _unmarked(pieces)), len(system)
             conditioning = self.conditioning(voice, options, system)
         if self.arrival is Arrival.TOKENS:
             yield from self._words(pieces, conditioning, options, begin)
@@ -175,6 +175,13 @@ class FrontEnd:
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed
                 )
                 yield PlannedSegment(request, begin, begin + read)
+
+
+def _unmarked(pieces: Iterable[str]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, str) and END_OF_PROMPT in piece:
+            raise InvalidText(f"text: {END_OF_PROMPT} came after the first piece; send all that it ends in that one")
+        yield piece
 
 
 @dataclass(frozen=True, eq=False)
