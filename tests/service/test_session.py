@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine.engine_helpers import running
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -43,6 +44,28 @@ def by_sentences(synthesizer, babble):
     front_end = load_front_end(babble, synthesizer.front_end.config)
     card = replace(front_end.card, text_stream=TextStream.SENTENCES)
     return Synthesizer(synthesizer.engine, replace(front_end, card=card))
+
+
+def test_a_system_prompt_is_in_no_mark_and_counts_for_nothing(models_v3, babble_v3, voice):
+    """One in the text of CosyVoice3, whole and in pieces, is what the same instruction is."""
+    prompt = "Softly.<|endofprompt|>"
+    with running(models_v3) as engine:
+        third = Synthesizer(engine, load_front_end(babble_v3, models_v3.config))
+        told, plain = (
+            third.speak(prompt + TEXT, voice, SHORT),
+            third.speak(TEXT, voice, replace(SHORT, instruct=prompt)),
+        )
+        spans = [(one.start_character - len(prompt), one.end_character - len(prompt), one.text) for one in told.marks]
+        assert spans == [(one.start_character, one.end_character, one.text) for one in plain.marks]
+        assert abs(told.samples - plain.samples).max() < 1e-2
+        tokens, text = [], third.front_end.text.encode("Hello there, how are you?")
+        for pieces in ([prompt, *PIECES], [prompt + PIECES[0], *PIECES[1:]]):
+            session = third.stream(pieces, voice, SHORT)
+            tokens.append(heard(session)[0])
+            assert session.verdict().text_tokens == len(text)
+            (mark,) = session.marks
+            assert mark.text == "".join(PIECES)
+        assert tokens[0] == tokens[1]
 
 
 def heard(session):

@@ -219,13 +219,15 @@ class _Progress:
             if isinstance(piece, str):  # the front end refuses what is not text
                 self.text += piece
                 if self.arrival is Arrival.TOKENS:
-                    self.spans[:] = [(0, len(self.text))]
+                    self.spans[:] = [(self.spans[0][0] if self.spans else 0, len(self.text))]
             yield piece
 
     def give(self, segment: PlannedSegment) -> None:
         """The engine gets this segment, or, of a text that comes word by word, the next words of the only one."""
         if self.arrival is not Arrival.TOKENS:
             self.spans.append((segment.start, segment.end))
+        else:  # what may stand before it is not spoken
+            self.spans[0] = segment.start, self.spans[0][1]
         self.announced.append(SegmentText(len(self.spans) - 1, segment.start, segment.end))
         self.text_tokens += len(segment.request.text)
 
