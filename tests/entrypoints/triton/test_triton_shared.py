@@ -15,7 +15,7 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.entrypoints.triton.models import backend
 from vivavoce.entrypoints.triton.models.backend import AsyncModel, Inputs
-from vivavoce.entrypoints.triton.models.inner_models import output_length, spoken_tokens
+from vivavoce.entrypoints.triton.models.inner_models import merged_prompt, output_length, spoken_tokens
 from vivavoce.entrypoints.triton.models.speaking import read_request
 from vivavoce.errors import VivavoceError
 
@@ -74,6 +74,13 @@ def segment(length):
 )
 def test_output_length(length, least, most):
     assert output_length(segment(length)) == (least, most)
+
+
+def test_a_prompt_holds_the_system_prompt_the_transcript_and_the_text_in_this_order():
+    vocabulary = MergedVocabulary(900, 6561)
+    voice = Conditioning(torch.zeros(192), (5, 6), (20,), lm_system_text=(7,))
+    ids = merged_prompt(vocabulary, SegmentRequest(voice, text=(8,)))
+    assert ids == (vocabulary.sos, 7, 5, 6, 8, vocabulary.task, vocabulary.speech(20))
 
 
 def test_what_is_speech():
