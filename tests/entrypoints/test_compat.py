@@ -390,7 +390,7 @@ def test_what_cannot_be_done(cosyvoice, error, message, call, tmp_path, monkeypa
 @pytest.mark.parametrize("text", ["", "  ", "……", "!?", iter([""])])
 def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
     assert list(cosyvoice.inference_sft(text, "babble-a")) == []
-    assert "nothing spoken: text: " in caplog.text
+    assert any(message.startswith("nothing spoken: text: ") for message in caplog.messages)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Vocabulary:
     eos: int
     fill: int
     masked_before_minimum: int
-    silent: frozenset[int] = frozenset()
+    silent: tuple[int, ...] = ()
 
     @property
     def has_own_controls(self) -> bool:

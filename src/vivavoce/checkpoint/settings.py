@@ -168,7 +168,7 @@ def vocabulary_of(generation: Generation, num_speech_tokens: int) -> Vocabulary:
     # The official code forbids the first id before the minimum, which is the end in CosyVoice2 only.
     return Vocabulary(
         size, size + 200, sos=size, task=size + 2, eos=size + 1, fill=size + 3, masked_before_minimum=size,
-        silent=frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
+        silent=(1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323),
     )  # fmt: skip
 
 

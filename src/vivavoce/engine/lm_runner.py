@@ -31,7 +31,7 @@ class LMRunner:
         device: torch.device,
         costs: CostModel,
         statistics: Statistics,
-        silent: frozenset[int] = frozenset(),
+        silent: tuple[int, ...] = (),
     ) -> None:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
         self.queue = DeviceQueue(device, urgent=True)

@@ -68,7 +68,7 @@ def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.Monke
 
 
 def test_the_other_generations_go_through_every_command(run: Run, other_babble: Path, recording: Path) -> None:
-    model, first = ("--model", other_babble), other_babble.name == "babble-v1"
+    model, rate = ("--model", other_babble), 22_050 if other_babble.name == "babble-v1" else 24_000
     Path("said.txt").write_text("Hi you.")
     for line in (
         ("voice add me", recording, "--transcript", "some words"),
@@ -83,13 +83,10 @@ def test_the_other_generations_go_through_every_command(run: Run, other_babble: 
     ):
         words = [word for part in line[1:] for word in (part if isinstance(part, list) else [part])]
         result = run(line[0], *words, *model)
-        if first and "offline" in line[0]:
-            assert "the language model of CosyVoice 1 is no Qwen2" in result.error
-        else:
-            assert result.code == 0, (line, result.err)
+        assert result.code == 0, (line, result.err)
     for name in ("whole", "stream", "speaker", "told", "other"):
         audio = decode_audio(Path(f"{name}.wav"))
-        assert audio.sample_rate == (22_050 if first else 24_000)
+        assert audio.sample_rate == rate
         assert len(audio.samples) > 1_000
     assert decode_audio(Path("other.wav")).duration_s == pytest.approx(1.2, abs=0.05)
     assert json.loads(Path("bench.json").read_text())["requests"] == 2

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vivavoce.bench.batches import Job, Samples
 from vivavoce.bench.chunked import Cut, TokenSpeech
-from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import BACKBONE, ModelCard
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.clients.triton.utterance import Utterance
@@ -127,8 +126,7 @@ class BenchModel:
         return cls(folder, choice.variant, models, front_end, tokenizer, registry)
 
     def language_model(self) -> LanguageModel:
-        """The language model, loaded anew; UnsupportedModel: CosyVoice 1's, whose prompts are more than ids."""
-        qwen2_of(self.models.config.lm)
+        """The language model, loaded anew."""
         return build_language_model(self.folder, self.models.device, self.models.dtype, self.variant)
 
     @property

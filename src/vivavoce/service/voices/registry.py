@@ -280,7 +280,9 @@ class VoiceRegistry:
                 self._store.add_features(voice, features, place, self._quota(place))
         except VivavoceError as error:
             told = {"name": voice.name, "error": error}
-            log.warning("voice %(name)r is extracted for this model, but stays in memory only: %(error)s", told)
+            log.warning(
+                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", told
+            )
         return changed(features, description=voice.description, licence=voice.licence)
 
     def _stored(self, name: str, namespace: str) -> Voice:
