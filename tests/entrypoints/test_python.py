@@ -344,7 +344,10 @@ async def test_a_task_that_is_cancelled_frees_its_slots_and_its_source(tts):
 
 
 @pytest.mark.parametrize("ended_by", ["another thread", "Ctrl-C", "another thread, of many"])
-def test_speak_can_be_given_up(tts, ended_by):
+def test_speak_can_be_given_up(tts, ended_by, request):
+    # A runner in the background may have SIGINT ignored, which this process has inherited then.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     cancel = threading.Event()
 
     def end():
