@@ -60,7 +60,7 @@ def test_alone_and_in_company(models, alone):
     chance = random.Random(1)
     with running(models) as engine:
         company = []
-        for seed in range(4):
+        for seed in range(31):
             part = segment(chance.randint(2, 125), seed=seed, voice=chance.choice((PROMPTED, OTHER, MUTE)))
             company.append(engine.submit(chance.choice((offline(part), stream(part, policy=OFFICIAL)))))
         handles = {name: engine.submit(request) for name, request in WATCHED.items()}
