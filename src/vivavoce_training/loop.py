@@ -176,7 +176,7 @@ def train(
 
     part: name of the log, the curves and the state in `folder` (`part.state.pt`); device: graphs are used on "cuda";
     validate: plain measurements, called now and then outside of the graphs with the modules in eval mode. Returns the
-    averages of the step's first module on the CPU, float32 by name.
+    averages of the step's first module on the CPU, float32 by name. InvalidRequest: the state is of another model.
     """
     record, average = Record(folder, part), Average(next(iter(body.modules.values())))
     state_file = folder / f"{part}.state.pt"
@@ -283,9 +283,12 @@ def _save(path: Path, step: int, seconds: float, body: TrainingStep, average: Av
 
 def _restore(path: Path, body: TrainingStep, average: Average, device: torch.device) -> tuple[int, float]:
     state = torch.load(path, map_location=device, weights_only=True)
-    for name, optimizer in body.optimizers.items():
-        optimizer.load_state_dict(state["optimizers"][name])
-    for name, module in body.modules.items():
-        module.load_state_dict(state["modules"][name])
-    average.load_state_dict(state["average"])
+    try:
+        for name, optimizer in body.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, module in body.modules.items():
+            module.load_state_dict(state["modules"][name])
+        average.load_state_dict(state["average"])
+    except (KeyError, RuntimeError, ValueError):
+        raise InvalidRequest(f"out: {path} is of a model of other sizes; name a new folder") from None
     return int(state["step"]), float(state["seconds"])

@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 class Toy(TrainingStep):
     """Fits y = sum of x."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 4) -> None:
         torch.manual_seed(0)
-        model = nn.Linear(4, 1)
-        self.x, self.modules = torch.randn(64, 4), {"toy": model}
+        model = nn.Linear(width, 1)
+        self.x, self.modules = torch.randn(64, width), {"toy": model}
         self.optimizers = {"toy": Optimizer(model.parameters(), Recipe(0.05, warmup_steps=5))}
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
@@ -50,6 +50,12 @@ def test_pieces_make_the_whole(tmp_path: Path) -> None:
     continued = learn(tmp_path / "pieces", Budget(steps=60))  # the budget is spent: nothing changes
     for name, tensor in whole.items():
         assert torch.equal(tensor, continued[name])
+
+
+def test_another_model_does_not_go_on_from_the_state(tmp_path: Path) -> None:
+    learn(tmp_path, Budget(steps=2))
+    with pytest.raises(InvalidRequest, match=r"toy\.state\.pt is of a model of other sizes; name a new folder"):
+        train("toy", Toy(width=5), Budget(steps=4), tmp_path, device=CPU)
 
 
 def test_the_schedule_rises_and_falls() -> None:
