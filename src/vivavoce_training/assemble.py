@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS
+from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, detect_generation, speech_tokenizer_of
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.samples import Audio
@@ -41,21 +41,22 @@ VOICES: dict[str, tuple[Speaker, str]] = {
 """Stored voices by the name of their style: who speaks, and what the recording says."""
 
 
-def assemble(parts: Path, folder: Path, record: Record) -> Path:
+def assemble(parts: Path, folder: Path, record: Record, settings: Path = MINI) -> Path:
     """Copy the parts and everything that is not learned to `folder`, and make the stored voices there.
 
     parts: folder with the five files that the trainings wrote; folder: of the checkpoint, files of the same names are
-    replaced; record: speaks what the stored voices are taken from. InvalidRequest: a part is missing; nothing is
-    written then.
+    replaced; record: speaks what the stored voices are taken from; settings: folder of what is not learned, whose
+    generation the checkpoint is of. InvalidRequest: a part is missing; nothing is written then.
     """
     missing = [name for name in PARTS if not (parts / name).is_file()]
     if missing:
         raise InvalidRequest(f"parts: {', '.join(missing)} is missing in {str(parts)!r}; train it, or copy it there")
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(MINI, folder, dirs_exist_ok=True)
+    shutil.copytree(settings, folder, dirs_exist_ok=True)
     shutil.copyfile(NOTICE, folder / NOTICE.name)
+    named = {SPEECH_TOKENIZER: speech_tokenizer_of(detect_generation(settings))}
     for name in PARTS:
-        shutil.copyfile(parts / name, folder / name)
+        shutil.copyfile(parts / name, folder / named.get(name, name))
     extractor = load_front_end(folder).extractor
     entries = {}
     for name, (speaker, text) in VOICES.items():

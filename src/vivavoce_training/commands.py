@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group, shared
-from vivavoce.errors import InvalidRequest, UnsupportedModel
+from vivavoce.errors import InvalidRequest
 from vivavoce_training.record import log
 
 if TYPE_CHECKING:
     import torch
 
-    from vivavoce.checkpoint.config import ModelConfig
     from vivavoce_training.data.store import Corpus
     from vivavoce_training.loop import Budget
     from vivavoce_training.testset import Record
@@ -43,6 +42,7 @@ app = group(
 _FLITE = "Folder with flite's libraries; else VIVAVOCE_FLITE, else the system's."
 _WORDNET = "Folder with WordNet's data files; else VIVAVOCE_WORDNET, else the system's."
 _INIT = "Start from this model, a name or a folder; sizes and tokenizer are its own.  [default: from scratch]"
+_SETTINGS = "Of a model from scratch: folder with its yaml, CosyVoice-BlankEN and card.  [default: mini's]"
 FliteFolder = Annotated[Path | None, shared(_FLITE, "FOLDER", "--flite")]
 WordNetFolder = Annotated[Path | None, shared(_WORDNET, "FOLDER", "--wordnet")]
 Device = Annotated[str, shared("auto, cuda, cuda:1 or cpu.", "NAME", "--device")]
@@ -54,6 +54,7 @@ Hours = Annotated[float, shared("How much of the corpus to learn from.", "NUMBER
 Others = Annotated[
     Path | None, shared("A corpus of other speakers to measure by; it gets the same file.", "FOLDER", "--others")
 ]
+Settings = Annotated[Path | None, shared(_SETTINGS, "FOLDER", "--settings")]
 _CORPUS = argument("Folder of the corpus.", "CORPUS", default=REQUIRED)
 _OUT = argument("Folder for weights, logs, curves and the state to go on from.", "OUT", default=REQUIRED)
 _SCHEDULE = "Training time of the whole schedule."
@@ -68,6 +69,7 @@ class Training:
     seconds: float | None = flag("Length of the whole training, pieces together.", "NUMBER")
     steps: int | None = flag("Length of the whole training in steps.", "NUMBER")
     piece_seconds: float | None = flag("End this piece earlier; the next call goes on.", "NUMBER")
+    settings: Settings = None
     device: Device = "cuda"
     seed: Seed = 0
 
@@ -111,31 +113,32 @@ def lm(
     import torch
 
     from vivavoce.checkpoint.config import qwen2_of
-    from vivavoce.checkpoint.folder import BACKBONE
+    from vivavoce.models.generations import NETWORKS
     from vivavoce.models.lm.qwen2 import SpeechLM
-    from vivavoce.service.text.tokenizer import TextTokenizer
     from vivavoce_training.lm import LMRecipe, build_rows, train_lm
     from vivavoce_training.loop import Recipe
-    from vivavoce_training.weights import MINI, load_part, save_part
+    from vivavoce_training.start import sizes_of, text_ids
+    from vivavoce_training.weights import load_part, save_part
 
     started = time.monotonic()
     on, folder = _device(training.device), None if init is None else _folder(init)
     source, seed, out = _corpus(training.corpus), training.seed, training.out
-    config = qwen2_of(_config(folder).lm)
-    tokenizer = TextTokenizer.from_folder((folder or MINI) / BACKBONE)
-    rows = build_rows(source, tokenizer.encode, config, LENGTHS, sequences, seed)
-    held = build_rows(source, tokenizer.encode, config, LENGTHS, max(64, sequences // 100), seed, validation=True)
+    place, sizes = sizes_of(folder, training.settings)
+    config, part = qwen2_of(sizes.lm), NETWORKS[sizes.generation]["lm"]
+    encode, system = text_ids(place, sizes)
+    draw = partial(build_rows, source, encode, config, LENGTHS, seed=seed, system=system)
+    rows, held = draw(sequences), draw(max(64, sequences // 100), validation=True)
     log.info("lm: %s sequences in %.0f s", [len(one) for one in rows], time.monotonic() - started)
     model = SpeechLM(config)
     if folder:
-        load_part(model, folder, "llm")
+        load_part(model, folder, part)
     else:
         torch.manual_seed(seed)
-        for table in (model.text_embedding, model.speech_embedding, model.control_embedding):
+        for table in (one for one in model.modules() if isinstance(one, torch.nn.Embedding)):
             torch.nn.init.normal_(table.weight, std=0.02)
     recipe = LMRecipe(Recipe(rate, warmup_steps=500, weight_decay=0.05), positions_per_step=positions, dropout=dropout)
     state = train_lm(model, rows, held, training.budget, out, device=on, recipe=recipe, seed=seed)
-    save_part(out / "llm.pt", state)
+    save_part(out, state, part)
 
 
 @command(app, "vivavoce train flow corpus tuned --init CosyVoice2-0.5B --rate 1e-5 --steps 2000 --batch 0.25")
@@ -149,23 +152,26 @@ def flow(
     import torch
 
     from vivavoce.models.flow.model import Flow
+    from vivavoce.models.generations import NETWORKS
     from vivavoce_training.flow import FlowRecipe, SpeakerMajor, start_at_mean, train_flow
     from vivavoce_training.loop import Recipe
+    from vivavoce_training.start import sizes_of
     from vivavoce_training.weights import load_part, save_part
 
     on, out, folder = _device(training.device), training.out, None if init is None else _folder(init)
-    config = _config(folder)
+    _, config = sizes_of(folder, training.settings)
+    part = NETWORKS[config.generation]["flow"]
     speech = SpeakerMajor.load(_corpus(training.corpus), config.mel, on)
     torch.manual_seed(training.seed)
     model = Flow(config.flow).to(on)
     if folder:
-        load_part(model, folder, "flow")
+        load_part(model, folder, part)
     else:
         start_at_mean(model, speech)
     windows = tuple((size, max(1, round(count * batch))) for size, count in FlowRecipe().windows)
     recipe = FlowRecipe(Recipe(rate, warmup_steps=500), windows=windows)
     state = train_flow(model, speech, training.budget, out, device=on, recipe=recipe, seed=training.seed)
-    save_part(out / "flow.pt", state)
+    save_part(out, state, part)
 
 
 @command(app, "vivavoce train vocoder corpus tuned --init CosyVoice2-0.5B --steps 5000")
@@ -180,6 +186,7 @@ def vocoder(
     """Train the vocoder on a corpus."""
     import torch
 
+    from vivavoce_training.start import sizes_of
     from vivavoce_training.vocoder.run import train_vocoder
 
     on = _device(training.device)
@@ -188,7 +195,7 @@ def vocoder(
         torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision("high")
     start = None if init is None else Path(init) if Path(init).is_file() else _folder(init)
-    config = _config(start if start is not None and start.is_dir() else None)
+    _, config = sizes_of(start if start is not None and start.is_dir() else None, training.settings)
     _corpus(training.corpus)
     with _mendable():
         train_vocoder(
@@ -356,12 +363,15 @@ def encode(
 def assemble(
     parts: Path = argument("Folder with llm.pt, flow.pt, hift.pt and the two .onnx files.", "PARTS", default=REQUIRED),
     folder: Path = argument("Where the model goes.", "FOLDER", default=REQUIRED),
+    settings: Settings = None,
     flite: FliteFolder = None,
 ) -> None:
     """Make a model folder of trained parts, with stored voices that flite speaks."""
     from vivavoce_training.assemble import assemble as assemble_folder
+    from vivavoce_training.start import sizes_of
 
-    assemble_folder(parts, folder, _recorder(flite))
+    place, _ = sizes_of(None, settings)
+    assemble_folder(parts, folder, _recorder(flite), place)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     log.info("%s: %.2f MB", folder, size / 1e6)
 
@@ -419,24 +429,11 @@ def _device(name: str) -> torch.device:
 
 
 def _folder(model: str | Path) -> Path:
-    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: another generation's."""
-    from vivavoce.checkpoint.config import Generation
-    from vivavoce.checkpoint.folder import detect_generation
+    """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
     from vivavoce.service.model_choice import model_folder
+    from vivavoce_training.start import trainable
 
-    folder = model_folder(model)
-    if (generation := detect_generation(folder)) is not Generation.V2:
-        raise UnsupportedModel(
-            f"model: is of generation {generation.value}; `vivavoce train` is for v2 (CosyVoice2) only"
-        )
-    return folder
-
-
-def _config(folder: Path | None) -> ModelConfig:
-    """Sizes of a model, or of the mini model if there is none to start from."""
-    from vivavoce_training.weights import checkpoint_config, mini_config
-
-    return mini_config() if folder is None else checkpoint_config(folder)
+    return trainable(model_folder(model))
 
 
 def _corpus(folder: Path) -> Corpus:

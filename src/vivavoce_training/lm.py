@@ -5,6 +5,8 @@ Two layouts, as CosyVoice2 trains them (arXiv:2412.10117, section 2.2):
     whole text    [start] text … [task] speech … → … [end]
     text arriving [start] 5 text, 15 speech → fill, 5 text, 15 speech → fill, … rest of text [task] rest … → end
 
+CosyVoice3's rows have a system prompt behind [start], in both layouts as a whole.
+
 Most rows join utterances of one speaker, because that is what cloning asks for: the transcript of a recording and the
 text in one piece, the recording's tokens, and then what follows from them.
 """
@@ -83,16 +85,20 @@ def validation_texts(texts: Sequence[str]) -> frozenset[str]:
     return frozenset(distinct[: max(len(distinct) // 200, min(8, len(distinct) // 10))])
 
 
-def whole_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of each position, the whole text before the speech."""
+def whole_text(
+    text: Sequence[int], speech: Sequence[int], config: LMConfig, system: Sequence[int] = ()
+) -> list[tuple[int, int, int]]:
+    """(kind, id, target) of each position, the whole text before the speech; system: ids of the system prompt."""
     vocabulary = config.vocabulary
     row = [(CONTROL, vocabulary.sos, IGNORED)]
-    row += [(TEXT, token, IGNORED) for token in text]
+    row += [(TEXT, token, IGNORED) for token in (*system, *text)]
     return row + _speech([(CONTROL, vocabulary.task)], speech, vocabulary.eos)
 
 
-def arriving_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) -> list[tuple[int, int, int]]:
-    """(kind, id, target) of each position, the text in blocks between blocks of speech.
+def arriving_text(
+    text: Sequence[int], speech: Sequence[int], config: LMConfig, system: Sequence[int] = ()
+) -> list[tuple[int, int, int]]:
+    """(kind, id, target) of each position, the text in blocks between blocks of speech; system: as in `whole_text`.
 
     Raises:
         ValueError: the speech is too short for the blocks.
@@ -101,7 +107,7 @@ def arriving_text(text: Sequence[int], speech: Sequence[int], config: LMConfig) 
     blocks = len(text) // few
     if len(speech) < blocks * many:
         raise ValueError(f"{len(speech)} speech tokens are fewer than {blocks} blocks of {many}")
-    row = [(CONTROL, vocabulary.sos, IGNORED)]
+    row = [(CONTROL, vocabulary.sos, IGNORED), *((TEXT, token, IGNORED) for token in system)]
     for block in range(blocks):
         *first, last = text[block * few : (block + 1) * few]
         row += [(TEXT, token, IGNORED) for token in first]
@@ -125,11 +131,12 @@ def build_rows(
     seed: int,
     mix: Mix = Mix(),
     validation: bool = False,
+    system: Sequence[int] = (),
 ) -> list[Rows]:
     """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
 
     A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
-    that is too small to keep any text for validation there are no rows for it.
+    that is too small to keep any text for validation there are no rows for it. system: ids of the system prompt.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
@@ -141,15 +148,16 @@ def build_rows(
     for number in chosen:
         by_speaker.setdefault(int(corpus.speaker[number]), []).append(number)
     filed: list[list[list[tuple[int, int, int]]]] = [[] for _ in lengths]
+    room = max(lengths) - 2 - len(system)
     for _ in range(count):
         utterances = [rng.choice(chosen)]
         if rng.random() < mix.joined:
             others = by_speaker[int(corpus.speaker[utterances[0]])]
             utterances += rng.choices(others, k=rng.randint(1, mix.most - 1))
         arriving = rng.random() < mix.arriving
-        text, speech = _joined(corpus, tokens, utterances, encode, mix, rng, max(lengths) - 2)
+        text, speech = _joined(corpus, tokens, utterances, encode, mix, rng, room)
         ready = arriving and len(speech) >= len(text) // config.mix_text * config.mix_speech
-        row = (arriving_text if ready else whole_text)(text, speech, config)
+        row = (arriving_text if ready else whole_text)(text, speech, config, system)
         place = next((place for place, length in enumerate(lengths) if len(row) <= length), None)
         if place is not None:
             filed[place].append(row)
@@ -309,7 +317,7 @@ def _logits(lm: SpeechLM, kinds: Tensor, ids: Tensor) -> Tensor:
         # Each table is asked for every id, also for those of the other kinds.
         text, speech, control = (
             table(ids.clamp(max=table.num_embeddings - 1))
-            for table in (lm.text_embedding, lm.speech_embedding, lm.control_embedding)
+            for table in (lm.text_embedding, lm.speech_embedding, lm.control_rows)
         )
         hidden = lm(torch.where(kinds == TEXT, text, torch.where(kinds == SPEECH, speech, control)))
         logits: Tensor = lm.speech_head(hidden)

@@ -18,6 +18,7 @@ from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.resample import resample_sinc
 from vivavoce.service.audio.samples import Audio, check_reference
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
+from vivavoce.service.text.tokenizer import END_OF_PROMPT
 from vivavoce_training.data.store import (
     MELS_PER_TOKEN,
     SAMPLE_RATE,
@@ -77,7 +78,7 @@ def prepare(recordings: Sequence[Recording], model: Path, folder: Path) -> tuple
         for audio, speaker in recordings:
             try:
                 # A text that has nothing to say is found here, before the work.
-                text = " ".join(front_end.text.segments(_transcript(audio.with_suffix(".txt"))))
+                text = " ".join(front_end.text.segments(_transcript(audio.with_suffix(".txt"), front_end)))
                 utterance, own_tokens, embedding = _heard(audio, front_end)
             except (InvalidAudio, InvalidText) as error:
                 skipped.append(Skipped(audio, str(error)))
@@ -114,11 +115,14 @@ def _heard(path: Path, front_end: ModelFrontEnd) -> tuple[Utterance, NDArray[np.
     return utterance, tokens[:count], front_end.extractor.embedding(audio).numpy().astype(np.float16)
 
 
-def _transcript(path: Path) -> str:
-    """The text on one line; InvalidText: missing, or not UTF-8."""
+def _transcript(path: Path, front_end: ModelFrontEnd) -> str:
+    """The text on one line; InvalidText: missing, not UTF-8, or with a system prompt of its own."""
     try:
-        return " ".join(path.read_text(encoding="utf-8-sig").split())
+        text = " ".join(path.read_text(encoding="utf-8-sig").split())
     except FileNotFoundError:
         raise InvalidText(f"transcript: {path.name} is missing; write down what the recording says") from None
     except UnicodeDecodeError:
         raise InvalidText(f"transcript: {path.name} is not UTF-8; save it as UTF-8 text") from None
+    if front_end.text.part(text)[0]:
+        raise InvalidText(f"transcript: {path.name} holds {END_OF_PROMPT}; write down only what the recording says")
+    return text

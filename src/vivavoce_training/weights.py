@@ -11,32 +11,26 @@ from torch import Tensor, nn
 from vivavoce.checkpoint.config import Generation, ModelConfig
 from vivavoce.checkpoint.folder import speech_tokenizer_of
 from vivavoce.checkpoint.settings import read_config
-from vivavoce.checkpoint.weights import (
-    FLOW_NAMES,
-    LM_NAMES,
-    VOCODER_NAMES,
-    find_part,
-    fold_weight_norm,
-    load_into,
-    read_tensors,
-)
+from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
 from vivavoce.files import replacing
+from vivavoce.models.generations import NetworkPart
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
 MINI = Path(__file__).parent / "mini"
 """Everything of the mini model's folder that is not learned."""
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
+"""What is learned; CosyVoice3's has another name and the same interface."""
 MINI_UP_BLOCKS = 2
 """Conformer blocks after the upsampling; in a checkpoint the flow's parameter names tell."""
-_NAMES = {"llm": LM_NAMES, "flow": FLOW_NAMES, "hift": VOCODER_NAMES}
 _WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")
 """What the official vocoder keeps as plain weights."""
 _NORM = ".parametrizations.weight.original"
 
 
-def mini_config() -> ModelConfig:
-    """Sizes of the mini model."""
-    return read_config(MINI, [f"encoder.up_encoders.{block}.norm_ff.weight" for block in range(MINI_UP_BLOCKS)])
+def new_config(settings: Path = MINI) -> ModelConfig:
+    """Sizes of a model without weights, by its settings files; errors as in `read_config`."""
+    return read_config(settings, [f"encoder.up_encoders.{block}.norm_ff.weight" for block in range(MINI_UP_BLOCKS)])
 
 
 def checkpoint_config(folder: Path) -> ModelConfig:
@@ -44,25 +38,25 @@ def checkpoint_config(folder: Path) -> ModelConfig:
     return read_config(folder, read_tensors(find_part(folder, "flow")))
 
 
-def load_part(module: nn.Module, place: Path, part: str) -> None:
-    """Give a module the weights of a part (llm, flow, hift), in float32; place: its file, or a checkpoint's folder.
+def load_part(module: nn.Module, place: Path, part: NetworkPart) -> None:
+    """Give a module a part's weights, in float32; place: the part's file, or a checkpoint's folder.
 
     CheckpointError: unreadable, or of another size.
     """
-    path = find_part(place, part) if place.is_dir() else place
-    state = read_tensors(path)
-    load_into(module, fold_weight_norm(state) if part == "hift" else state, _NAMES[part], path.name, torch.float32)
+    path = find_part(place, part.part) if place.is_dir() else place
+    load_into(module, part.state(read_tensors(path)), part.names, path.name, torch.float32)
 
 
-def save_part(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write `llm.pt`, `flow.pt` or `hift.pt`: readers see the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    official = official_state(path.stem, state)
+def save_part(folder: Path, state: Mapping[str, Tensor], part: NetworkPart) -> Path:
+    """Write `llm.pt`, `flow.pt` or `hift.pt`, whose path is returned: readers see the old file or the whole new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, official = folder / f"{part.part}.pt", official_state(state, part)
     with replacing(path) as file:
         torch.save(official, file)
+    return path
 
 
-def official_state(part: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, Tensor]:
     """Official names and form of our parameters, float16: at these sizes no weight overflows.
 
     A vocoder's convolution becomes weight norm's pair: original1 is the weight itself, original0 its norm over all
@@ -70,8 +64,8 @@ def official_state(part: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     official: dict[str, Tensor] = {}
     for own, tensor in state.items():
-        name, half = _NAMES[part].to_official(own), tensor.detach().to("cpu", torch.float16).contiguous()
-        if part == "hift" and tensor.dim() == 3 and not own.startswith(_WITHOUT_WEIGHT_NORM):
+        name, half = part.names.to_official(own), tensor.detach().to("cpu", torch.float16).contiguous()
+        if part.part == "hift" and tensor.dim() == 3 and not own.startswith(_WITHOUT_WEIGHT_NORM):
             stem = name.removesuffix(".weight") + _NORM
             official[stem + "0"] = torch.linalg.vector_norm(half.float(), dim=(1, 2), keepdim=True)
             official[stem + "1"] = half
@@ -85,7 +79,7 @@ FIRST_MAGNITUDE = -3.0
 FIRST_PITCH_HZ = 100.0
 
 
-def initialise(model: HiFT) -> None:
+def initialise(model: HiFT | CausalHiFT) -> None:
     """Start from PyTorch's usual weights, a soft output, and a pitch predictor whose outputs count in hundreds."""
     bins = model.config.n_fft // 2 + 1
     with torch.no_grad():

@@ -234,7 +234,7 @@ def test_vocoder_together_and_alone(checkpoint):
     lengths = torch.tensor([13, 9])
     # Phases are sums of pitches: the last bit of a pitch shows in the waveform, so the pitch is compared by itself.
     f0 = vocoder.f0(mel, lengths)
-    source = vocoder.source(f0, torch.randn(2, *vocoder.noise_shape(13), generator=generator))
+    source = vocoder.source(f0, torch.randn(2, 13 * vocoder.config.samples_per_frame, 1, generator=generator))
     waves = vocoder.decode(mel, source, lengths)
     for row, frames in enumerate(lengths.tolist()):
         one, samples = mel[row : row + 1, :, :frames], frames * vocoder.config.samples_per_frame

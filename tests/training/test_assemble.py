@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vivavoce.checkpoint.folder import SPEAKERS
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import SPEAKERS, speech_tokenizer_of
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.errors import InvalidRequest
 from vivavoce.evaluate.cases import read_audio_table, read_seed_tts_list
@@ -18,7 +19,7 @@ from vivavoce_training.assemble import NOTICE, PARTS, VOICES, assemble
 from vivavoce_training.data.speakers import test_speakers as held_out_speakers
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.testset import PROMPTS, write_test_set
-from vivavoce_training.weights import MINI
+from vivavoce_training.weights import MINI, SPEECH_TOKENIZER
 
 RECORDING = Path(__file__).parents[1] / "data" / "parity" / "wavs" / "zero_shot_prompt.wav"
 
@@ -73,6 +74,16 @@ def test_stored_voices_are_zero_shot_prompts(assembled: Path) -> None:
         assert tokens.equal(prompt.flow_speech_tokens)
         assert len(tokens) == 87 - 10 * (place + 1)  # 3.48 s, and 0.4 s less each time
         assert prompt.mel.shape == (2 * len(tokens), 80)
+
+
+def test_settings_of_another_generation_name_the_tokenizer(tmp_path: Path) -> None:
+    settings = MINI.with_name("mini3")
+    folder = assemble(model_folder("mini"), tmp_path / "new", Recorder(), settings)
+    assert {path.name for path in settings.iterdir()} < {path.name for path in folder.iterdir()}
+    assert not [name for name in ("cosyvoice2.yaml", SPEECH_TOKENIZER) if (folder / name).exists()]
+    own, name = model_folder("mini") / SPEECH_TOKENIZER, speech_tokenizer_of(Generation.V3)
+    assert (folder / name).read_bytes() == own.read_bytes()
+    assert list(read_spk2info(folder / SPEAKERS)) == list(VOICES)
 
 
 def test_everyone_may_read_the_voices(assembled: Path) -> None:

@@ -16,6 +16,7 @@ from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.flow.model import Flow
+from vivavoce.models.generations import NETWORKS
 from vivavoce.service.audio.encode import write_audio
 from vivavoce.service.front_end import load_front_end
 from vivavoce_training.commands import pack, prepare_recordings
@@ -123,6 +124,15 @@ def test_nothing_usable_leaves_no_corpus(babble: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "corpus").iterdir()) == []
 
 
+def test_a_transcript_with_a_system_prompt_of_its_own_is_left_out(
+    recordings: Path, babble_v3: Path, tmp_path: Path
+) -> None:
+    add(recordings, "told", hum(1.0), b"Speak fast.<|endofprompt|>Hello.")
+    corpus, skipped = prepare(find_recordings(recordings), babble_v3, tmp_path / "corpus")
+    assert corpus.texts == ["I have two cats. And a dog.", "Good morning.", "Hello there!", "Nobody's folder."]
+    assert [(one.audio.name, "holds <|endofprompt|>" in one.reason) for one in skipped] == [("told.wav", True)]
+
+
 def test_no_audio_files(tmp_path: Path) -> None:
     (tmp_path / "only.txt").write_text("words")
     with pytest.raises(InvalidRequest, match=r"holds no audio file; put name\.wav and name\.txt there"):
@@ -143,11 +153,11 @@ def test_the_command_reports(recordings: Path, babble: Path, tmp_path: Path, cap
     assert "4 recordings, 0.00 h, 3 speakers" in caplog.text
 
 
-@pytest.fixture
-def checkpoint(babble: Path, tmp_path: Path) -> Path:
+@pytest.fixture(params=["babble", "babble_v3"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Babble, its flow as safetensors too, and with what official folders hold besides."""
     folder = tmp_path / "old"
-    shutil.copytree(babble, folder)
+    shutil.copytree(request.getfixturevalue(request.param), folder)
     save_file(read_tensors(folder / "flow.pt"), folder / "flow.safetensors")
     for other in ("flow.cache.pt", "flow.decoder.estimator.fp32.onnx", "flow.encoder.fp16.zip", "llm.rl.pt"):
         (folder / other).write_bytes(b"of the old weights")
@@ -155,10 +165,15 @@ def checkpoint(babble: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def models(checkpoint: Path) -> Models:
+    return build_models(checkpoint, torch.device("cpu"))
+
+
+@pytest.fixture
 def parts(models: Models, tmp_path: Path) -> Path:
     """A flow whose weights are all halved."""
     halved = {name: tensor / 2 for name, tensor in models.flow.state_dict().items()}
-    save_part(tmp_path / "parts" / "flow.pt", halved)
+    save_part(tmp_path / "parts", halved, NETWORKS[models.config.generation]["flow"])
     (tmp_path / "parts" / "flow.state.pt").write_bytes(b"to continue from")
     return tmp_path / "parts"
 
@@ -168,7 +183,7 @@ def test_tuned_parts_replace_all_forms_of_the_old_ones(checkpoint: Path, parts: 
     assert find_part(tmp_path / "new", "flow").read_bytes() == (parts / "flow.pt").read_bytes()
     left = {path.name for path in checkpoint.iterdir()} - {path.name for path in (tmp_path / "new").iterdir()}
     assert left == {"flow.safetensors", "flow.cache.pt", "flow.decoder.estimator.fp32.onnx", "flow.encoder.fp16.zip"}
-    for same in ("llm.pt", "hift.pt", "llm.rl.pt", "spk2info.pt", "cosyvoice2.yaml", "CosyVoice-BlankEN/vocab.json"):
+    for same in ("llm.pt", "hift.pt", "llm.rl.pt", "spk2info.pt", "CosyVoice-BlankEN/vocab.json"):
         assert (tmp_path / "new" / same).read_bytes() == (checkpoint / same).read_bytes()
 
 
@@ -184,7 +199,7 @@ def test_what_was_packed_is_what_runs(checkpoint: Path, parts: Path, models: Mod
     for name, tensor in models.flow.state_dict().items():
         torch.testing.assert_close(packed.flow.state_dict()[name], tensor / 2, rtol=1e-3, atol=1e-6)
     again = Flow(models.config.flow)
-    load_part(again, tmp_path / "new", "flow")
+    load_part(again, tmp_path / "new", NETWORKS[models.config.generation]["flow"])
     torch.testing.assert_close(again.state_dict(), packed.flow.state_dict())
 
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_corpus, write_tones
+from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.checkpoint.weights import read_tensors
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import Flow
+from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
-from vivavoce.models.lm.qwen2 import SpeechLM
-from vivavoce_training.commands import Training, flow, lm
+from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.service.front_end import load_front_end
+from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.voices.voice import Voice
+from vivavoce_training.commands import Training, app, flow, lm, pack
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean
 from vivavoce_training.lm import (
@@ -32,18 +39,36 @@ from vivavoce_training.lm import (
     LMStep,
     Mix,
     Rows,
+    _logits,
+    _padded,
     arriving_text,
     build_rows,
     validation_texts,
     whole_text,
     with_noise,
 )
-from vivavoce_training.weights import mini_config
+from vivavoce_training.start import sizes_of, text_ids
+from vivavoce_training.weights import MINI, load_part, new_config
 
 CPU = torch.device("cpu")
 
-CONFIG = mini_config().lm
-EOS, FILL = CONFIG.vocabulary.eos, CONFIG.vocabulary.fill
+CONFIG = qwen2_of(new_config().lm)
+EOS = CONFIG.vocabulary.eos
+MINI3 = MINI.with_name("mini3")
+CONFIG3 = qwen2_of(new_config(MINI3).lm)
+
+
+@pytest.fixture(params=["babble", "babble_v3"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
+@pytest.fixture(params=["models", "models_v3"])
+def each(request: pytest.FixtureRequest) -> Models:
+    """Networks of each generation."""
+    networks: Models = request.getfixturevalue(request.param)
+    return networks
 
 
 @pytest.fixture
@@ -81,11 +106,25 @@ def test_whole_text() -> None:
     ]
 
 
-def test_arriving_text_is_what_a_stream_feeds() -> None:
+def test_a_system_prompt_stands_before_the_text() -> None:
+    row = whole_text([7], [1, 2], CONFIG3, system=[5, 6])
+    assert row == [
+        (CONTROL, 6561, IGNORED),
+        (TEXT, 5, IGNORED),
+        (TEXT, 6, IGNORED),
+        (TEXT, 7, IGNORED),
+        (CONTROL, 6563, 1),
+        (SPEECH, 1, 2),
+        (SPEECH, 2, 6562),
+    ]
+
+
+@pytest.mark.parametrize(("config", "system"), [(CONFIG, ()), (CONFIG3, (1, 2, 3))])
+def test_arriving_text_is_what_a_stream_feeds(config: LMConfig, system: tuple[int, ...]) -> None:
     """The interleaver of the engine walks through the sequence and finds its own rows in it."""
     text, speech = list(range(20, 32)), list(range(100, 140))
-    row = arriving_text(text, speech, CONFIG)
-    interleaver = TextInterleaver(CONFIG.vocabulary, (CONFIG.mix_text, CONFIG.mix_speech))
+    row = arriving_text(text, speech, config, system)
+    interleaver = TextInterleaver(config.vocabulary, (config.mix_text, config.mix_speech), system_text=system)
     interleaver.push(text)
     kinds = {RowKind.CONTROL: CONTROL, RowKind.TEXT: TEXT, RowKind.SPEECH: SPEECH}
     fed: list[Row] = []
@@ -131,6 +170,32 @@ def test_rows_hold_whole_utterances_of_one_speaker(corpus: Corpus) -> None:
             assert targets[kinds == SPEECH][-1] == EOS
             assert (targets[kinds == PAD] == IGNORED).all()
     assert joined > 100
+
+
+def test_every_row_begins_with_the_system_prompt_and_holds_it_once(corpus: Corpus) -> None:
+    for one in build_rows(corpus, encode, CONFIG3, (40, 120), 100, seed=1, system=(400, 401)):
+        assert len(one)
+        assert (one.ids[:, 1:3] == (400, 401)).all()
+        assert ((one.ids >= 400) & (one.kinds == TEXT)).sum() == 2 * len(one)
+
+
+def test_the_prompt_and_the_ids_are_those_that_speech_is_asked_for_with(checkpoint: Path) -> None:
+    front_end = load_front_end(checkpoint)
+    conditioning = front_end.conditioning(Voice(torch.zeros(192), ""))
+    encode, system = text_ids(checkpoint, front_end.config)
+    assert tuple(system) == conditioning.lm_system_text
+    assert tuple(encode("Hello.")) == front_end.text.encode("Hello.")
+
+
+@torch.no_grad()
+def test_what_is_trained_is_what_a_decode_reads(each: Models) -> None:
+    text, speech, system = (70, 71, 72), (5, 6, 7, 8), (80, 81)
+    padded = _padded([whole_text(text, speech, each.lm.config, system)], 16)
+    kinds, ids = torch.from_numpy(padded.kinds), torch.from_numpy(padded.ids).long()
+    prompt = LMPrompt(text, prompt_text=system, prompt_speech=speech)
+    expected = each.lm.log_probabilities(each.lm(prompt_rows(each.lm, prompt)[None]))[0]
+    found = _logits(each.lm, kinds, ids)[0].log_softmax(-1)
+    torch.testing.assert_close(found[: len(expected)], expected, rtol=0, atol=1e-4)
 
 
 def test_validation_texts_are_kept_apart(corpus: Corpus) -> None:
@@ -189,8 +254,8 @@ def rows(length: int, largest_text: int = 200) -> Rows:
     return Rows(kinds, ids, targets)
 
 
-def test_a_step_of_the_language_model_can_be_captured(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = LMStep(copy.deepcopy(models.lm), [rows(12), rows(24)], RECIPE, CPU)
+def test_a_step_of_the_language_model_can_be_captured(each: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LMStep(copy.deepcopy(each.lm), [rows(12), rows(24)], RECIPE, CPU)
     for variant in (0, 1):
         assert uncapturable(step, variant, monkeypatch) == []
 
@@ -224,9 +289,9 @@ def speech(tmp_path_factory: pytest.TempPathFactory, models: Models) -> SpeakerM
 
 @pytest.mark.parametrize("variant", [0, 1, 2, 3])
 def test_a_step_of_the_flow_can_be_captured(
-    variant: int, speech: SpeakerMajor, models: Models, monkeypatch: pytest.MonkeyPatch
+    variant: int, speech: SpeakerMajor, each: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = FlowStep(copy.deepcopy(models.flow), speech, FlowRecipe(windows=WINDOWS))
+    step = FlowStep(copy.deepcopy(each.flow), speech, FlowRecipe(windows=WINDOWS))
     assert uncapturable(step, variant, monkeypatch) == []
 
 
@@ -236,10 +301,15 @@ def test_a_corpus_shorter_than_a_window(speech: SpeakerMajor, models: Models) ->
         FlowStep(copy.deepcopy(models.flow), speech, FlowRecipe(windows=((20, 3), (longer, 2))))
 
 
-def test_an_untrained_flow_starts_at_the_mean_mel(speech: SpeakerMajor, models: Models) -> None:
-    flow = Flow(models.config.flow)
+@torch.no_grad()
+def test_an_untrained_flow_starts_at_the_mean_mel(speech: SpeakerMajor, each: Models) -> None:
+    flow, mean = Flow(each.config.flow), speech.mels.float().mean(0)
     start_at_mean(flow, speech)
-    torch.testing.assert_close(flow.estimator.out.bias.detach(), speech.mels.float().mean(0), rtol=0, atol=0.05)
+    torch.testing.assert_close(flow.estimator.out.bias, mean, rtol=0, atol=0.05)
+    assert not any(weight.any() for name, weight in flow.estimator.named_parameters() if "modulation" in name)
+    tokens = torch.arange(200)[None]
+    mu, _ = flow.encode(tokens, torch.tensor([200]), torch.tensor([True]), chunked=False)
+    torch.testing.assert_close(mu[0].mean(0), mean, rtol=0, atol=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -268,20 +338,53 @@ def losses(folder: Path, part: str, name: str) -> list[float]:
     return [entry[name] for entry in entries if name in entry]
 
 
-def test_fine_tuning_lowers_both_losses(recordings: Corpus, babble: Path, tmp_path: Path) -> None:
+def test_fine_tuning_lowers_both_losses(recordings: Corpus, checkpoint: Path, tmp_path: Path) -> None:
     for steps in (1, 16):  # the state of the first call is continued by the second
         training = Training(recordings.folder, tmp_path, steps=steps, device="cpu")
-        lm(training, init=babble, rate=3e-3, sequences=60, positions=400, dropout=0.1)
-        flow(training, init=babble, rate=3e-3, batch=0.02)
+        lm(training, init=checkpoint, rate=3e-2, sequences=60, positions=400, dropout=0.1)
+        flow(training, init=checkpoint, rate=3e-2, batch=0.02)
     for part, loss in (("lm", "ce"), ("flow", "cfm")):
         first, *_, last = losses(tmp_path, part, loss)
         assert last < first
-        official = read_tensors(babble / {"lm": "llm.pt", "flow": "flow.pt"}[part])
+        official = read_tensors(checkpoint / {"lm": "llm.pt", "flow": "flow.pt"}[part])
         tuned = read_tensors(tmp_path / {"lm": "llm.pt", "flow": "flow.pt"}[part])
         assert {name: tensor.shape for name, tensor in tuned.items()} == {
-            name: tensor.shape for name, tensor in official.items() if "lm_head" not in name
+            name: tensor.shape for name, tensor in official.items() if not name.endswith(("lm_head.weight", "inv_freq"))
         }
         assert all(tensor.dtype == torch.float16 for tensor in tuned.values())
+    pack(str(checkpoint), tmp_path, tmp_path / "new")
+    spoken, packed = (_spoken(folder) for folder in (checkpoint, tmp_path / "new"))
+    assert len(packed) > 0
+    assert np.isfinite(packed).all()
+    assert not np.array_equal(packed[: len(spoken)], spoken[: len(packed)])
+
+
+def _spoken(folder: Path) -> np.ndarray:
+    with closing(Synthesizer.load(folder, CPU)) as synthesizer:
+        return synthesizer.speak("Hi.", Voice(torch.ones(192), "")).samples
+
+
+def test_a_small_cosyvoice3_is_begun_from_its_settings(recordings: Corpus, tmp_path: Path) -> None:
+    given = [str(recordings.folder), str(tmp_path), "--steps", "1", "--device", "cpu", "--settings", str(MINI3)]
+    for line in (["lm", *given, "--sequences", "20", "--positions", "512"], ["flow", *given, "--batch", "0.01"]):
+        result = CliRunner().invoke(app, line)
+        assert result.exit_code == 0, result.output
+    config = new_config(MINI3)
+    for name in ("lm", "flow"):
+        part = NETWORKS[config.generation][name]
+        load_part(part.build(config), tmp_path / f"{part.part}.pt", part)
+
+
+def test_settings_that_cannot_be_followed(babble: Path, babble_v1: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is given beside --init, whose model has its own; leave one out"):
+        sizes_of(babble, MINI3)
+    with pytest.raises(UnsupportedModel, match=r"v1; .* is for v2 \(CosyVoice2\) and v3 \(CosyVoice3\)"):
+        sizes_of(None, babble_v1)
+    with pytest.raises(UnsupportedModel, match="generation v1"):
+        lm(Training(tmp_path, tmp_path, steps=1, device="cpu"), init=str(babble_v1))
+    config = new_config(MINI3)
+    with pytest.raises(CheckpointError, match="vocab_size 700 is below the tokenizer's 793 ids; make it as large"):
+        text_ids(MINI3, replace(config, lm=replace(qwen2_of(config.lm), text_vocab_size=700)))
 
 
 def test_windows_stay_within_a_speaker(recordings: Corpus, models: Models) -> None:
@@ -304,9 +407,9 @@ def _holds(block: list[int], row: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_every_weight_of_the_flow_learns(recordings: Corpus, models: Models, chunked: bool) -> None:
-    flow_model = copy.deepcopy(models.flow).requires_grad_(True)
-    speech = SpeakerMajor.load(recordings, models.config.mel, CPU)
+def test_every_weight_of_the_flow_learns(recordings: Corpus, each: Models, chunked: bool) -> None:
+    flow_model = copy.deepcopy(each.flow).requires_grad_(True)
+    speech = SpeakerMajor.load(recordings, each.config.mel, CPU)
     torch.manual_seed(0)
     values = flow_losses(flow_model, *speech.draw(4, 40), FlowRecipe(), chunked=chunked)
     (values["cfm"] + values["mu"]).backward()

@@ -22,7 +22,7 @@ from vivavoce_training.utterances import (
     placed_tokens,
     steps_in,
 )
-from vivavoce_training.weights import mini_config
+from vivavoce_training.weights import new_config
 
 CPU = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def test_steps_in_a_saved_state(tmp_path: Path) -> None:
 
 
 def test_mels_are_each_utterances_own(corpus: Corpus) -> None:
-    config = mini_config().mel
+    config = new_config().mel
     mels = mels_of(corpus, config, CPU)
     assert mels.shape == (corpus.num_tokens * MELS_PER_TOKEN, config.num_bins)
     assert mels.dtype == torch.float16

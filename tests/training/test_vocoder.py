@@ -19,16 +19,16 @@ from typer.testing import CliRunner
 
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_corpus
-from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.errors import CheckpointError
+from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig
+from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import build_models
 from vivavoce.models.features import prompt_mel
-from vivavoce.models.generations import NETWORKS
+from vivavoce.models.generations import NETWORKS, NetworkPart
 from vivavoce.models.random_checkpoint import random_state
-from vivavoce.models.vocoder.hift import HiFT
 from vivavoce_training.commands import app
 from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, Speaker
 from vivavoce_training.loop import Budget
+from vivavoce_training.start import sizes_of
 from vivavoce_training.vocoder import crops as augmentation
 from vivavoce_training.vocoder.crops import PIECE_TOKENS, Crop, _pitch_of, augment, load_crops, starts_apart_from
 from vivavoce_training.vocoder.pitch import track_pitch
@@ -45,7 +45,7 @@ from vivavoce_training.vocoder.step import (
     judged_made,
     judged_real,
 )
-from vivavoce_training.weights import initialise, load_part, mini_config, official_state, save_part
+from vivavoce_training.weights import MINI, initialise, load_part, official_state, save_part
 
 CPU = torch.device("cpu")
 
@@ -69,10 +69,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return write_corpus(folder, pcm, phones, [TOKENS] * UTTERANCES, [0] * UTTERANCES, ["hm"] * UTTERANCES, speakers)
 
 
-@pytest.fixture(scope="session")
-def config() -> ModelConfig:
-    mini = mini_config()
+@pytest.fixture(scope="session", params=[MINI, MINI.with_name("mini3")], ids=["v2", "v3"])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    _, mini = sizes_of(None, request.param)
     return replace(mini, vocoder=replace(mini.vocoder, base_channels=16, f0_channels=64))
+
+
+def part_of(config: ModelConfig) -> NetworkPart:
+    return NETWORKS[config.generation]["vocoder"]
 
 
 SECONDS = 0.5
@@ -284,7 +288,7 @@ def crops(corpus, config):
 @pytest.fixture
 def step(crops, config):
     torch.manual_seed(0)
-    model, judges = HiFT(config.vocoder), Discriminators((4, 8), 4)
+    model, judges = part_of(config).build(config), Discriminators((4, 8), 4)
     initialise(model)
     return VocoderStep(crops, torch.arange(crops.num_tokens - CROP_TOKENS + 1), model, judges, batch=2)
 
@@ -298,12 +302,16 @@ def run(step, variant, count):
     return values
 
 
-def test_losses_fall(step):
+def test_losses_of_one_batch_fall(step, config, monkeypatch):
+    monkeypatch.setattr("vivavoce_training.vocoder.step.augment", lambda crop: crop)
+    step._starts = torch.tensor([30])
     values = run(step, ALONE, 24)
     first, last = values[:3], values[-3:]
-    for name in ("stft", "mel", "pitch"):
+    # CosyVoice3's source stands still within a frame: harmonics have to be learned, which takes longer.
+    slow = isinstance(config.vocoder, CausalVocoderConfig)
+    for name, most in {"mel": 0.95 if slow else 0.85, "pitch": 0.5}.items():
         before, after = (sum(value[name] for value in some) for some in (first, last))
-        assert after < 0.85 * before, name
+        assert after < most * before, name
 
 
 def test_a_step_moves_every_parameter(step):
@@ -353,7 +361,8 @@ def test_a_training_leaves_a_vocoder_and_is_continued(corpus, config, tmp_path, 
     assert log[1]["step"] == 4
     assert {"stft", "mel", "pitch", "adversary", "features"} < set(log[1])
     assert {"valid_stft", "valid_mel", "valid_pitch_percent", "valid_voicing_percent"} < set(log[2])
-    load_part(HiFT(config.vocoder), hift, "hift")
+    part = part_of(config)
+    load_part(part.build(config), hift, part)
     names = {path.name for path in (tmp_path / "samples").iterdir()}
     assert names == {"0.real.wav", "0.vocoded.wav"}
     with wave.open(str(tmp_path / "samples" / "0.vocoded.wav")) as file:
@@ -367,27 +376,33 @@ def test_a_training_leaves_a_vocoder_and_is_continued(corpus, config, tmp_path, 
     tuned = tmp_path / "tuned"
     train_vocoder(corpus.folder, tuned, Budget(steps=1), CPU, config, scale=TINY, init=tmp_path / "vocoder.state.pt")
     assert "adversary" in entries(tuned)[1]
+    wider = replace(config, vocoder=replace(config.vocoder, base_channels=32))
+    with pytest.raises(InvalidRequest, match="is of a vocoder of other sizes; name its settings by --settings"):
+        train_vocoder(corpus.folder, tuned, Budget(steps=1), CPU, wider, init=tmp_path / "vocoder.state.pt")
     again = tmp_path / "again"
     train_vocoder(corpus.folder, again, Budget(steps=1), CPU, config, scale=TINY, init=hift)
     assert "adversary" not in entries(again)[1]
-    ours, theirs = (HiFT(config.vocoder) for _ in range(2))
-    load_part(ours, hift, "hift")
-    load_part(theirs, again / "hift.pt", "hift")
+    ours, theirs = (part.build(config) for _ in range(2))
+    load_part(ours, hift, part)
+    load_part(theirs, again / "hift.pt", part)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-3 * max(1, one.abs().max())
 
 
-def test_the_export_is_what_the_loader_reads(babble, models, tmp_path):
+@pytest.mark.parametrize("name", ["babble", "babble_v3"])
+def test_the_export_is_what_the_loader_reads(name, request, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(babble, folder)
+    shutil.copytree(request.getfixturevalue(name), folder)
+    config = build_models(folder, CPU).config
+    part = part_of(config)
     torch.manual_seed(0)
-    trained = HiFT(models.config.vocoder).eval().requires_grad_(False)
-    state = official_state("hift", trained.state_dict())
-    official = random_state(NETWORKS[models.config.generation]["vocoder"], models.config, 0)
+    trained = part.build(config).eval().requires_grad_(False)
+    state = official_state(trained.state_dict(), part)
+    official = random_state(part, config, 0)
     assert {key: tensor.shape for key, tensor in state.items()} == {
         key: tensor.shape for key, tensor in official.items()
     }
-    save_part(folder / "hift.pt", trained.state_dict())
+    save_part(folder, trained.state_dict(), part)
     loaded = build_models(folder, CPU).vocoder
     for (name, one), other in zip(trained.named_parameters(), loaded.parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=2e-3, atol=1e-6, msg=name)
@@ -397,7 +412,7 @@ def test_the_export_is_what_the_loader_reads(babble, models, tmp_path):
 
 def test_weights_of_another_size_are_refused(babble, config):
     with pytest.raises(CheckpointError, match="wrong shape"):
-        load_part(HiFT(config.vocoder), babble, "hift")
+        load_part(part_of(config).build(config), babble, part_of(config))
 
 
 def test_the_command_trains(corpus, tmp_path, monkeypatch):
@@ -414,10 +429,10 @@ def test_the_command_trains(corpus, tmp_path, monkeypatch):
         "--device",
         "cpu",
     ]
-    result = CliRunner().invoke(app, [*arguments, "--seed", "3"])
+    result = CliRunner().invoke(app, [*arguments, "--seed", "3", "--settings", str(MINI.with_name("mini3"))])
     assert result.exit_code == 0, result.output
     ((folder, out, budget, device, sizes), options) = calls[0]
     assert (folder, out, device) == (corpus.folder, tmp_path, CPU)
     assert budget == Budget(seconds=5.0, piece_seconds=2.0)
-    assert sizes.vocoder.base_channels == 160
+    assert (sizes.generation, sizes.vocoder.base_channels) == (Generation.V3, 160)
     assert options == {"seed": 3, "init": None, "flow_mels": None}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
-from vivavoce.models.vocoder.hift import HiFT
+from vivavoce.errors import InvalidRequest
+from vivavoce.models.generations import NETWORKS, NetworkPart
 from vivavoce.service.audio.encode import write_audio
 from vivavoce_training.data.store import SAMPLE_RATE, Corpus
 from vivavoce_training.loop import Budget, train
@@ -23,7 +25,9 @@ from vivavoce_training.vocoder.step import (
     RESOLUTION_CHANNELS,
     Discriminators,
     SpectralLoss,
+    Vocoder,
     VocoderStep,
+    drawn_noise,
 )
 from vivavoce_training.weights import initialise, load_part, save_part
 
@@ -60,13 +64,14 @@ def train_vocoder(
     config: sizes of the vocoder and of its mel; seed: of first weights and batches; init: start from these weights: a
     `hift.pt`, a checkpoint folder, or the state of an earlier training (`vocoder.state.pt`), which brings its adversary
     along; flow_mels: as in `load_crops`; scale: smaller for a trial. ValueError: the corpus is too small, or
-    `flow_mels` does not fit it; CheckpointError: `init` does not fit `config`.
+    `flow_mels` does not fit it; CheckpointError or InvalidRequest: `init` does not fit `config`.
     """
     corpus = Corpus.open(corpus_folder)
     torch.manual_seed(seed + steps_in(out, PART))
-    model = HiFT(config.vocoder)
+    part = NETWORKS[config.generation]["vocoder"]
+    model = cast(Vocoder, part.build(config))
     discriminators = Discriminators(scale.period_channels, scale.resolution_channels)
-    joins_at = _start_from(init, model, discriminators)
+    joins_at = _start_from(init, model, part, discriminators)
     crops = load_crops(corpus, config.mel, device, flow_mels)
     utterances = held_out_utterances(corpus)
     ranges = held_out_ranges(corpus, utterances)
@@ -75,23 +80,26 @@ def train_vocoder(
     networks = model.to(device), discriminators.to(device)
     step = VocoderStep(crops, starts, *networks, batch=scale.batch, rate=rate, joins_at=joins_at)
     averages = train(PART, step, budget, out, device=device, validate=validation(model, crops, ranges))
-    save_part(out / "hift.pt", averages)
+    hift = save_part(out, averages, part)
     model.load_state_dict(averages)
     write_samples(model.eval(), corpus, crops, utterances, out / "samples")
-    return out / "hift.pt"
+    return hift
 
 
-def _start_from(init: Path | None, model: HiFT, discriminators: Discriminators) -> float:
+def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discriminators: Discriminators) -> float:
     """Fill the networks; the share of the budget after which the adversary joins."""
     if init is None:
         initialise(model)
         return ADVERSARY_FROM
     if not init.name.endswith(".state.pt"):
-        load_part(model, init, "hift")
+        load_part(model, init, part)
         return ADVERSARY_FROM
     state = torch.load(init, map_location="cpu", weights_only=True)
-    model.load_state_dict(state["average"])
-    discriminators.load_state_dict(state["modules"]["discriminators"])
+    try:
+        model.load_state_dict(state["average"])
+        discriminators.load_state_dict(state["modules"]["discriminators"])
+    except RuntimeError:
+        raise InvalidRequest(f"init: {init} is of a vocoder of other sizes; name its settings by --settings") from None
     return 0.0
 
 
@@ -119,7 +127,7 @@ def held_out_ranges(corpus: Corpus, utterances: list[int]) -> list[tuple[int, in
     return [(first, max(last, first + WINDOW_TOKENS)) for first, last in bounds]
 
 
-def validation(model: HiFT, crops: Crops, ranges: list[tuple[int, int]]) -> Callable[[], dict[str, float]]:
+def validation(model: Vocoder, crops: Crops, ranges: list[tuple[int, int]]) -> Callable[[], dict[str, float]]:
     """A function that vocodes a window of each held-out range from its predicted pitch, and measures.
 
     It gives the STFT and mel losses, the mean pitch error in % over frames voiced on both sides, and the share of
@@ -149,7 +157,7 @@ def validation(model: HiFT, crops: Crops, ranges: list[tuple[int, int]]) -> Call
 
 
 @torch.no_grad()
-def write_samples(model: HiFT, corpus: Corpus, crops: Crops, utterances: list[int], folder: Path) -> list[Path]:
+def write_samples(model: Vocoder, corpus: Corpus, crops: Crops, utterances: list[int], folder: Path) -> list[Path]:
     """Write a few held-out utterances as `<index>.real.wav` and `<index>.vocoded.wav`; from the flow's mel too, where
     there is one, as `<index>.flow.wav`.
     """
@@ -170,9 +178,7 @@ def write_samples(model: HiFT, corpus: Corpus, crops: Crops, utterances: list[in
     return written
 
 
-def _vocoded(model: HiFT, crop: Crop, pitch: Tensor) -> Tensor:
-    """[batch, samples], the same each time: the source's noise has a generator of its own."""
-    generator = torch.Generator(pitch.device).manual_seed(0)
-    shape = (len(pitch), *model.noise_shape(pitch.shape[1]))
-    noise = torch.randn(shape, device=pitch.device, generator=generator)
-    return model.decode(crop.mel, model.source(pitch, noise))
+def _vocoded(model: Vocoder, crop: Crop, pitch: Tensor) -> Tensor:
+    """[batch, samples], the same each time."""
+    seeds = torch.arange(len(pitch), device=pitch.device)[:, None]
+    return model.decode(crop.mel, model.source(pitch, drawn_noise(model, pitch, seeds)))

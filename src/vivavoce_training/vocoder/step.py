@@ -12,10 +12,13 @@ from torch.nn.functional import leaky_relu, pad
 from torch.nn.utils.parametrizations import weight_norm
 
 from vivavoce.models.features import slaney_filterbank
+from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 from vivavoce_training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES
 from vivavoce_training.loop import Optimizer, Recipe, TrainingStep
 from vivavoce_training.vocoder.crops import Crop, Crops, augment
+
+Vocoder = HiFT | CausalHiFT
 
 TINY = 1e-10
 """Added to a power before its root, whose slope at 0 is infinite."""
@@ -191,7 +194,10 @@ ALONE, WITH_ADVERSARY = 0, 1
 BATCH = 32
 CROP_TOKENS = 26
 MARGIN_TOKENS = 1
-"""Cut off at either end before the losses: the network saw zeros there where speech goes on."""
+"""Cut off at either end before the losses: the network saw zeros there where speech goes on.
+
+CosyVoice3's hears four tokens ahead; what is left of them teaches it to end, for speech ends in zeros, too.
+"""
 JUDGED_TOKENS = 12
 """The middle of each crop is what the adversary sees."""
 
@@ -220,7 +226,7 @@ class VocoderStep(TrainingStep):
         self,
         crops: Crops,
         starts: Tensor,
-        model: HiFT,
+        model: Vocoder,
         discriminators: Discriminators,
         *,
         batch: int = BATCH,
@@ -282,9 +288,8 @@ class VocoderStep(TrainingStep):
     def _decode(self, crop: Crop, predicted: Tensor) -> Tensor:
         chosen = torch.rand(len(predicted), 1, device=predicted.device) < PREDICTED_SHARE
         pitch = torch.where(chosen, predicted, crop.pitch)
-        shape = self._model.noise_shape(pitch.shape[1])
-        noise = torch.randn(len(pitch), *shape, device=pitch.device)
-        return self._model.decode(crop.mel, self._model.source(pitch, noise))
+        seeds = torch.randint(1 << 62, (len(pitch), 1), device=pitch.device)
+        return self._model.decode(crop.mel, self._model.source(pitch, drawn_noise(self._model, pitch, seeds)))
 
     def _judge(self, made: Tensor, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Update the adversary; give the generator's slope at its waveform [batch, samples], and what to log.
@@ -302,6 +307,12 @@ class VocoderStep(TrainingStep):
         loss = judged_real(real_scores) + judged_made(made_scores)
         self.optimizers["adversary"].update(loss)
         return slope, {"adversary": loss, "fooled": fooled, "features": features}
+
+
+def drawn_noise(model: Vocoder, pitch: Tensor, seeds: Tensor) -> Tensor:
+    """The source's noise as a stream has it, for a pitch [batch, frames] and seeds [batch, 1] int64."""
+    samples = pitch.shape[1] * model.config.samples_per_frame
+    return model.source.draw(seeds, torch.arange(samples, device=pitch.device)[None])
 
 
 def _middle(wave: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from vivavoce.models.vocoder.hift import convolve, convolve_transposed, laid_out
 @torch.inference_mode()
 def test_one_noise_stands_for_all_harmonics(models):
     source, frames = models.vocoder.source, 40
-    samples, harmonics = models.vocoder.noise_shape(frames)
+    samples, harmonics = frames * source.config.samples_per_frame, source.config.num_harmonics + 1
     generator = torch.Generator().manual_seed(0)
     f0 = torch.zeros(1, frames)
     each, one = (torch.randn(1, samples, count, generator=generator) for count in (harmonics, 1))

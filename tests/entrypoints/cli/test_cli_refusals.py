@@ -203,16 +203,16 @@ def test_before_any_model_loads(run: Run, no_loading: None, line: str | tuple[st
             "exports, Triton's cosyvoice2 and tensorrt_llm, and other runtimes in benchmarks are for",
         ),
         ("export trtllm --out o", "are for CosyVoice2 only; let vivavoce's own engine speak (in Triton: the model"),
-        (
-            "train lm folder out --device cpu --init",
-            "model: is of generation v3; `vivavoce train` is for v2 (CosyVoice2) only",
-        ),
-        ("train prepare folder corpus", "is of generation v3; `vivavoce train` is for v2"),
     ],
 )
 def test_what_is_for_one_generation(run: Run, no_loading: None, babble_v3: Path, line: str, message: str) -> None:
-    model = str(babble_v3) if line.endswith("--init") else f"--model {babble_v3}"
-    assert message in refused(run, f"{line} {model}")
+    assert message in refused(run, f"{line} --model {babble_v3}")
+
+
+@pytest.mark.parametrize("line", ["train lm folder out --device cpu --init", "train prepare folder corpus --model"])
+def test_what_is_for_two_generations(run: Run, no_loading: None, babble_v1: Path, line: str) -> None:
+    message = "model: is of generation v1; `vivavoce train` is for v2 (CosyVoice2) and v3 (CosyVoice3)"
+    assert message in refused(run, f"{line} {babble_v1}")
 
 
 @pytest.mark.parametrize(("line", "message"), LATE)

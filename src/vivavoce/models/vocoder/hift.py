@@ -355,10 +355,6 @@ class HiFT(nn.Module):
         wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
         return wave.clamp(-config.audio_limit, config.audio_limit)
 
-    def noise_shape(self, frames: int) -> tuple[int, int]:
-        """Shape of the source noise for that many frames: (samples, harmonics)."""
-        return frames * math.prod(self.config.upsample_rates) * self.config.hop, self.config.num_harmonics + 1
-
 
 def _inside(lengths: Tensor | None, x: Tensor) -> Tensor | None:
     """1 where a row of x has a position, 0 past its end, None if all are full  →  [batch, 1, 1, time] like x."""
