@@ -27,6 +27,14 @@ def merged(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def merged_v3(babble_v3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `merged`, of CosyVoice3."""
+    folder = tmp_path_factory.mktemp("hf") / "merged-v3"
+    export_hf(babble_v3, folder, TextTokenizer.from_folder(babble_v3 / BACKBONE).to_json())
+    return folder
+
+
 @pytest.fixture
 def changed(merged: Path, tmp_path: Path) -> Path:
     """A copy of `merged`, to change."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,22 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import linear
 
-from vivavoce.checkpoint.config import LMConfig
+from vivavoce.checkpoint.config import Generation, LMConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.settings import read_config, vocabulary_of
 from vivavoce.checkpoint.weights import LM_NAMES, load_into, read_tensors
+from vivavoce.engine.lm_stage import plain_run
+from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.hf_folder import add_speech, export_hf, read_merged, read_vocabulary, speech_lm, tokenizer_config
+from vivavoce.export.hf_folder import (
+    add_speech,
+    export_hf,
+    open_hugging_face,
+    read_merged,
+    read_vocabulary,
+    speech_lm,
+    tokenizer_config,
+)
 from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
 from vivavoce.service.model_choice import MINI
 from vivavoce.service.text.tokenizer import TextTokenizer
@@ -37,19 +48,35 @@ def text_tokenizer(folder: Path) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def vocabulary(babble: Path) -> MergedVocabulary:
-    return MergedVocabulary(len(text_tokenizer(babble)), 6561)
+    return MergedVocabulary(len(text_tokenizer(babble)), 6561, Generation.V2)
 
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.integers(1, 200_000), speech=st.integers(1, 10_000))
 def test_ids_follow_one_another_without_gaps(text: int, speech: int) -> None:
-    vocabulary = MergedVocabulary(text, speech)
+    vocabulary = MergedVocabulary(text, speech, Generation.V2)
     order = [*(vocabulary.speech(token) for token in (0, speech - 1)), *vocabulary.eos_ids, vocabulary.sos]
     assert order == [text, text + speech - 1, *range(text + speech, text + speech + 4)]
     assert vocabulary.task == text + speech + 4 == vocabulary.size - 1
     assert vocabulary.padded_size % 128 == 0
     assert 0 <= vocabulary.padded_size - vocabulary.size < 128
     assert len(vocabulary.added_tokens()) == vocabulary.size - text
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.integers(1, 200_000), speech=st.integers(1, 10_000))
+def test_cosyvoice3_s_control_ids_are_its_own(text: int, speech: int) -> None:
+    """Those of the network, behind the text: two of them frame the text, and all of them end speech."""
+    vocabulary, own = MergedVocabulary(text, speech, Generation.V3), vocabulary_of(Generation.V3, speech)
+    assert (vocabulary.sos, vocabulary.task) == (text + own.sos, text + own.task)
+    assert vocabulary.eos_ids[0] == text + own.eos
+    assert sorted(vocabulary.eos_ids) == [text + one for one in own.stop_ids]
+    assert vocabulary.head == range(text, text + own.num_logits) == range(text, vocabulary.size)
+    names = vocabulary.added_tokens()
+    assert len({*names}) == len(names) == own.num_logits
+    spelled = [names[one] for one in (0, own.sos, own.eos, own.task, own.fill, speech + 4, -1)]
+    some = ["<|sos|>", "<|eos1|>", "<|task_id|>", "<|fill|>"]
+    assert spelled == ["<|s_0|>", *some, f"<|s_{speech + 4}|>", f"<|s_{speech + 199}|>"]
 
 
 def test_the_folder_holds_what_a_plain_reader_expects(merged: Path, babble: Path, vocabulary: MergedVocabulary) -> None:
@@ -131,7 +158,7 @@ def test_a_tokenizer_without_a_padding_token_pads_with_the_end(babble: Path) -> 
 
 def test_a_tokenizer_that_has_the_ids_already_is_refused(babble: Path) -> None:
     tokenizer = Tokenizer.from_str(text_tokenizer(babble).to_json())
-    vocabulary = MergedVocabulary(tokenizer.get_vocab_size(), 10)
+    vocabulary = MergedVocabulary(tokenizer.get_vocab_size(), 10, Generation.V2)
     tokenizer.add_tokens(["<|s_0|>", "<|s_9|>"])
     with pytest.raises(CheckpointError, match=r"^tokenizer: <\|s_1\|> gets the id .*copy the model's"):
         add_speech(tokenizer, vocabulary)
@@ -196,10 +223,10 @@ def logits(lm: SpeechLM, prompt: LMPrompt = PROMPT) -> Tensor:
     return lm.speech_head(lm(prompt_rows(lm, prompt)[None]))
 
 
-@pytest.fixture(scope="module", params=["babble", "mini"])
-def model(request: pytest.FixtureRequest, babble: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=["babble", "babble_v3", "mini"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model's folder, and what is exported of it."""
-    source = babble if request.param == "babble" else MINI
+    source = MINI if request.param == "mini" else request.getfixturevalue(request.param)
     folder = tmp_path_factory.mktemp("hf") / "merged"
     export_hf(source, folder, TextTokenizer.from_folder(source / "CosyVoice-BlankEN").to_json(), dtype="float32")
     return source, folder
@@ -239,7 +266,7 @@ def test_one_table_and_one_head_give_equal_logits(model: tuple[Path, Path]) -> N
     rows = weights["model.embed_tokens.weight"][list(ids)]
     bias = torch.from_numpy(np.load(merged / "embedding_bias.npy"))
     every = linear(lm(rows[None]), weights["lm_head.weight"]) + bias
-    speech = slice(vocabulary.text_size, vocabulary.sos)
+    speech = slice(vocabulary.head.start, vocabulary.head.stop)
     torch.testing.assert_close(every[..., speech], logits(lm), atol=1e-5, rtol=0)
     forbidden = torch.ones(vocabulary.padded_size, dtype=torch.bool)
     forbidden[speech] = False
@@ -262,6 +289,35 @@ def test_a_lost_bias_is_none(babble: Path, changed: Path) -> None:
     lm, reference = speech_lm(*read_merged(changed)), original(babble)
     assert not lm.speech_head.bias.any()
     torch.testing.assert_close(logits(lm) + reference.speech_head.bias, logits(reference), atol=1e-5, rtol=0)
+
+
+def test_what_cosyvoice3_may_say_is_what_our_engine_lets_it_say(babble_v3: Path, merged_v3: Path) -> None:
+    config = read_config(babble_v3, ()).lm
+    segment = SegmentRequest(Conditioning(torch.zeros(192)), text=(72, 101))
+    allowed = plain_run(config, segment, official=False, room=None).allowed
+    first = len(text_tokenizer(babble_v3))
+    generation = json.loads((merged_v3 / "generation_config.json").read_text())
+    assert generation["eos_token_id"][0] == first + config.vocabulary.eos
+    assert sorted(generation["eos_token_id"]) == [first + one for one in allowed]
+    bias = np.load(merged_v3 / "embedding_bias.npy")
+    finite = np.flatnonzero(np.isfinite(bias))
+    assert not bias[finite].any()
+    assert finite.tolist() == [first + one for one in (*range(config.vocabulary.num_speech_tokens), *allowed)]
+
+
+def test_cosyvoice3_s_head_has_no_bias(babble_v3: Path, merged_v3: Path, tmp_path: Path) -> None:
+    """Folders of the official deployment have none at all, and rows for text in the head; others are strange."""
+    folder = Path(shutil.copytree(merged_v3, tmp_path / "changed"))
+    weights, text = load_file(folder / "model.safetensors"), len(text_tokenizer(babble_v3))
+    weights["lm_head.weight"][:text] = 1
+    save_file(weights, folder / "model.safetensors")
+    stated = torch.from_numpy(np.load(folder / "embedding_bias.npy"))
+    (folder / "embedding_bias.npy").unlink()
+    assert torch.equal(open_hugging_face(folder).bias, stated)
+    assert torch.equal(logits(speech_lm(*read_merged(folder))), logits(original(babble_v3)))
+    np.save(folder / "embedding_bias.npy", np.ones(len(weights["lm_head.weight"]), np.float32))
+    with pytest.raises(CheckpointError, match="the head has a bias, and CosyVoice3's has none"):
+        read_merged(folder)
 
 
 def test_new_and_old_spellings_of_the_settings(changed: Path) -> None:
@@ -311,9 +367,8 @@ def test_transformers_computes_equal_logits(model: tuple[Path, Path]) -> None:
     ids = [vocabulary.sos, *PROMPT.prompt_text, *PROMPT.text, vocabulary.task, *speech]
     with torch.no_grad():
         every = network(torch.tensor([ids])).logits
-    torch.testing.assert_close(
-        every[..., vocabulary.text_size : vocabulary.sos], logits(original(source)), atol=1e-4, rtol=0
-    )
+    head = slice(vocabulary.head.start, vocabulary.head.stop)
+    torch.testing.assert_close(every[..., head], logits(original(source)), atol=1e-4, rtol=0)
     assert (every[..., : vocabulary.text_size] == -math.inf).all()
     tokenizer = transformers.AutoTokenizer.from_pretrained(merged)
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi."}], tokenize=False)

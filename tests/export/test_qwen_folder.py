@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from trtllm_goldens import DATA
 
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.merged_vocabulary import CONTROLS, MergedVocabulary
 from vivavoce.errors import CheckpointError, UnsupportedModel
 from vivavoce.export.hf_folder import check_features, open_hugging_face, read_vocabulary, rope_theta
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, open_merged_lm
@@ -180,18 +181,18 @@ def test_a_tokenizer_without_speech_is_none(folder: Path, content: dict[str, Any
 def test_where_speech_begins_is_read_from_the_tokenizer(folder: Path, file: str, content: dict[str, Any]) -> None:
     assert open_hugging_face(folder).vocabulary is None
     (folder / file).write_text(json.dumps(content))
-    assert open_hugging_face(folder).vocabulary == MergedVocabulary(50, 40)
+    assert open_hugging_face(folder).vocabulary == MergedVocabulary(50, 40, Generation.V2)
 
 
 @settings(max_examples=20, deadline=None)
-@given(text=st.integers(1, 3000), speech=st.integers(1, 400))
+@given(text=st.integers(1, 3000), speech=st.integers(1, 400), generation=st.sampled_from([*CONTROLS]))
 def test_where_speech_begins_is_read_and_not_assumed(
-    tmp_path_factory: pytest.TempPathFactory, text: int, speech: int
+    tmp_path_factory: pytest.TempPathFactory, text: int, speech: int, generation: Generation
 ) -> None:
-    folder = tmp_path_factory.mktemp("ids")
-    ids = {"<|s_0|>": text} | {token: text + speech + number for number, token in enumerate([*ADDED][1:])}
+    folder, vocabulary = tmp_path_factory.mktemp("ids"), MergedVocabulary(text, speech, generation)
+    ids = {token: text + place for place, token in enumerate(vocabulary.added_tokens())}
     (folder / "added_tokens.json").write_text(json.dumps(ids))
-    assert read_vocabulary(folder) == MergedVocabulary(text, speech)
+    assert read_vocabulary(folder) == vocabulary
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trtllm_goldens import DATA
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import CheckpointError, InvalidRequest
@@ -144,7 +145,7 @@ def test_prompts_that_cannot_be_are_refused(mini: Source, tmp_path: Path, conten
 
 def test_speech_tokens_need_the_vocabulary_of_their_model(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"text_ids of '\w+' in spk2info\.pt has the id \d+, the model has 0 … 19"):
-        voices_prompts(MINI / "spk2info.pt", MergedVocabulary(20, 6561))
+        voices_prompts(MINI / "spk2info.pt", MergedVocabulary(20, 6561, Generation.V2))
     with pytest.raises(InvalidRequest, match="no tokenizer that says where they begin"):
         read_calibration(MINI / "spk2info.pt", open_hugging_face(folder))
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from trtllm_goldens import DATA, Golden, describe, goldens, read_rank
 
+from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import InvalidRequest
 from vivavoce.export import files
-from vivavoce.export.hf_folder import Source, open_hugging_face
+from vivavoce.export.hf_folder import Source, open_hugging_face, open_official
 from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors
 from vivavoce.export.trtllm.calibration import Calibration, measure, random_prompts, read_calibration
 from vivavoce.export.trtllm.convert import convert
@@ -23,6 +24,7 @@ from vivavoce.export.trtllm.options import ConvertOptions, checkpoint_config, re
 from vivavoce.export.trtllm.reread import LogitsCheck, Reread, compare_logits, write_back
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.service.text.tokenizer import TextTokenizer
 
 MODELS = ("a_h64", "b_h128_tied")
 GOLDENS = goldens()
@@ -227,6 +229,20 @@ def test_a_folder_that_speaks_as_an_engine_would(
     monkeypatch.setattr(files, "BLOCK_VALUES", 100 * models.config.lm.hidden_size)  # tables of several blocks
     write_back(source.reader, babble, tmp_path / "back", source.vocabulary, force=True)
     assert torch.equal(speech_logits(build_models(tmp_path / "back", models.device).lm), speech_logits(models.lm))
+
+
+def test_cosyvoice3_comes_back_bit_for_bit_and_speaks(babble_v3: Path, models_v3: Models, tmp_path: Path) -> None:
+    source = open_official(babble_v3, len(TextTokenizer.from_folder(babble_v3 / BACKBONE)))
+    checkpoint = reread(source, tmp_path / "made", {"dtype": "float32", **SPLITS[-1]})
+    assert compare_logits(source, checkpoint, random_prompts(source)) == LogitsCheck(0.0, 0.0, 1.0, 4 * 65)
+    write_back(checkpoint, babble_v3, tmp_path / "back", source.vocabulary)
+    back = build_models(tmp_path / "back", models_v3.device)
+    assert back.config == models_v3.config
+    found, wanted = back.lm.state_dict(), models_v3.lm.state_dict()
+    for state in (found, wanted):  # rows that no text has are not kept
+        state["text_embedding.weight"] = state["text_embedding.weight"][: source.vocabulary.text_size]
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert torch.equal(speech_logits(back.lm), speech_logits(models_v3.lm))
 
 
 def test_the_merged_folder_gives_the_same_checkpoint(source: Source, merged: Path, tmp_path: Path) -> None:

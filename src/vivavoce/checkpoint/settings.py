@@ -177,12 +177,10 @@ def _backbone_lm(folder: Path, llm: Section, generation: Generation) -> LMConfig
     if not path.is_file():
         raise CheckpointError(f"model: {BACKBONE}/config.json is missing; download the whole model folder")
     backbone = Section(f"{BACKBONE}/config.json", read_json(path))
-    return lm_config(backbone, llm, llm.integer("speech_token_size"), generation)
+    return lm_config(backbone, llm, vocabulary_of(generation, llm.integer("speech_token_size")))
 
 
-def lm_config(
-    backbone: Section, speech: Section, num_speech_tokens: int, generation: Generation, **known: float
-) -> LMConfig:
+def lm_config(backbone: Section, speech: Section, vocabulary: Vocabulary, **known: float) -> LMConfig:
     """The language model's sizes and settings; speech: has `mix_ratio` and `sampling`; known: not to be read."""
     mix = speech.integers("mix_ratio", (5, 15))
     if len(mix) != 2:
@@ -193,7 +191,7 @@ def lm_config(
         LMConfig,
         mix_text=mix[0],
         mix_speech=mix[1],
-        vocabulary=vocabulary_of(generation, num_speech_tokens),
+        vocabulary=vocabulary,
         sampling=speech.section("sampling").read(SamplingDefaults),
         **known,
     )

@@ -2,7 +2,8 @@
 
 A `Source` is what other exports are made of: such a folder, or the official one merged on the fly. Folders may have the
 layout in which CosyVoice2's language model is published for Triton (Hugging Face `yuekai/cosyvoice2_llm`): there the
-head's bias is `lm_head.bias` among the weights, or was lost on the way.
+head's bias is `lm_head.bias` among the weights, or was lost on the way. The official deployment of CosyVoice3 makes
+folders without a bias, whose head has none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION, MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import CONTROLS, END, MergedVocabulary
 from vivavoce.checkpoint.settings import Section, lm_config
 from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
 from vivavoce.errors import CheckpointError, UnsupportedModel
@@ -47,6 +48,7 @@ from vivavoce.export.merged_lm import (
     MergedLM,
     QwenSizes,
     TensorReader,
+    no_bias,
     official_tensors,
     open_merged_lm,
 )
@@ -60,18 +62,15 @@ EMBEDDING_BIAS = "embedding_bias.npy"
 """What is to be added to the logits, [vocab_size] float32. Servers take every *.safetensors in a folder for weights of
 the model, and refuse a name that it lacks; hence another kind of file."""
 SPEECH_START = "<|s_0|>"
-EOS = ("<|eos1|>", "<|eos2|>", "<|eos3|>")
-SOS, TASK = "<|sos|>", "<|task_id|>"
 REMEDY = "make or download the folder again"
 _INDEX = "model.safetensors.index.json"
 _ADDED_TOKENS = "added_tokens.json"
-_SPOKEN = (SPEECH_START, *EOS)
-_WANTED = (*_SPOKEN, SOS, TASK)
+_SPOKEN = (SPEECH_START, END)
 _ROPE_GROUPS = ("rope_parameters", "rope_scaling")
 _DEFAULT_ROPE_THETA = 10_000.0
 """What transformers' Qwen2 has where the folder says nothing."""
 _RELEASE = {"mix_ratio": [5, 15], "sampling": {"top_p": 0.8, "top_k": 25, "win_size": 10, "tau_r": 0.1}}
-"""What `speech_lm.json` would say of the CosyVoice2 release, for folders without it."""
+"""What `speech_lm.json` would say of the releases of CosyVoice2 and 3, for folders without it."""
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -89,7 +88,7 @@ class Source:
 
     reader: its tensors by Hugging Face's names, the head under its own name even if it is tied; dtype: what it is
     stored in; files: all that it was read from; bias: [vocab] float32, what is added to the head's outputs;
-    vocabulary: None for a model whose ids are not known to be CosyVoice2's.
+    vocabulary: None for a model whose ids are not known to be CosyVoice's.
     """
 
     sizes: QwenSizes
@@ -106,7 +105,7 @@ class Source:
 
 
 def open_official(folder: Path, text_size: int, variant: str | None = None) -> Source:
-    """An official CosyVoice2 folder; arguments and errors as in `open_merged_lm`."""
+    """An official CosyVoice2 or 3 folder; arguments and errors as in `open_merged_lm`."""
     lm = open_merged_lm(folder, text_size, variant)
     dtype, files = lm.read(FINAL_NORM).dtype, (find_part(folder, "llm", variant),)
     return Source(lm.sizes, lm, dtype, files, lm.read(HEAD_BIAS), lm.vocabulary)
@@ -121,7 +120,7 @@ def open_hugging_face(folder: Path) -> Source:
     """A Qwen2 folder in Hugging Face's layout, such as `vivavoce export hf` writes.
 
     CheckpointError: files are missing, corrupt or do not fit config.json. UnsupportedModel: no Qwen2, a quantised one,
-    or one with a feature that CosyVoice2's language model lacks.
+    or one with a feature that CosyVoice's language models lack.
     """
     config = read_json(folder / CONFIG, REMEDY)
     check_features(config)
@@ -142,6 +141,8 @@ def open_hugging_face(folder: Path) -> Source:
             f"{CONFIG}: vocab_size is {sizes.vocab_size}, and the tokenizer has ids up to {vocabulary.size - 1}; "
             f"{REMEDY}"
         )
+    if bias is None and vocabulary is not None and not vocabulary.own.has_own_controls:
+        bias = no_bias(vocabulary, sizes.vocab_size)
     beside = [path for path in (folder / EMBEDDING_BIAS,) if path.is_file()]
     files, dtype = (folder / CONFIG, *paths, *beside), reader.dtypes[FINAL_NORM]
     return Source(sizes, reader, dtype, files, None if bias is None else bias.float(), vocabulary)
@@ -180,7 +181,7 @@ def _check_weights(sizes: QwenSizes, reader: MappedWeights) -> None:
 
 
 def check_features(config: Mapping[str, Any]) -> None:
-    """Refuse what is no Qwen2, is quantised, or computes otherwise than CosyVoice2's language model does."""
+    """Refuse what is no Qwen2, is quantised, or computes otherwise than CosyVoice's language models do."""
     for key, found, known in (
         ("model_type", config.get("model_type"), "qwen2"),
         ("hidden_act", config.get("hidden_act", "silu"), "silu"),
@@ -247,14 +248,16 @@ def _find_vocabulary(folder: Path) -> MergedVocabulary | None:
     ids = _added_ids(folder)
     if not ids.keys() & {*_SPOKEN}:
         return None
-    missing = [token for token in _WANTED if token not in ids]
+    wanted = {generation: (SPEECH_START, *controls) for generation, controls in CONTROLS.items()}
+    generation = max(wanted, key=lambda one: len(ids.keys() & {*wanted[one]}))
+    missing = [token for token in wanted[generation] if token not in ids]
     if missing:
         raise CheckpointError(f"{folder.name}: no tokenizer file has {', '.join(missing)}; {REMEDY}")
-    vocabulary = MergedVocabulary(ids[SPEECH_START], ids[EOS[0]] - ids[SPEECH_START])
-    expected = [vocabulary.text_size, *vocabulary.eos_ids, vocabulary.sos, vocabulary.task]
-    in_order = [ids[token] for token in _WANTED] == expected
+    start, *controls = (ids[token] for token in wanted[generation])
+    vocabulary = MergedVocabulary(start, controls[0] - start, generation)
+    in_order = controls == list(range(controls[0], controls[0] + len(controls)))
     if not in_order or vocabulary.text_size < 1 or vocabulary.num_speech_tokens < 1:
-        found = ", ".join(f"{token} {ids[token]}" for token in _WANTED)
+        found = ", ".join(f"{token} {ids[token]}" for token in wanted[generation])
         raise CheckpointError(
             f"{folder.name}: the added tokens are not in the merged model's order ({found}); {REMEDY}"
         )
@@ -288,9 +291,7 @@ def read_lm_config(folder: Path, vocabulary: MergedVocabulary) -> LMConfig:
     data = read_json(folder / CONFIG, REMEDY)
     speech = read_json(folder / SPEECH, REMEDY) if (folder / SPEECH).is_file() else _RELEASE
     known = {"text_vocab_size": vocabulary.text_size, "rope_theta": rope_theta(data)}
-    return lm_config(
-        Section(CONFIG, data), Section(SPEECH, speech), vocabulary.num_speech_tokens, MERGED_GENERATION, **known
-    )
+    return lm_config(Section(CONFIG, data), Section(SPEECH, speech), vocabulary.own, **known)
 
 
 def read_bias(folder: Path, stored: Tensor | None = None) -> Tensor | None:
@@ -321,8 +322,12 @@ def add_speech(tokenizer: Tokenizer, vocabulary: MergedVocabulary) -> None:
     Speech tokens are no special tokens: decoding keeps them where it drops what ends speech or frames the text.
     """
     added = vocabulary.added_tokens()
-    control = frozenset((*EOS, SOS, TASK))
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=token in control) for token in added])
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=place >= vocabulary.num_speech_tokens)
+            for place, token in enumerate(added)
+        ]
+    )
     for expected, token in enumerate(added, start=vocabulary.text_size):
         given = tokenizer.token_to_id(token)
         if given != expected:
@@ -339,9 +344,9 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": None,
-        "eos_token": EOS[0],
+        "eos_token": END,
         # Qwen2's token for it, where there is one.
-        "pad_token": EOS[0] if tokenizer.token_to_id(_PAD) is None else _PAD,
+        "pad_token": END if tokenizer.token_to_id(_PAD) is None else _PAD,
         "unk_token": None,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
@@ -370,7 +375,7 @@ def export_hf(
 ) -> HFExport:
     """Write the merged language model of an official folder; the target appears complete or not at all.
 
-    tokenizer_json: the source's text tokenizer with CosyVoice2's special tokens, as a `tokenizer.json`; dtype: one of
+    tokenizer_json: the source's text tokenizer with the model's special tokens, as a `tokenizer.json`; dtype: one of
     `DTYPES`, or auto: as the source has them; force: replace an earlier export. Memory holds a few million values at a
     time. InvalidRequest: the target or the dtype; CheckpointError: the source, or values that the dtype cannot hold.
     """
@@ -439,7 +444,7 @@ def _texts(lm: MergedLM, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, 
             "eos_token_id": ends,
             "pad_token_id": tokenizer.token_to_id(of_tokenizer["pad_token"]),
         },
-        # CosyVoice2's own settings, by the names of its yaml.
+        # CosyVoice's own settings, by the names of its yaml.
         SPEECH: {"mix_ratio": [config.mix_text, config.mix_speech], "sampling": vars(config.sampling)},
     }
 
@@ -458,8 +463,13 @@ def read_merged(folder: Path) -> tuple[LMConfig, dict[str, Tensor]]:
     for official, _, rows in official_tensors(source.reader, vocabulary):
         blocks.setdefault(LM_NAMES.to_ours(official), []).append(rows)
     state = {name: torch.cat(rows) for name, rows in blocks.items()}
-    bias = torch.zeros(vocabulary.size) if source.bias is None else source.bias
-    return config, state | {"speech_head.bias": bias[vocabulary.speech(0) : vocabulary.sos]}
+    head = vocabulary.head
+    bias = torch.zeros(len(head)) if source.bias is None else source.bias[head.start : head.stop]
+    if vocabulary.own.has_own_controls:
+        state["speech_head.bias"] = bias
+    elif bias.any():
+        raise CheckpointError(f"{folder.name}: the head has a bias, and CosyVoice3's has none; {REMEDY}")
+    return config, state
 
 
 def speech_lm(config: LMConfig, state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> SpeechLM:

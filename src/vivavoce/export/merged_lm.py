@@ -1,11 +1,14 @@
 """One Qwen2 model of text and speech: its tensors by Hugging Face's names, each read when it is asked for.
 
-CosyVoice2's language model looks up text, speech and control ids in three tables and has a head for speech alone.
-Runtimes that know one table of ids and one head get them merged (`MergedVocabulary`):
+CosyVoice2's language model looks up text, speech and control ids in three tables and has a head for speech alone;
+CosyVoice3's control ids are among those of speech. Runtimes that know one table of ids and one head get them merged
+(`MergedVocabulary`):
 
-- embeddings: the text rows that the tokenizer uses, the speech embedding, the two control embeddings, then zeros;
+- embeddings: the text rows that the tokenizer uses, the speech embedding, CosyVoice2's two control embeddings, then
+  zeros;
 - head: the speech head's rows at the speech ids, zeros everywhere else;
-- head's bias: the speech head's, and −∞ at every id that is none of its own, so that no text id is ever sampled.
+- head's bias: the speech head's (CosyVoice3's has none: zeros), and −∞ at every id that is none of its own, so that no
+  text id is ever sampled.
 
 Plain Qwen2 has no place for the bias: each export says what it does with it.
 """
@@ -121,20 +124,23 @@ class MappedWeights:
 
 def merged_rows(vocabulary: MergedVocabulary) -> tuple[tuple[str, int, int, str], ...]:
     """Where the rows of merged tensors come from: (merged name, first row, row after the last, official name)."""
-    speech, control = (vocabulary.speech(0), vocabulary.sos), (vocabulary.sos, vocabulary.size)
-    return (
+    speech = vocabulary.head.start, vocabulary.head.stop
+    shared = (
         (EMBEDDING, 0, vocabulary.text_size, _OFFICIAL + EMBEDDING),
         (EMBEDDING, *speech, "speech_embedding.weight"),
-        (EMBEDDING, *control, "llm_embedding.weight"),
         (HEAD, *speech, "llm_decoder.weight"),
-        (HEAD_BIAS, *speech, "llm_decoder.bias"),
     )
+    if not vocabulary.own.has_own_controls:
+        return shared
+    own = (EMBEDDING, vocabulary.sos, vocabulary.size, "llm_embedding.weight"), (HEAD_BIAS, *speech, "llm_decoder.bias")
+    return *shared, *own
 
 
 def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iterator[tuple[str, int, Tensor]]:
     """A merged model's tensors as an official file has them: (official name, first row, rows), tables in blocks.
 
-    Rows of the text embedding that no id of the tokenizer uses are left out, and a bias that the reader has not.
+    Rows of the text embedding that no id of the tokenizer uses are left out, and a bias that the reader or the official
+    model has not.
     """
     width = reader.shapes[EMBEDDING][1]
     for name, first, end, official in merged_rows(vocabulary):
@@ -145,9 +151,16 @@ def official_tensors(reader: TensorReader, vocabulary: MergedVocabulary) -> Iter
             yield _OFFICIAL + name, 0, reader.read(name)
 
 
+def no_bias(vocabulary: MergedVocabulary, rows: int) -> Tensor:
+    """The merged bias of a head that has none: [rows] float32, zero where it has rows, and −∞ at all other ids."""
+    bias = torch.full((rows,), -torch.inf)
+    bias[vocabulary.head.start : vocabulary.head.stop] = 0
+    return bias
+
+
 @dataclass(frozen=True)
 class MergedLM:
-    """A CosyVoice2 language model as a reader of the merged one's tensors.
+    """A CosyVoice2 or 3 language model as a reader of the merged one's tensors.
 
     official: what llm.pt holds, by its names. All tensors are in the file's dtype, the head's bias in float32.
     """
@@ -169,13 +182,13 @@ class MergedLM:
 
     def read(self, name: str, rows: slice = ALL_ROWS) -> Tensor:
         """One merged tensor, or some rows of it (a slice without a step), on the CPU."""
-        parts = [part[1:] for part in merged_rows(self.vocabulary) if part[0] == name]
-        if not parts:
+        if name not in (EMBEDDING, HEAD, HEAD_BIAS):
             return self.official.read(_OFFICIAL + name, rows)
+        parts = [part[1:] for part in merged_rows(self.vocabulary) if part[0] == name]
         start, stop, _ = rows.indices(self.vocabulary.padded_size)
         shape = (max(stop - start, 0), *self.shapes[name][1:])
         if name == HEAD_BIAS:
-            merged = torch.full(shape, -torch.inf)
+            merged = no_bias(self.vocabulary, self.vocabulary.padded_size)[rows]
         else:
             merged = torch.zeros(shape, dtype=self.official.read(parts[0][2], slice(0, 1)).dtype)
         for first, end, source in parts:
@@ -186,14 +199,14 @@ class MergedLM:
 
 
 def open_merged_lm(folder: Path, text_size: int, variant: str | None = None) -> MergedLM:
-    """The merged language model of an official CosyVoice2 folder; text_size: entries of its text tokenizer.
+    """The merged language model of an official CosyVoice2 or 3 folder; text_size: entries of its text tokenizer.
 
     CheckpointError: files are missing, corrupt or do not fit the configuration or the tokenizer. UnsupportedModel: of
     another generation.
     """
-    config = read_config(folder, ()).lm
-    vocabulary = MergedVocabulary.of(config.vocabulary, text_size)
-    config = qwen2_of(config)
+    whole = read_config(folder, ())
+    vocabulary = MergedVocabulary(text_size, whole.lm.vocabulary.num_speech_tokens, whole.generation)
+    config = qwen2_of(whole.lm)
     check_variant(folder, variant)
     path = find_part(folder, "llm", variant)
     official = MappedWeights(path)

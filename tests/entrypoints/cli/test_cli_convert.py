@@ -90,10 +90,12 @@ def test_the_documents_spelling(run: Run, babble: Path) -> None:
     assert len(list(Path("made").glob("rank*.safetensors"))) == 6
 
 
-def test_a_second_call_finds_it_done_and_may_compare_it(run: Run) -> None:
-    first = run("export trtllm --out made --use_weight_only --weight_only_precision int4 -q")
+@pytest.mark.parametrize("model", ["babble", "babble_v3"])
+def test_a_second_call_finds_it_done_and_may_compare_it(run: Run, request: pytest.FixtureRequest, model: str) -> None:
+    line = f"export trtllm -m {request.getfixturevalue(model)} --out made"
+    first = run(f"{line} --use_weight_only --weight_only_precision int4 -q")
     assert (first.code, first.out, first.err) == (0, b"", "")
-    second = run("export trtllm --out made --use-weight-only --weight-only-precision int4 --check")
+    second = run(f"{line} --use-weight-only --weight-only-precision int4 --check")
     table = rows(second.text)
     assert table["options"] == "float16, int4 weights quantised by trtllm-build"
     assert table["time"] == "was there already"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
@@ -22,7 +23,7 @@ def tokenizer(babble: Path) -> TextTokenizer:
 
 @pytest.fixture(scope="session")
 def vocabulary(tokenizer: TextTokenizer) -> MergedVocabulary:
-    return MergedVocabulary(len(tokenizer), 6_561)
+    return MergedVocabulary(len(tokenizer), 6_561, Generation.V2)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from fake_backend import FakeBackend, InferenceResponse, TritonError, initialize_args, refused, sending, unary
 from speaking_helpers import RATE, ScriptedLanguageModel, Speaker, alike, ask, audio, hum, read, wave
 
-from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import BACKBONE, detect_generation
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.entrypoints.triton.models.cosyvoice2 import CosyVoice2
@@ -24,6 +27,7 @@ from vivavoce.entrypoints.triton.models.token2wav import Token2Wav
 from vivavoce.errors import CheckpointError
 from vivavoce.service.audio.samples import Audio
 from vivavoce.service.speech import Mode, SpeakOptions
+from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce.service.voices.folder_store import FolderStore
 from vivavoce.service.voices.voice import built_in_voices
@@ -40,15 +44,37 @@ def script(text):
     return np.random.default_rng(list(text)).integers(0, 6_561, TOKENS).tolist()
 
 
-def arguments(babble, *, streams=False, **more):
-    given = {"model_dir": str(babble), "device": "cpu", **more}
+SAID = script((72, 105))
+BOTH = pytest.mark.parametrize("folder", ["babble", "babble_v3"], indirect=True)
+"""Of both generations that it serves."""
+
+
+def arguments(folder, *, streams=False, **more):
+    given = {"model_dir": str(folder), "device": "cpu", **more}
     return initialize_args(given, model_transaction_policy={"decoupled": streams})
 
 
 @pytest.fixture(scope="module")
-def staged(babble):
+def folder(request):
+    """The model's: CosyVoice2's, or that of a test's own parameter."""
+    return request.getfixturevalue(getattr(request, "param", "babble"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(folder):
+    return MergedVocabulary(len(TextTokenizer.from_folder(folder / BACKBONE)), 6_561, detect_generation(folder))
+
+
+@pytest.fixture(scope="module")
+def synthesizer(folder):
+    with closing(Synthesizer.load(folder, torch.device("cpu"))) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def staged(folder):
     """The models without a language model, which keep nothing from test to test."""
-    made = {name: stage.load(arguments(babble), FakeBackend()) for name, stage in STAGES.items()}
+    made = {name: stage.load(arguments(folder), FakeBackend()) for name, stage in STAGES.items()}
     yield made
     for model in made.values():
         model.close()
@@ -72,7 +98,7 @@ class Server(Speaker):
 
 
 @pytest.fixture
-def serve(babble, staged, vocabulary, synthesizer, tmp_path):
+def serve(folder, staged, vocabulary, synthesizer, tmp_path):
     servers = []
 
     def make(*, decoupled=True, language=None, inner_cancel=False, **parameters):
@@ -81,7 +107,7 @@ def serve(babble, staged, vocabulary, synthesizer, tmp_path):
         inner["tensorrt_llm"] = language or (scripted.streaming if decoupled else scripted.whole)
         backend = FakeBackend(inner, inner_cancel=inner_cancel)
         given = {"voices_dir": str(tmp_path / "voices"), **parameters}
-        model = CosyVoice2.load(arguments(babble, streams=decoupled, **given), backend)
+        model = CosyVoice2.load(arguments(folder, streams=decoupled, **given), backend)
         servers.append(Server(model, backend, scripted, staged, synthesizer.front_end.text.encode))
         return servers[-1]
 
@@ -94,14 +120,14 @@ def serve(babble, staged, vocabulary, synthesizer, tmp_path):
 class Own:
     """The package's own audio of what the script says of a text, in what is left of a voice between the models."""
 
-    def __init__(self, synthesizer, babble):
-        self.synthesizer, self.voices = synthesizer, built_in_voices(babble)
+    def __init__(self, synthesizer, folder):
+        self.synthesizer, self.voices = synthesizer, built_in_voices(folder)
 
     def chunks(self, text, policy=STREAM, *, voice="babble-a", mode=Mode.SFT, tokens=None, seed=42, speed=1.0):
         known = self.voices[voice] if isinstance(voice, str) else voice
         whole = self.synthesizer.front_end.conditioning(known, SpeakOptions(mode=mode))
         halved = replace(whole, embedding=whole.embedding.half().float(), flow_mel=whole.flow_mel.half().float())
-        said = tokens or script((*whole.lm_prompt_text, *self.synthesizer.front_end.text.encode(text)))
+        said = tokens or script((*whole.lm_text, *self.synthesizer.front_end.text.encode(text)))
         segment = SegmentRequest(halved, speech_tokens=tuple(said), seed=seed, speed=speed)
         return [chunk.samples for chunk in self.synthesizer.engine.submit(EngineRequest((segment,), policy))]
 
@@ -110,8 +136,8 @@ class Own:
 
 
 @pytest.fixture
-def own(synthesizer, babble):
-    return Own(synthesizer, babble)
+def own(synthesizer, folder):
+    return Own(synthesizer, folder)
 
 
 @pytest.fixture
@@ -120,6 +146,7 @@ def anna(synthesizer):
     return synthesizer.front_end.extractor.extract(Audio(RECORDING, RATE), "Hm.").named("anna")
 
 
+@BOTH
 @pytest.mark.parametrize("rule", ["exponential", "equal"])
 def test_a_stream_is_the_package_s_own(serve, own, rule):
     heard = [wave(answer) for answer in serve(dynamic_chunk_strategy=rule).stream(TEXT, seed=9, speed=1.25)]
@@ -128,6 +155,7 @@ def test_a_stream_is_the_package_s_own(serve, own, rule):
     assert alike(np.concatenate(heard), np.concatenate(expected))
 
 
+@BOTH
 def test_whole_answers(serve, own):
     server, texts = serve(decoupled=False), ["One.", "Two."]
     for text, answer in zip(texts, server.model.execute([ask(text) for text in texts]), strict=True):
@@ -135,13 +163,18 @@ def test_whole_answers(serve, own):
     assert not server.language.asked[0]["streaming"].item()
 
 
+@BOTH
 def test_what_the_language_model_is_asked(serve, anna, synthesizer, vocabulary):
     server = serve()
     server.stream(TEXT, reference_wav=RECORDING, reference_text="Hm.", seed=3)
     [asked] = server.language.asked
     text = synthesizer.front_end.text.encode(TEXT)
     speech = [vocabulary.speech(token) for token in anna.speech_tokens.tolist()]
-    ids = [vocabulary.sos, *anna.prompt_text, *text, vocabulary.task, *speech]
+    prompt = synthesizer.front_end.conditioning(anna).lm_text
+    assert prompt[len(prompt) - len(anna.prompt_text) :] == anna.prompt_text
+    system = synthesizer.front_end.text.encode("You are a helpful assistant.<|endofprompt|>")
+    assert (prompt[: len(system)] == system) is (vocabulary.generation is Generation.V3)
+    ids = [vocabulary.sos, *prompt, *text, vocabulary.task, *speech]
     assert asked["input_ids"].tolist() == [ids]
     assert asked["input_ids"].dtype == asked["input_lengths"].dtype == asked["end_id"].dtype == np.int32
     assert asked["random_seed"].dtype == np.uint64
@@ -161,6 +194,7 @@ def test_what_the_language_model_is_asked(serve, anna, synthesizer, vocabulary):
     }
 
 
+@BOTH
 def test_a_recording_is_extracted_once(serve, own, anna):
     server = serve()
     heard = server.hear(TEXT, reference_wav=RECORDING, reference_text="Hm.")
@@ -273,13 +307,26 @@ def test_no_speech_is_an_error(serve):
     assert "made no speech of this text" in refused(error, TritonError.INTERNAL)
 
 
-def test_what_ends_speech_is_not_spoken(serve, own):
-    """Any of the three ends may come; of two of them a server does not know, and goes on."""
-    server = serve()
-    server.language.script = lambda text: [*script(text)[:30], 6_562, *script(text)[30:]]
-    assert alike(server.hear("Hi."), own("Hi.", tokens=script(own.synthesizer.front_end.text.encode("Hi."))[:30]))
+@BOTH
+def test_what_ends_speech_is_not_spoken(serve, own, vocabulary):
+    """Any of the ends may come; of all but one of them a server does not know, and goes on."""
+    server, other_end = serve(), vocabulary.eos_ids[-1] - vocabulary.text_size
+    server.language.script = lambda text: [*SAID[:30], other_end, *SAID[30:]]
+    assert alike(server.hear("Hi."), own("Hi.", tokens=SAID[:30]))
     assert server.language.given == [31]
     assert len(server.language.stopped) == 1
+
+
+@pytest.mark.parametrize("folder", ["babble_v3"], indirect=True)
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_a_long_silence_of_cosyvoice3_is_shortened(serve, own, decoupled):
+    """However the language model's tokens come: this one gives them one by one, or all at once."""
+    server, silence = serve(decoupled=decoupled), [1, 2, 28, 29, 55, 248, 494, 2241, 2242]
+    server.language.script = lambda text: [*SAID[:20], *silence, *SAID[20:], *silence]
+    spoken = [*SAID[:20], *silence[:5], *SAID[20:], *silence[:5]]
+    [whole] = [None] if decoupled else server.model.execute([ask("Hi.")])
+    expected = own("Hi.", STREAM if decoupled else None, tokens=spoken)
+    assert alike(server.hear("Hi.") if decoupled else wave(whole), expected)
 
 
 def test_cached_voices_only(serve):
@@ -289,15 +336,16 @@ def test_cached_voices_only(serve):
     assert len(server.hear(TEXT)) > 0
 
 
-def test_the_engine_backend_is_given_the_bias_of_the_head(serve, babble, vocabulary):
+@BOTH
+def test_the_engine_backend_is_given_the_bias_of_the_head(serve, folder, vocabulary):
     server = serve(triton_backend="tensorrtllm")
     server.stream(TEXT)
     [bias] = server.language.asked[0]["embedding_bias"]
     assert (bias.dtype, bias.shape) == (np.float32, (vocabulary.padded_size,))
-    speech = slice(vocabulary.speech(0), vocabulary.sos)
-    head = torch.load(babble / "llm.pt", weights_only=True)["llm_decoder.bias"]
-    assert np.array_equal(bias[speech], head.float().numpy())
-    assert np.isneginf(np.delete(bias, np.r_[speech])).all()
+    head = torch.load(folder / "llm.pt", weights_only=True)
+    own = head.get("llm_decoder.bias", torch.zeros(len(head["llm_decoder.weight"])))
+    assert np.array_equal(bias[vocabulary.head], own.float().numpy())
+    assert np.isneginf(np.delete(bias, vocabulary.head)).all()
 
 
 def test_the_tokenizer_must_count_as_the_model_does(serve, babble, vocabulary, tmp_path):
@@ -324,11 +372,12 @@ def test_more_than_are_taken_are_refused(serve, monkeypatch):
     assert len(server.hear(TEXT)) > 0
 
 
+@BOTH
 @pytest.mark.parametrize("decoupled", [True, False])
-def test_with_the_real_language_model_as_well(serve, babble, synthesizer, decoupled):
-    language = TensorrtLLM.load(arguments(babble, streams=decoupled, exclude_input_in_output="true"), FakeBackend())
+def test_with_the_real_language_model_as_well(serve, folder, synthesizer, decoupled):
+    language = TensorrtLLM.load(arguments(folder, streams=decoupled, exclude_input_in_output="true"), FakeBackend())
     server = serve(decoupled=decoupled, language=(sending if decoupled else unary)(language))
-    voice = built_in_voices(babble)["babble-a"]
+    voice = built_in_voices(folder)["babble-a"]
     voice = replace(voice, embedding=voice.embedding.half().float())
     options = SpeakOptions(seed=4, sampling=SamplingParams(top_p=TOP_P, top_k=TOP_K))
     try:

@@ -150,11 +150,12 @@ def test_all_stages(go, babble):
     assert any(line.startswith("trtllm-build is not installed here") for line in go.said)
 
 
-def test_where_no_other_runtime_is_the_engine_s_own_model_needs_no_conversion(go, babble_v3):
-    assert go(model=str(babble_v3), models=ModelSet.FAST, last=2).names == []
+def test_where_no_other_runtime_is_the_engine_s_own_model_needs_no_conversion(go, babble_v1, babble_v3):
+    assert go(model=str(babble_v3), last=1).names == CONVERT
+    assert go(model=str(babble_v1), models=ModelSet.FAST, last=2).names == []
     assert go.made("convert")["language_model"] == "vivavoce"
     assert (go.work / "model_repo" / "vivavoce" / "config.pbtxt").is_file()
-    assert "only CosyVoice2's language model" in next(line for line in go.said if line.startswith("nothing to"))
+    assert "CosyVoice 1's language model" in next(line for line in go.said if line.startswith("nothing to"))
 
 
 @pytest.mark.usefixtures("server_options")

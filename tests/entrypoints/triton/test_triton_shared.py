@@ -11,6 +11,7 @@ import torch
 from fake_backend import FakeBackend
 from speaking_helpers import ask, hum
 
+from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.entrypoints.triton.models import backend
@@ -60,7 +61,7 @@ def test_refused(text, given, message):
         read(text, **given)
 
 
-RELEASE = MergedVocabulary(151_663, 6_561)
+RELEASE = MergedVocabulary(151_663, 6_561, Generation.V2)
 
 
 def segment(length):
@@ -77,7 +78,7 @@ def test_output_length(length, least, most):
 
 
 def test_a_prompt_holds_the_system_prompt_the_transcript_and_the_text_in_this_order():
-    vocabulary = MergedVocabulary(900, 6561)
+    vocabulary = MergedVocabulary(900, 6561, Generation.V2)
     voice = Conditioning(torch.zeros(192), (5, 6), (20,), lm_system_text=(7,))
     ids = merged_prompt(vocabulary, SegmentRequest(voice, text=(8,)))
     assert ids == (vocabulary.sos, 7, 5, 6, 8, vocabulary.task, vocabulary.speech(20))

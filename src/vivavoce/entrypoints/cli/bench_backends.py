@@ -22,6 +22,7 @@ from vivavoce.bench.batches import TokenBackend
 from vivavoce.checkpoint.known_models import models_home
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
@@ -119,11 +120,6 @@ class MergedModel:
         """As other packages write it."""
         return str(self.dtype).removeprefix("torch.")
 
-    @property
-    def allowed(self) -> range:
-        """The ids that may be drawn: speech, and what ends it."""
-        return range(self.vocabulary.speech(0), self.vocabulary.sos)
-
     def bias_for(self, rows: int) -> Tensor:
         """The bias for a head of that many rows: [rows] float32; `CheckpointError` if the head is too small."""
         if rows < self.vocabulary.size:
@@ -147,8 +143,9 @@ class MergedModel:
         return list(map(merged, rows))
 
     def speech(self, ids: Sequence[int]) -> list[int]:
-        """Ids that a runtime gave → speech tokens up to the first other id."""
-        return [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
+        """Ids that a runtime gave → speech tokens up to the first other id, as our engine speaks them."""
+        said = [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
+        return without_long_silence(said, self.vocabulary.own.silent, 0)[0]
 
 
 def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
@@ -262,7 +259,7 @@ class HuggingFaceModel:
     def _padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids, and 1 where they are not padding: [rows, longest] int64 each."""
         longest = max(map(len, prompts))
-        # An id that is never drawn: the penalty counts whatever stands in the prompt, be it masked.
+        # An id that begins every prompt: the penalty counts whatever stands in one, be it masked.
         pad = self._merged.vocabulary.sos
         ids = torch.tensor([[pad] * (longest - len(one)) + one for one in prompts])
         mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
@@ -322,8 +319,8 @@ class VllmModel(_SeededModel):
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
         vllm = import_module("vllm")
         _check_version(str(vllm.__version__))
-        bias = {one: float(merged.bias[one]) for one in merged.allowed}
-        parameters = partial(vllm.SamplingParams, logit_bias=bias, allowed_token_ids=list(merged.allowed))
+        bias = {one: float(merged.bias[one]) for one in merged.vocabulary.head}
+        parameters = partial(vllm.SamplingParams, logit_bias=bias, allowed_token_ids=list(bias))
         super().__init__(merged, sampling, parameters, lambda ids: {"prompt_token_ids": ids})
         self._llm = vllm.LLM(
             model=merged.name_or_path,

@@ -132,7 +132,8 @@ class BenchModel:
     @property
     def vocabulary(self) -> MergedVocabulary:
         """The ids of text and speech in one table."""
-        return MergedVocabulary.of(self.models.config.lm.vocabulary, len(self.tokenizer))
+        config = self.models.config
+        return MergedVocabulary(len(self.tokenizer), config.lm.vocabulary.num_speech_tokens, config.generation)
 
     def voice(self, voice: str | AudioSource | None, prompt_text: str) -> Conditioning:
         """What a voice brings to the stages; errors as in `VoiceRegistry.resolve`."""

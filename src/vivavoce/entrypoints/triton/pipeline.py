@@ -24,7 +24,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import DownloadProgress, download
 from vivavoce.checkpoint.folder import SPEAKERS, detect_generation
 from vivavoce.checkpoint.known_models import known_model
-from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION
+from vivavoce.checkpoint.merged_vocabulary import CONTROLS
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.child import python_command
@@ -176,8 +176,10 @@ class _Pipeline:
         wish, dtype, device = settings.language_model, settings.engine_dtype, settings.device
         chosen = choose_runtime(wish)
         built = chosen is LanguageModelRuntime.ENGINE
-        if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) is not MERGED_GENERATION:
-            self._say("nothing to convert: only CosyVoice2's language model runs elsewhere, and vivavoce needs none")
+        if settings.models is ModelSet.FAST and detect_generation(Path(model_dir)) not in CONTROLS:
+            self._say(
+                "nothing to convert: CosyVoice 1's language model runs nowhere else, and vivavoce needs no other form"
+            )
             return {"language_model": LanguageModelRuntime.VIVAVOCE.value, "merged_dir": "", "engine_dir": None}
         checkpoint, engine = self._root / "trtllm_checkpoint", self._root / "trtllm_engine"
         self._vivavoce("export", "hf", "--model", model_dir, "--out", self._merged, "--force", "--quiet")

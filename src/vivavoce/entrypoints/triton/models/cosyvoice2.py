@@ -99,7 +99,8 @@ class CosyVoice2:
         self._config = read_config(folder, ())  # the flow's own blocks are token2wav's
         tokenizer, card = TextTokenizer.from_folder(folder / BACKBONE), read_card(folder)
         text = TextFrontEnd(tokenizer, scripts=card.scripts)
-        self._vocabulary = MergedVocabulary.of(self._config.lm.vocabulary, len(tokenizer))
+        num_speech_tokens = self._config.lm.vocabulary.num_speech_tokens
+        self._vocabulary = MergedVocabulary(len(tokenizer), num_speech_tokens, self._config.generation)
         _check_tokenizer(parameters.path("llm_tokenizer_dir"), self._vocabulary)
         bias = None
         if parameters["triton_backend"] == "tensorrtllm":

@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.entrypoints.triton.models.backend import InnerError, ask_inner, checked, inner_request, output
 from vivavoce.models.features import PROMPT_MEL_RATE, SAMPLE_RATE, prompt_mel
@@ -81,8 +82,17 @@ class InnerLanguageModel:
     def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
         """Speech tokens (0 … V − 1) as they come, or all at once; closing the iterator stops the inner request.
 
-        Raises `InnerError` if the language model refused or failed.
+        They are those to be spoken: of a long silence in CosyVoice3's, as many as our own engine speaks. Raises
+        `InnerError` if the language model refused or failed.
         """
+        run = 0
+        with closing(self._said(segment)) as parts:
+            for part in parts:
+                # Our own language model has done so, others have not.
+                spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
+                yield tuple(spoken)
+
+    def _said(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
         request_id = uuid.uuid4().hex  # a client's own ids need not be its alone
         outputs = ("output_ids", "sequence_length")
         request = inner_request(self._backend, LANGUAGE_MODEL, outputs, self._tensors(segment), request_id)
@@ -97,7 +107,7 @@ class InnerLanguageModel:
                 if tokens:
                     yield tokens
                 if end is not None:
-                    over = end == self._vocabulary.eos_ids[0]  # two more ids end speech, of which it does not know
+                    over = end == self._vocabulary.eos_ids[0]  # more ids end speech, of which it does not know
                     break
             else:
                 over = True

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import SamplingDefaults
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.checkpoint.merged_vocabulary import MERGED_GENERATION, MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
@@ -75,8 +75,9 @@ class EngineSource:
     def __init__(self, engine: Engine, vocabulary: MergedVocabulary) -> None:
         self.engine, self.vocabulary, self.first_id = engine, vocabulary, vocabulary.speech(0)
         bias = engine.models.lm.speech_head.bias
-        assert bias is not None, "the speech head has a bias"
-        self._bias: NDArray[np.float32] = bias.detach().float().cpu().numpy()
+        self._bias: NDArray[np.float32] = np.zeros(len(vocabulary.head), np.float32)
+        if bias is not None:
+            self._bias += bias.detach().float().cpu().numpy()
 
     @classmethod
     def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
@@ -93,8 +94,8 @@ class EngineSource:
         else:
             folder = parameters.model_folder
             model = build_language_model(folder, device, choose_dtype("auto", device))
-            text_size = len(TextTokenizer.from_folder(folder / BACKBONE))
-            vocabulary = MergedVocabulary.of(model.config.lm.vocabulary, text_size)
+            text_size, own = len(TextTokenizer.from_folder(folder / BACKBONE)), model.config.lm.vocabulary
+            vocabulary = MergedVocabulary(text_size, own.num_speech_tokens, model.config.generation)
         engine = Engine(model, EngineSettings(slots_share=share))
         engine.warm_up(streams=streams)
         return cls(engine, vocabulary)
@@ -124,7 +125,7 @@ class EngineSource:
         """What an engine without a biased head must be given with every request does no harm here."""
         if bias is None or not bias.any():
             return
-        first, end = self.vocabulary.speech(0), self.vocabulary.sos
+        first, end = self.vocabulary.head.start, self.vocabulary.head.stop
         others = np.concatenate((bias[:first], bias[end:]))
         own = len(bias) >= self.vocabulary.size and np.allclose(bias[first:end], self._bias, rtol=1e-2, atol=1e-3)
         if not (own and (others <= _FORBIDDEN).all()):
@@ -139,9 +140,9 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
 
     prepare_device(device)
     dtype = choose_dtype("auto", device)
-    config, state = read_merged(folder)
+    (config, state), vocabulary = read_merged(folder), read_vocabulary(folder)
     lm = speech_lm(config, state, dtype).to(device)
-    return LanguageModel(LanguageConfig(config, MERGED_GENERATION), lm, device, dtype), read_vocabulary(folder)
+    return LanguageModel(LanguageConfig(config, vocabulary.generation), lm, device, dtype), vocabulary
 
 
 class LLMTokens:
@@ -193,14 +194,16 @@ class LLMSource:
         `MissingDependency`: TensorRT-LLM cannot be imported, or is of another version.
         """
         from vivavoce.export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
+        from vivavoce.export.merged_lm import no_bias
 
         folder = parameters.path("gpt_model_path")
         if folder is None or not folder.is_dir():
             name = parameters["gpt_model_path"]
             raise ModelNotFound(f"gpt_model_path: {name!r} is no folder; fill engine_dir with the merged model's")
         vocabulary, merged = read_vocabulary(folder), open_hugging_face(folder)
-        bias, speech = torch.full((merged.sizes.vocab_size,), -torch.inf), slice(vocabulary.speech(0), vocabulary.sos)
-        bias[speech] = 0 if merged.bias is None else merged.bias[speech]
+        bias, speech = no_bias(vocabulary, merged.sizes.vocab_size), slice(vocabulary.head.start, vocabulary.head.stop)
+        if merged.bias is not None:
+            bias[speech] = merged.bias[speech]
         cache = {name: parameters.number(*given) for name, given in _CACHE_SETTINGS.items()}
         if parameters["enable_kv_cache_reuse"]:
             cache["enable_block_reuse"] = parameters.switch("enable_kv_cache_reuse")
