@@ -45,8 +45,8 @@ def script(text):
 
 
 SAID = script((72, 105))
-BOTH = pytest.mark.parametrize("folder", ["babble", "babble_v3"], indirect=True)
-"""Of both generations that it serves."""
+BOTH = pytest.mark.parametrize("folder", [None, "babble_v3"], ids=["v2", "v3"], indirect=True)
+"""Of both generations that it serves; the first is that of the other tests."""
 
 
 def arguments(folder, *, streams=False, **more):
@@ -56,8 +56,8 @@ def arguments(folder, *, streams=False, **more):
 
 @pytest.fixture(scope="module")
 def folder(request):
-    """The model's: CosyVoice2's, or that of a test's own parameter."""
-    return request.getfixturevalue(getattr(request, "param", "babble"))
+    """The model's: CosyVoice2's, unless the test has a parameter."""
+    return request.getfixturevalue(getattr(request, "param", None) or "babble")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,10 @@ def vocabulary(folder):
 
 
 @pytest.fixture(scope="module")
-def synthesizer(folder):
+def synthesizer(folder, babble, synthesizer):
+    if folder == babble:
+        yield synthesizer
+        return
     with closing(Synthesizer.load(folder, torch.device("cpu"))) as own:
         yield own
 

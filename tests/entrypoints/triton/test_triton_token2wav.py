@@ -156,6 +156,16 @@ def test_steps_are_the_engines_stream(models, model, policy, voice, speed):
     same(np.concatenate(parts), engine_wave(models, TOKENS, voice, policy, seed=4, speed=speed), atol=1e-3)
 
 
+def test_cosyvoice3_s_steps_are_the_engines_stream(models_v3):
+    model, policy = made(models_v3), ChunkPolicy.equal(hop=11)
+    first, *later = steps(TOKENS, hops_of(policy, len(TOKENS)), "v3", voice=BARE, seed=4)
+    parts = streamed(model, [first])
+    assert len(parts[0]) == 11 * SAMPLES_PER_TOKEN - HELD
+    assert model.nbytes > 4 * sum(models_v3.vocoder.reach) * (80 + 480)
+    parts += streamed(model, later)
+    same(np.concatenate(parts), engine_wave(models_v3, TOKENS, BARE, policy, seed=4), atol=1e-3)
+
+
 def test_later_steps_may_leave_out_what_the_first_brought(model):
     told = streamed(model, steps(TOKENS, HOPS, "told", seed=2))
     first, *_ = steps(TOKENS, HOPS, "left out", seed=2)

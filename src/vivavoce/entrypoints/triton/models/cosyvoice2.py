@@ -51,7 +51,7 @@ MOST_TAKEN = 512
 """Requests of one instance, those included that wait for a thread; more are refused."""
 _RETRY_S = 5.0
 _LOOK_EVERY = 4
-"""Speech tokens after which it is asked whether the client is still there: the answer is a message to the server."""
+"""Answers of the language model after which it is asked whether the client is there: a message to the server."""
 
 
 class DecodedTokens:
@@ -189,12 +189,10 @@ class CosyVoice2:
             one.end(error)
 
     def _fetch(self, one: DecodedTokens, left: Callable[[], bool]) -> None:
-        look_at = 0
         with closing(self._language_model.tokens(one.segment)) as parts:
-            for part in parts:
+            for count, part in enumerate(parts):
                 one.add(part)
-                if len(one.tokens) >= look_at:
-                    look_at = len(one.tokens) + _LOOK_EVERY
+                if count % _LOOK_EVERY == 0:
                     check_present(left)
 
     def _chunks(self, one: DecodedTokens) -> Speech:

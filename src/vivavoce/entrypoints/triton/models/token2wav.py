@@ -32,6 +32,7 @@ from vivavoce.engine.request import (
     check_speed,
 )
 from vivavoce.engine.settings import LEAST_ROOM, EngineSettings
+from vivavoce.engine.vocoder_stage.stream import join_rule
 from vivavoce.entrypoints.triton.models.backend import Inputs, Parameters, answered, check_present, refusal
 from vivavoce.entrypoints.triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
@@ -53,8 +54,6 @@ FREE_SHARE = 0.3
 """Of the memory that a CUDA device has free: a language model beside it takes half or more."""
 _REMEMBERED = 64
 """Voices; one of 30 s takes about half a megabyte."""
-_KEPT_FRAMES = 20
-"""Mel frames that a stream keeps with their samples between steps, at most."""
 _POLICY = ChunkPolicy.low_latency()
 """Steps are cut by those who ask for them."""
 
@@ -240,7 +239,7 @@ class Token2Wav:
 
     With `token_offset` and `finalize` a request is a step of its request id's stream. Each brings all tokens so far and
     says how many of them were spoken by the steps before; it gives the audio of the rest, but for those at the end that
-    the flow only looks ahead at, and for the last 160 ms, which the next step's audio is faded into. The first step,
+    the flow only looks ahead at, and for the last 160 ms, which come with the next step's audio. The first step,
     from 0, decides on voice, seed and speed; later ones repeat them or leave them out. With `finalize` all is spoken
     and the stream ends; without any tokens it is given up, known or not, and the audio is empty.
 
@@ -263,6 +262,9 @@ class Token2Wav:
         assert isinstance(engine.models, Models), "the engine has a flow and a vocoder"
         self._backend, self.engine, self._config, self._default = backend, engine, engine.models.config, default
         self._reader = RequestReader(self._config, text_size)
+        vocoder = engine.models.vocoder
+        rule = join_rule(_POLICY.joins, vocoder.config.samples_per_frame, vocoder.reach, engine.models.device)
+        self._kept_frames = rule.mel_frames  # with their samples, between steps
         self._bounds, self._clock = bounds, clock
         self.streams: OrderedDict[str, SynthesisStream] = OrderedDict()
         """By request id; the one that was used longest ago comes first."""
@@ -406,7 +408,7 @@ class Token2Wav:
         vocoder = self._config.vocoder
         given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
         own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
-        tail = 4 * _KEPT_FRAMES * (vocoder.num_mel_bins + vocoder.samples_per_frame)
+        tail = 4 * self._kept_frames * (vocoder.num_mel_bins + vocoder.samples_per_frame)
         return own + tail + 4 * self._config.rates.tokens_in(MAX_FRAMES)
 
 
