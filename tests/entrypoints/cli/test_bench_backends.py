@@ -153,7 +153,7 @@ def test_transformers_is_called_with_all_that_speech_needs(
     load.assert_called_once_with("folder", dtype=torch.float32)
     assert model.generate(PROMPTS) == [[1, 2, 3], [4]], "to its own length, and to what ends it"
     asked = generate.call_args.kwargs
-    assert asked.pop("input_ids").tolist() == [[18, 1, 2, 19], [18, 18, 1, 19]], "padded with what is never drawn"
+    assert asked.pop("input_ids").tolist() == [[18, 1, 2, 19], [18, 18, 1, 19]], "padded with what begins a prompt"
     assert asked.pop("attention_mask").tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
     bias, penalty = asked.pop("logits_processor")
     assert asked == {
@@ -169,6 +169,12 @@ def test_transformers_is_called_with_all_that_speech_needs(
     scores = bias(None, torch.zeros(2, 130))
     assert scores[1, 10:18].tolist() == [place / 4 for place in range(8)]
     assert scores[:, :10].max() == scores[:, 18:].max() == -torch.inf
+
+
+def test_of_cosyvoice3_s_long_silence_as_much_is_spoken_as_by_our_engine(merged: MergedModel) -> None:
+    model = replace(merged, vocabulary=MergedVocabulary(10, 6_561, Generation.V3))
+    said = [10 + one for one in (7, *[2] * 9, 7)]
+    assert model.speech([*said, model.vocabulary.sos, 10]) == [7, *[2] * 5, 7]
 
 
 def test_a_head_that_is_too_small_is_another_models(merged: MergedModel) -> None:

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import PATIENCE_S, RESPONSE_COMPLETE_FINAL, TritonError, initialize_args, refused
-from language_model_client import BACKEND, TYPES, VOICE, Client, ids_of, tensor
+from language_model_client import BACKEND, DEPLOYMENT, TYPES, VOICE, Client, ids_of, tensor
 
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.triton.models.language_model_inputs import REFUSED
 from vivavoce.entrypoints.triton.models.tensorrt_llm import EngineSource, TensorrtLLM
 from vivavoce.errors import InvalidRequest, ModelNotFound
+from vivavoce.export.hf_folder import export_hf
 from vivavoce.models.build import build_language_model
+from vivavoce.service.text.tokenizer import TextTokenizer
 
 ENDLESS = {"request_output_len": 4_000, "end_id": -1}
 
@@ -331,6 +336,19 @@ def test_loading_an_official_or_a_merged_folder(streaming, babble, merged, vocab
     for parameters in (official, {"llm_backend": "vivavoce", "gpt_model_path": str(merged)}):
         with closing(Client(load(**parameters), vocabulary)) as client:
             assert client.heard() == streaming.heard()
+
+
+def test_cosyvoice3_official_and_merged(babble_v3, tmp_path):
+    tokenizer = TextTokenizer.from_folder(babble_v3 / BACKBONE)
+    merged, heard = export_hf(babble_v3, tmp_path / "merged", tokenizer.to_json()).folder, []
+    bias, vocabulary = np.load(merged / "embedding_bias.npy"), MergedVocabulary(len(tokenizer), 6_561, Generation.V3)
+    for parameters in ({"model_dir": str(babble_v3)}, {"gpt_model_path": str(merged)}):
+        with closing(Client(load(**parameters), vocabulary)) as client:
+            heard.append(client.heard(end_id=-1, embedding_bias=bias[None]))
+            assert "is not that of this model's head" in client.refusal(embedding_bias=bias[None] + 1)
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == DEPLOYMENT["request_output_len"]
+    assert all(map(vocabulary.is_speech, heard[0]))
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,14 @@ def test_a_long_silence_of_cosyvoice3_is_shortened(serve, own, decoupled):
     assert alike(server.hear("Hi.") if decoupled else wave(whole), expected)
 
 
+@pytest.mark.parametrize("folder", ["babble_v3"], indirect=True)
+def test_a_text_may_bring_cosyvoice3_s_system_prompt(serve, synthesizer, vocabulary):
+    server, encode = serve(), synthesizer.front_end.text.encode
+    server.stream("Speak softly.<|endofprompt|>Hi.")
+    ids = [vocabulary.sos, *encode("Speak softly.<|endofprompt|>"), *encode("Hi."), vocabulary.task]
+    assert server.language.asked[0]["input_ids"].tolist() == [ids]
+
+
 def test_cached_voices_only(serve):
     server = serve(use_spk2info_cache="True")
     [error] = server.stream(TEXT, reference_wav=RECORDING)
