@@ -198,8 +198,8 @@ def test_before_any_model_loads(run: Run, no_loading: None, line: str | tuple[st
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("export hf --out o --model", "exports, Triton's cosyvoice2 and tensorrt_llm, and other runtimes in benchmarks"),
-        ("export trtllm --out o --model", "are for CosyVoice 2 and 3 only; let vivavoce's own engine speak (in Triton:"),
+        ("export hf --out o --model", "exports, Triton's cosyvoice2 and tensorrt_llm, and other runtimes in"),
+        ("export trtllm --out o --model", "are for CosyVoice 2 and 3 only; let vivavoce's own engine speak (in"),
         ("train lm folder out --device cpu --init", "`vivavoce train` is for v2 (CosyVoice2) and v3 (CosyVoice3)"),
         ("train prepare folder corpus --model", "model: is of generation v1; `vivavoce train` is for v2 (CosyVoice2)"),
     ],
