@@ -78,13 +78,21 @@ def build_models(
     networks: dict[str, Any] = {}
     for name, part in parts.items():
         if name not in loaded:
-            with torch.device("meta"):
-                networks[name] = part.build(config)
+            networks[name] = part.outline(config)
             continue
         state = part.state(states.pop(name) if name in states else read_tensors(paths[name]))
         to = torch.float32 if part.float32 else dtype
         networks[name] = build_network(part, config, state, paths[name].name, device, to)
     return Models(config=config, device=device, dtype=dtype, **networks)
+
+
+def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:
+    """The networks' shapes, without weights, on torch's meta device; dtype: as `build_models` takes it."""
+    networks: dict[str, Any] = {
+        name: part.outline(config).to(torch.float32 if part.float32 else dtype)
+        for name, part in NETWORKS[config.generation].items()
+    }
+    return Models(config=config, device=torch.device("meta"), dtype=dtype, **networks)
 
 
 def build_network(
@@ -96,8 +104,7 @@ def build_network(
     dtype: torch.dtype,
 ) -> Any:
     """One network with the tensors of a file, on the device; CheckpointError: they do not fit."""
-    with torch.device("meta"):
-        network = part.build(config)
+    network = part.outline(config)
     load_into(network, state, part.names, file, dtype)
     return network.to(device).eval().requires_grad_(False)
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.weights import (
@@ -44,6 +46,19 @@ class NetworkPart:
     names: NameTable
     state: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
     float32: bool = False
+
+    def outline(self, config: Any) -> nn.Module:
+        """The network on torch's meta device: shapes without memory."""
+        with torch.device("meta"), _NothingDrawn():
+            return self.build(config)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Initial values are left out: to draw them for shapes without memory, torch imports its compiler, 140 MB."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        return given["tensor"] if func is nn.init.normal_ else func(*args, **given)
 
 
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {

@@ -215,8 +215,7 @@ def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[s
 
     A tensor depends on seed, network and name alone, not on the order or number of the others.
     """
-    with torch.device("meta"):
-        own = network.build(config).state_dict()
+    own = network.outline(config).state_dict()
     shapes = {network.names.to_official(name): tuple(tensor.shape) for name, tensor in own.items()}
     for key in [key for key in shapes if _NORMED.fullmatch(key)]:
         shape, stem = shapes.pop(key), f"{key.removesuffix('.weight')}.parametrizations.weight.original"
@@ -253,6 +252,12 @@ def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tupl
     if key.endswith(".original0"):  # the norms of weight norm's rows
         return gain, gain / 10
     return 0.0, gain / math.sqrt(math.prod(shape[1:]))
+
+
+def release_config(generation: Generation) -> ModelConfig:
+    """The sizes of the published model of a generation, as its own settings say them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_settings(Path(folder), generation, RELEASE[generation])
 
 
 def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:

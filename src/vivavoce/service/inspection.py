@@ -175,8 +175,7 @@ def _part_path(folder: Path, part: str) -> Path | None:
 def _check_fit(part: str, path: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> None:
     """Compare names and shapes with the network of that configuration; neither takes any memory here."""
     network_part = _NETWORKS[config.generation][part]
-    with torch.device("meta"):
-        network = network_part.build(config)
+    network = network_part.outline(config)
     shapes = {key: tensor.to("meta") for key, tensor in tensors.items()}
     load_into(network, network_part.state(shapes), network_part.names, path.name, torch.float32)
 
