@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -132,6 +133,30 @@ class DeviceQueue:
             else:
                 self._usual_s = start.event.elapsed_time(end.event) / 1000
             on_done(self._usual_s)
+
+
+def keep_within(device: torch.device, most: int | None) -> None:
+    """Let torch take at most so many bytes of a CUDA device, None: all, in the whole process.
+
+    What its allocator keeps for later, which grows and shrinks by a gigabyte with the order of requests, is given back
+    before more is taken.
+    """
+    whole = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.set_per_process_memory_fraction(1.0 if most is None else min(1.0, most / whole), device)
+
+
+def zeros_when_touched(like: Tensor, device: torch.device) -> Tensor:
+    """Zeros of this shape and dtype; on a CPU the system gives each page when it is first written to.
+
+    `torch.zeros` writes to all of it at once: memory for 32 slots that one listener needs one of.
+    """
+    if device.type != "cpu":
+        return torch.zeros_like(like, device=device)
+    memory = mmap.mmap(-1, like.numel() * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a large page would hold most of a slot
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
