@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cards import table
+from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.planning import CARDS
+from vivavoce.entrypoints.cli.plan import card_rows, planned_engine
+from vivavoce.models.random_checkpoint import release_config
 from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
 
 ROOT = Path(__file__).parents[1]
@@ -41,8 +44,22 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
-def test_speeds_of_cards_are_those_that_are_computed():
-    assert table() in (ROOT / "docs/install.md").read_text(encoding="utf-8")
+def test_figures_of_cards_are_those_that_are_planned():
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    for row in card_rows(release_config(Generation.V2), "auto", list(CARDS)):
+        assert f"\n| {' | '.join(map(str, row.values()))} |\n" in page
+    for generation in Generation:
+        config = release_config(generation)
+        cells = [division(planned_engine(config, "auto", gigabytes)) for gigabytes in (8, 16, 24)]
+        assert f" | {' | '.join(cells)} |\n" in page
+
+
+def division(planned):
+    """A cell of the table of small GPUs."""
+    state = (
+        "" if planned.memory.batch_frames is None else f" / {planned.state_s:.0f} s / {planned.memory.batch_frames:,}"
+    )
+    return f"{planned.memory.slots}{state}"
 
 
 def test_marks_are_those_of_the_vocabulary():

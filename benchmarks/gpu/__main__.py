@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --out benchmarks/results/gpu            # everything
     python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
     python -m benchmarks.gpu --generation v3 --name h200-v3 --out benchmarks/results/gpu
+    python -m benchmarks.gpu --only memory --out /tmp/figures        # what bounds of 8, 16 and 24 GB are kept to
     python -m benchmarks.gpu --generation v3 --no-kernels --only loads --loads stream1 offline256 --out /tmp/figures
 
 The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import loads, report, stages
+from benchmarks.gpu import loads, memory, report, stages
 from benchmarks.gpu.model import make_model, origin, reader
 from benchmarks.gpu.startup import startups
 from vivavoce.checkpoint.config import Generation
@@ -33,7 +34,8 @@ from vivavoce.measure import save_json
 from vivavoce.models.build import build_models
 from vivavoce.models.random_checkpoint import RELEASE, TINY
 
-PARTS = ("stages", "loads", "bounded", "startup")
+PARTS = ("stages", "loads", "bounded", "startup", "memory")
+"""All but the last one are measured if none is named."""
 Figures = dict[str, Any]
 
 
@@ -53,8 +55,9 @@ def main() -> None:
         "loads": lambda: _loads(model, tiny, options.no_kernels, loads.of(generation, options.loads)),
         "bounded": lambda: _bounded(model, tiny),
         "startup": lambda: [startups(model)],
+        "memory": lambda: memory.bounds(model, tiny),
     }
-    for part in options.only or PARTS:
+    for part in options.only or PARTS[:-1]:
         for found in parts[part]():
             figures.update(found)
             print(f"[{time.perf_counter() - begun:5.0f} s]", _line(found), flush=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import door_listeners
+from benchmarks.gpu.memory import Meter, figures
 from benchmarks.gpu.report import GOALS, Goal, table
 from benchmarks.gpu.stages import decode_bytes, estimator_flops, vocoder_flops
 from benchmarks.gpu.trace import Span, busy_ns, summary
@@ -130,3 +131,20 @@ def test_each_listener_is_counted(
     line = capsys.readouterr().out
     assert line.startswith(f"{name}, 3 listeners: first pieces late by ")
     assert "nan" not in line
+
+
+def test_memory_that_was_taken_is_split_into_what_the_plan_counts():
+    found = {"allowed_bytes": 1000, "weights_bytes": 100, "plan": {"slots_bytes": 200, "state_bytes": 300}}
+    kept = figures(found, took=990, reserved=900)
+    assert (kept["took_share"], kept["kept"], kept["batches_bytes"], kept["cuda_bytes"]) == (0.99, True, 300, 90)
+    assert not figures(found, took=1001, reserved=900)["kept"]
+    assert not figures(found, took=960, reserved=900)["kept"]
+
+
+def test_a_meter_remembers_the_most_that_was_taken():
+    taken = iter((3, 9, *[5] * 1_000_000))
+    meter = Meter(lambda: next(taken))
+    meter.look()
+    with meter.running():
+        pass
+    assert (meter.first, meter.most) == (3, 9)

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vivavoce.engine.device import keep_within
 from vivavoce.engine.settings import (
-    BATCHES_BYTES,
+    CUDA_BYTES,
     FRAME_BYTES,
+    LATER_BYTES,
     LEAST_ROOM,
     MAX_POSITIONS,
     RECORDINGS_BYTES,
@@ -43,7 +45,7 @@ def test_a_host_has_its_own_measures_and_what_was_chosen_stands(models, monkeypa
 @pytest.fixture
 def on_a_gpu(models, monkeypatch):
     """Models that say that they are on a device with 100 GiB free and 2 GiB of weights."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 << 30, 139 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((100 << 30) + LATER_BYTES, 139 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 << 30)
     monkeypatch.setattr("vivavoce.engine.settings.usable", lambda device: True)
     return replace(models, device=torch.device("cuda"), dtype=torch.float16)
@@ -57,24 +59,34 @@ def slot_bytes(models, plan):
 def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
     assert plan.slots == 256
-    assert plan.state_bytes == (100 << 30) - BATCHES_BYTES - 257 * slot_bytes(on_a_gpu, plan)
+    assert plan.slots_bytes == 257 * slot_bytes(on_a_gpu, plan)
+    assert plan.batches_bytes == RECORDINGS_BYTES + 16_384 * FRAME_BYTES
+    assert plan.num_bytes == 100 << 30
     assert plan.batch_frames == 16_384
 
 
-def planned(models, memory_bytes, **settings):
-    """Bytes of slots, state and batches, and the largest batch's mel frames."""
-    plan = plan_memory(models, EngineSettings(memory_bytes=memory_bytes, **settings))
-    held = plan.state_bytes + (plan.slots + 1) * slot_bytes(models, plan)
-    return held, RECORDINGS_BYTES + (plan.batch_frames or 0) * FRAME_BYTES, plan.batch_frames
-
-
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
-    for gigabytes, frames in ((8, 2_048), (14, 4_096), (62, 16_384)):
-        held, batches, most = planned(on_a_gpu, gigabytes << 30)
-        assert most == frames
-        assert held + batches <= (gigabytes - 2) << 30
-    held, _, most = planned(on_a_gpu, 12 << 30, kernels=False)
-    assert (held, most) == ((10 << 30) - int(0.2 * (10 << 30)), None)
+    for gigabytes, frames in ((8, 2_048), (16, 4_096), (62, 16_384)):
+        plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=gigabytes << 30))
+        assert plan.batch_frames == frames
+        assert (2 << 30) + CUDA_BYTES + plan.num_bytes == gigabytes << 30
+    plan, room = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30, kernels=False)), (10 << 30) - CUDA_BYTES
+    assert (plan.slots_bytes + plan.state_bytes, plan.batch_frames) == (room - int(0.2 * room), None)
+
+
+def test_what_batches_need_is_told_where_it_does_not_fit(on_a_gpu):
+    plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=5 << 30, slots=8))
+    assert plan.batches_bytes == RECORDINGS_BYTES + 2_048 * FRAME_BYTES
+    assert plan.slots_bytes + plan.state_bytes <= (3 << 30) - CUDA_BYTES < plan.num_bytes
+
+
+def test_torch_takes_no_more_than_the_bound_leaves_beside_cuda(monkeypatch):
+    bounds = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 30, 100 << 30))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: bounds.append(share))
+    for most in (25 << 30, 200 << 30, None):
+        keep_within(torch.device("cuda"), most)
+    assert bounds == [0.25, 1.0, 1.0]
 
 
 class Held:
@@ -114,8 +126,8 @@ def test_slots_that_were_asked_for_take_from_the_state(on_a_gpu):
 @pytest.mark.parametrize(
     ("free", "settings", "message"),
     [
-        (LEAST_ROOM - 1, {}, r"memory: \d+ bytes of cuda are free"),
-        (100 << 30, {"memory_bytes": (2 << 30) + LEAST_ROOM - 1}, "memory_bytes"),
+        (LATER_BYTES + LEAST_ROOM - 1, {}, r"memory: \d+ bytes of cuda are free"),
+        (100 << 30, {"memory_bytes": (2 << 30) + CUDA_BYTES + LEAST_ROOM - 1}, "memory_bytes"),
         (100 << 30, {"slots": 4000, "memory_bytes": 4 << 30}, "memory: 4000 slots take"),
     ],
 )

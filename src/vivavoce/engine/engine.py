@@ -23,7 +23,7 @@ from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
-from vivavoce.engine.device import release_idle_team
+from vivavoce.engine.device import keep_within, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
@@ -40,7 +40,14 @@ from vivavoce.engine.request import (
 )
 from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
 from vivavoce.engine.scheduler import Scheduler
-from vivavoce.engine.settings import EngineSettings, MemoryPlan, has_language_model, plan_memory, uses_kernels
+from vivavoce.engine.settings import (
+    CUDA_BYTES,
+    EngineSettings,
+    MemoryPlan,
+    has_language_model,
+    plan_memory,
+    uses_kernels,
+)
 from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -116,6 +123,11 @@ class Engine:
         self.models, self.settings, self._official = models, settings, official
         device, kernels = models.device, uses_kernels(models, settings)
         self.memory = memory = plan_memory(models, settings)
+        if device.type == "cuda":
+            most = settings.memory_bytes
+            if most is not None:
+                most = max(most - CUDA_BYTES, torch.cuda.memory_reserved(device) + memory.num_bytes)
+            keep_within(device, most)
         self.stages = stages or build_stages(models, settings, memory, chooser=chooser, source_noise=source_noise)
         if device.type == "cuda":
             # Weights and state were laid out on this thread's stream, which the queues' streams do not wait for.

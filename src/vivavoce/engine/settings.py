@@ -23,13 +23,16 @@ CPU_SLOTS = 32
 CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
-SLOTS_SHARE, BATCHES_SHARE, BATCHES_BYTES = 0.25, 0.2, 8 << 30
+SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.2
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
-and what is left to recordings, batches' own tensors and weights in the form that kernels read, which at CosyVoice2's
-size never need more than this many bytes; all else is for the flow's state."""
+and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
+flow's state."""
 RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
-"""With kernels: what of it does not grow with batches, and what a mel frame of the largest one takes, above all in the
-vocoder."""
+"""With kernels: what of it does not grow with batches (libraries' workspaces among it), and what a mel frame of the
+largest one takes, above all in the vocoder."""
+CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
+"""Beside all that torch allocates: CUDA's context, the code of kernels and libraries, and recordings' nodes; and what
+of that comes only after memory was divided."""
 FEWEST_FRAMES = 2_048
 """Mel frames of the largest batch that is recorded: fewer would cost time."""
 FEWEST_SLOTS = 8
@@ -76,45 +79,69 @@ class EngineSettings(AdmissionLimits):
 @dataclass(frozen=True)
 class MemoryPlan:
     """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch that
-    is recorded; None: nothing is.
+    is recorded; None: nothing is. Of a CUDA device also the bytes of all slots, and what batches are taken to need.
     """
 
     slots: int
     capacity: int
     state_bytes: int
     batch_frames: int | None
+    slots_bytes: int = 0
+    batches_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What is taken of a CUDA device beside the weights and `CUDA_BYTES`."""
+        return self.slots_bytes + self.state_bytes + self.batches_bytes
 
 
 def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> MemoryPlan:
     """Divide what the device has free, once the weights are there; InvalidRequest: it is too little."""
-    has_lm, has_flow = has_language_model(models), isinstance(models, Models)
-    capacity = min(models.config.lm.max_positions, MAX_POSITIONS)
-    per_slot = slot_bytes(models, capacity) if has_lm else 0
-    most_slots = CUDA_SLOTS if has_lm else STREAMS
-    batch_frames, batches = None, 0
-    if models.device.type != "cuda":
-        slots = settings.slots or (CPU_SLOTS if has_lm else STREAMS)
-        state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4) if has_flow else 0
-    else:
+    if models.device.type == "cuda":
         room = cuda_room(models.device, settings.memory_bytes)
-        share = settings.slots_share or (SLOTS_SHARE if has_flow else LONE_SLOTS_SHARE)
-        slots = settings.slots or max(FEWEST_SLOTS, min(most_slots, int(room * share) // max(1, per_slot)))
-        if has_flow:
-            batches = min(int(room * BATCHES_SHARE), BATCHES_BYTES)
-            if uses_kernels(models, settings):
-                batches = min(max(batches, RECORDINGS_BYTES + FEWEST_FRAMES * FRAME_BYTES), room // 2)
-                frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
-                batch_frames = FRAME_SIZES.within(frames).positions[-1]
-        # One slot more takes what only pads.
-        state_bytes = room - batches - (slots + 1) * per_slot
-        if state_bytes < 0:
-            raise InvalidRequest(
-                f"memory: {slots} slots take {(slots + 1) * per_slot} bytes, beside the weights there are {room}, of "
-                f"which {batches} are for batches; allow more memory or fewer slots"
-            )
+        return divide(room, models, settings, uses_kernels(models, settings))
+    state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4) if settings.state_bytes is None else settings.state_bytes
+    slots = settings.slots or (CPU_SLOTS if has_language_model(models) else STREAMS)
+    return MemoryPlan(slots, _capacity(models), state_bytes if isinstance(models, Models) else 0, None)
+
+
+def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, kernels: bool) -> MemoryPlan:
+    """Divide a CUDA device's memory: nothing but sizes is read, so networks may be outlines and no device be there.
+
+    room: bytes beside the weights; kernels: whether they are used. InvalidRequest: it is too little.
+    """
+    has_flow, capacity = isinstance(models, Models), _capacity(models)
+    keeps_state = has_flow and models.config.generation is not Generation.V1
+    # Without weights, and on no outline of all of them, the language model takes no slots.
+    has_lm = has_language_model(models) or models.device.type == "meta"
+    per_slot = slot_bytes(models, capacity) if has_lm else 0
+    batch_frames, batches, spared = None, 0, 0
+    share = settings.slots_share or (SLOTS_SHARE if has_flow else LONE_SLOTS_SHARE)
+    most_slots = CUDA_SLOTS if has_lm else STREAMS
+    slots = settings.slots or max(FEWEST_SLOTS, min(most_slots, int(room * share) // max(1, per_slot)))
+    if has_flow:
+        batches = spared = min(int(room * BATCHES_SHARE), RECORDINGS_BYTES + FRAME_SIZES.positions[-1] * FRAME_BYTES)
+        if kernels:
+            frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
+            batch_frames = FRAME_SIZES.within(frames).positions[-1]
+            batches = RECORDINGS_BYTES + batch_frames * FRAME_BYTES
+            # A device that is too small for it may do with less: not every recording is needed at once.
+            spared = min(batches, room // 2)
+    # One slot more takes what only pads.
+    slots_bytes = (slots + 1) * per_slot
+    state_bytes = room - spared - slots_bytes
+    if state_bytes < 0:
+        raise InvalidRequest(
+            f"memory: {slots} slots take {slots_bytes} bytes, beside the weights there are {room}, of "
+            f"which {spared} are for batches; allow more memory or fewer slots"
+        )
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
-    return MemoryPlan(slots, capacity, state_bytes if has_flow else 0, batch_frames)
+    return MemoryPlan(slots, capacity, state_bytes if keeps_state else 0, batch_frames, slots_bytes, batches)
+
+
+def _capacity(models: Models | LanguageModel) -> int:
+    return min(models.config.lm.max_positions, MAX_POSITIONS)
 
 
 def has_language_model(models: Models | LanguageModel) -> bool:
@@ -128,6 +155,11 @@ def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
     return 2 * lm.num_layers * lm.num_kv_heads * lm.head_dim * capacity * model.dtype.itemsize
 
 
+def suits_kernels(generation: Generation, dtype: torch.dtype) -> bool:
+    """Whether our own kernels are the faster ones on a CUDA device; for CosyVoice 1 there are none."""
+    return generation is not Generation.V1 and dtype != torch.float32
+
+
 def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bool:
     """Whether the stages run on our own kernels.
 
@@ -139,14 +171,24 @@ def uses_kernels(models: Models | LanguageModel, settings: EngineSettings) -> bo
     if wanted is None and settings.deterministic:
         wanted = True
     if wanted is None:
-        can = can and models.config.generation is not Generation.V1  # for which there are none
-        return can and models.device.type == "cuda" and models.dtype != torch.float32
+        return can and models.device.type == "cuda" and suits_kernels(models.config.generation, models.dtype)
     if wanted and not can:
         asked = "deterministic: needs kernels of our own, which" if settings.deterministic else "kernels:"
         raise InvalidRequest(
             f"{asked} device {models.device} cannot run; use a CUDA device with triton installed, or leave it out"
         )
     return wanted
+
+
+def room_beside(weights: int, memory_bytes: int) -> int:
+    """Bytes beside the weights, of all that may be taken; InvalidRequest: it leaves too little."""
+    room = memory_bytes - weights - CUDA_BYTES
+    if room < LEAST_ROOM:
+        raise InvalidRequest(
+            f"memory_bytes: {memory_bytes} is too little, the weights take {weights} and CUDA itself {CUDA_BYTES}; "
+            f"choose {memory_bytes - room + LEAST_ROOM} or more"
+        )
+    return room
 
 
 def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
@@ -158,20 +200,13 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
     # What engines that were closed have held, and torch keeps.
     gc.collect()
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
+    free = torch.cuda.mem_get_info(device)[0] - LATER_BYTES
     if free < LEAST_ROOM:
         raise InvalidRequest(
-            f"memory: {free} bytes of {device} are free, the engine needs {LEAST_ROOM} or more; free some, or use "
-            "another device"
+            f"memory: {free + LATER_BYTES} bytes of {device} are free, the engine needs {LEAST_ROOM + LATER_BYTES} or "
+            "more; free some, or use another device"
         )
-    if memory_bytes is None:
-        return free
-    taken = torch.cuda.memory_reserved(device)
-    if memory_bytes < taken + LEAST_ROOM:
-        raise InvalidRequest(
-            f"memory_bytes: {memory_bytes} is too little, the weights take {taken}; choose {taken + LEAST_ROOM} or more"
-        )
-    return min(free, memory_bytes - taken)
+    return free if memory_bytes is None else min(free, room_beside(torch.cuda.memory_reserved(device), memory_bytes))
 
 
 def _host_memory() -> int:

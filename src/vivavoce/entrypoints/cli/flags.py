@@ -139,6 +139,14 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+def _gigabytes(given: str) -> float:
+    """8, 8GB or "8 GB"."""
+    try:
+        return float(given.casefold().removesuffix("gb"))
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is no number of gigabytes; give one, such as 16") from None
+
+
 _OUT = "File to write, overwritten if it exists: .wav, .mp3, .opus, .aac, .flac or .pcm; - is stdout, as WAV."
 _VOICE = "A stored or built-in voice, or a recording of 0.5 to 30 s.  [default: the model's first voice]"
 MODEL_HELP = "A downloaded model or a model folder.  [default: mini, a small demo in English]"
@@ -168,7 +176,7 @@ DtypeOption = Annotated[str, shared("auto (float16 on a GPU), float32, bfloat16 
 VariantOption = Annotated[
     str | None, shared("Take llm.NAME.pt and the like where the model has them.", "NAME", "--variant")
 ]
-MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory")]
+MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory", parser=_gigabytes)]
 KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
 DeterministicOption = Annotated[bool, shared(_DETERMINISTIC, None, "--deterministic")]
 QuietOption = Annotated[bool, shared("Say nothing but errors.", None, "--quiet", "-q")]

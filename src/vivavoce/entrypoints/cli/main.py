@@ -27,6 +27,7 @@ from vivavoce.entrypoints.cli import (
     export,
     info,
     keys,
+    plan,
     serve,
     speak,
     triton,
@@ -45,7 +46,7 @@ _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 """Set by a shell that asks what a line may go on with."""
 _ORDER = (
-    *("speak", "voice", "convert", "download", "info", "doctor", "serve", "config", "keys"),
+    *("speak", "voice", "convert", "download", "info", "doctor", "plan", "serve", "config", "keys"),
     *("client", "triton", "export", "bench", "eval", "train"),
 )  # as the help lists them
 
@@ -113,6 +114,7 @@ app.add_typer(triton.app, name="triton")
 app.add_typer(export.app, name="export")
 command(app, *info.EXAMPLES)(info.info)
 command(app, *doctor.EXAMPLES)(doctor.doctor)
+command(app, *plan.EXAMPLES)(plan.plan)
 _TRAIN = "Tune a model on your recordings, or make the mini model anew: prepare, lm, flow, pack and more."
 app.add_typer(group(_TRAIN, "vivavoce train prepare recordings corpus --model mini"), name="train", cls=_TrainGroup)
 

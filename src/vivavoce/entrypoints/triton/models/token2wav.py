@@ -31,7 +31,7 @@ from vivavoce.engine.request import (
     SpeechTokens,
     check_speed,
 )
-from vivavoce.engine.settings import LEAST_ROOM, EngineSettings
+from vivavoce.engine.settings import CUDA_BYTES, LEAST_ROOM, EngineSettings
 from vivavoce.engine.vocoder_stage.stream import join_rule
 from vivavoce.entrypoints.triton.models.backend import Inputs, Parameters, answered, check_present, refusal
 from vivavoce.entrypoints.triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
@@ -436,12 +436,12 @@ def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
         raise InvalidRequest(f"memory_gb: {given:g} is no number of gigabytes above 0; give one, or leave it empty")
     if device.type != "cuda":
         return None
-    taken = torch.cuda.memory_reserved(device)
+    taken = torch.cuda.memory_reserved(device) + CUDA_BYTES
     if given is None:
         return taken + max(LEAST_ROOM, int(FREE_SHARE * torch.cuda.mem_get_info(device)[0]))
     if given * 2**30 < taken + LEAST_ROOM:
         raise InvalidRequest(
-            f"memory_gb: {given:.1f} is too little, the weights take {taken / 2**30:.1f}; choose "
+            f"memory_gb: {given:.1f} is too little, the weights and CUDA take {taken / 2**30:.1f}; choose "
             f"{(taken + LEAST_ROOM) / 2**30:.1f} or more, or leave it empty"
         )
     return int(given * 2**30)

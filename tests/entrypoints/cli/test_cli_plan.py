@@ -1,0 +1,89 @@
+"""`vivavoce plan` needs neither a GPU nor weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_harness import SOURCES, Run
+
+
+@pytest.fixture
+def plan(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs the command where no model was downloaded, and reads its JSON."""
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
+    return lambda *given: json.loads(run("plan", *given, "--json").text)
+
+
+def test_a_plan_adds_up_and_more_memory_gives_more(plan: Any) -> None:
+    found = [plan("--memory", memory, "--model", "CosyVoice2-0.5B") for memory in ("8GB", "16")]
+    for one, gigabytes in zip(found, (8, 16), strict=True):
+        division = one["plan"]
+        parts = ("lm_weights", "flow_weights", "vocoder_weights", "slots", "state", "batches", "cuda")
+        assert (
+            sum(division[f"{part}_bytes"] for part in parts)
+            == division["planned_bytes"]
+            == division["memory_bytes"]
+            == gigabytes * 10**9
+        )
+    small, large = (one["plan"] for one in found)
+    assert all(small[key] < large[key] for key in ("slots", "state_s", "batch_frames"))
+    # 494 million parameters of the published language model without its text head, in 16 bit.
+    assert small["lm_weights_bytes"] == large["lm_weights_bytes"] == pytest.approx(1.01e9, rel=0.01)
+    fewer, more = ({card["card"]: card["listeners"] for card in one["cards"]} for one in found)
+    assert fewer.keys() - more.keys() == {"RTX 3060"}
+    assert all(fewer[card] < more[card] for card in more)
+
+
+def test_faster_cards_have_more_listeners_and_float32_fewer(plan: Any) -> None:
+    cards = {card["card"]: card for card in plan()["cards"]}
+    assert cards["H200"]["listeners"] > cards["A100 80 GB"]["listeners"] > cards["RTX 3060"]["listeners"] > 0
+    (plain,) = plan("--gpu", "h200", "--dtype", "float32")["cards"]
+    assert plain["listeners"] < cards["H200"]["listeners"]
+
+
+def test_a_first_generation_keeps_no_state(plan: Any) -> None:
+    found = plan("--memory", "16", "--model", "CosyVoice-300M")["plan"]
+    assert (found["state_bytes"], found["state_s"], found["batch_frames"]) == (0, None, None)
+
+
+def test_people_read_it_as_a_table(run: Run) -> None:
+    text = run("plan", "--memory", "8", "--gpu", "rtx 3060").text
+    for part in ("lm_weights_bytes", "1.01 GB", "8 GB", "RTX 3060"):
+        assert part in text
+    assert "Large batches want 1.09 GB more" in run("plan", "--memory", "4").text
+
+
+def test_a_size_that_was_not_measured_has_a_division_and_no_speed(plan: Any, babble: Path) -> None:
+    found = plan("--memory", "8", "--model", babble)
+    assert found["plan"]["slots"] == 256
+    assert {card["listeners"] for card in found["cards"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--memory", "2"), "memory_bytes: 2000000000 is too little"),
+        (("--memory", "0"), "memory: 0 GB cannot be"),
+        (("--gpu", "abacus"), "gpu: 'abacus' is not known; use one of H200"),
+        (("--model", "nothing"), "model: 'nothing' is neither"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(run: Run, given: tuple[str, ...], message: str) -> None:
+    assert message in run("plan", *given).error
+
+
+def test_no_compiler_is_imported() -> None:
+    """Outlines of networks once brought all of torch's compiler, 140 MB."""
+    code = (
+        "import sys, torch; from vivavoce.checkpoint.config import Generation; from vivavoce.engine.planning import *;"
+        "from vivavoce.models.random_checkpoint import release_config;"
+        "plan_engine(release_config(Generation.V2), torch.float16, 8 * 10**9, EngineSettings());"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True)
