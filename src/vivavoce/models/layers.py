@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from vivavoce.models.products import Linear
+
 
 @dataclass(frozen=True)
 class MemoryShape:
@@ -124,8 +126,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, size: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.expand = nn.Linear(size, inner)
-        self.contract = nn.Linear(inner, size)
+        self.expand = Linear(size, inner)
+        self.contract = Linear(inner, size)
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vivavoce.models.lm import slot_lm
+from vivavoce.models import products
 from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM, fewest_rows, joined
 
@@ -136,7 +136,7 @@ def test_the_bits_of_a_sequence_do_not_depend_on_its_company(models, company):
 @pytest.mark.parametrize("packs", [False, True])
 @torch.inference_mode()
 def test_joined_layers_compute_what_they_did(monkeypatch, packs):
-    monkeypatch.setattr(slot_lm, "_packing_works", lambda: packs and torch.backends.mkldnn.is_available())
+    monkeypatch.setattr(products, "_packing_works", lambda: packs and torch.backends.mkldnn.is_available())
     layers = [nn.Linear(48, out).requires_grad_(False) for out in (32, 16, 8)]
     before = copy.deepcopy([layer.state_dict() for layer in layers])
     x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
@@ -149,7 +149,7 @@ def test_joined_layers_compute_what_they_did(monkeypatch, packs):
 
 
 def test_joined_weights_are_not_held_twice(monkeypatch):
-    monkeypatch.setattr(slot_lm, "_packing_works", lambda: False)
+    monkeypatch.setattr(products, "_packing_works", lambda: False)
     layers = [nn.Linear(8, 4, bias=False) for _ in range(2)]
     product = joined(layers)
     layers[1].weight.data.zero_()

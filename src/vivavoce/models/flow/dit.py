@@ -16,6 +16,7 @@ from vivavoce.models.flow.layout import lay_for_windows, mish
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
 from vivavoce.models.flow.unet import TimeEmbedding, attend
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions, visible_keys
+from vivavoce.models.products import Linear
 
 POSITION_KERNEL = 31
 POSITION_GROUPS = 16
@@ -94,8 +95,8 @@ class RotaryAttention(nn.Module):
     def __init__(self, size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim, inner = num_heads, head_dim, num_heads * head_dim
-        self.query, self.key, self.value = (nn.Linear(size, inner) for _ in range(3))
-        self.out = nn.Linear(inner, size)
+        self.query, self.key, self.value = (Linear(size, inner) for _ in range(3))
+        self.out = Linear(inner, size)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, size]; rotation: of `rotation_of`; mask: as in `DiT.velocity`  →  as x."""
@@ -210,6 +211,9 @@ class DiT(nn.Module):
         for block in self.blocks:
             attention = cast(DiTBlock, block).attention
             lay_together((attention.query.weight, attention.key.weight, attention.value.weight))
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import conv1d, linear
 
 from vivavoce.models.layers import laid_together
+from vivavoce.models.products import MANY_ROWS, Product, packed, packs
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
@@ -44,10 +45,10 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(weights)) if whole is None else whole
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None = None) -> Tensor:
     """Convolution without padding, as one product over windows.
 
-    x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]  →  [batch, time, out]
+    x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: of `pack_windows`  →  [batch, time, out]
     """
     if torch.is_grad_enabled():
         return conv1d(x.transpose(1, 2), weight, bias).transpose(1, 2)
@@ -55,8 +56,16 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     batch, length = x.shape[:2]
     time = length - kernel + 1
     windows = x.contiguous().as_strided((batch, time, kernel * channels), (length * channels, channels, 1))
-    product = linear(windows.reshape(-1, kernel * channels), weight.permute(0, 2, 1).reshape(out, -1), bias)
-    return product.view(batch, time, out)
+    if product is not None:
+        return product(windows)
+    flat = linear(windows.reshape(-1, kernel * channels), weight.permute(0, 2, 1).reshape(out, -1), bias)
+    return flat.view(batch, time, out)
+
+
+def pack_windows(conv: nn.Conv1d) -> Product | None:
+    """The product of `convolve` with this convolution's weights packed; None: packing does not help."""
+    weight = conv.weight.detach().permute(0, 2, 1).flatten(1)
+    return packed(weight, conv.bias, MANY_ROWS) if packs(weight) else None
 
 
 def lay_for_windows(conv: nn.Conv1d) -> None:

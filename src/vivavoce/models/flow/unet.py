@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import UNetConfig
-from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish
+from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish, pack_windows
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, visible_keys
+from vivavoce.models.products import MANY_ROWS, Linear, Product, packed, packs
 
 KERNEL = 3
 TIME_SCALE = 1000.0
@@ -22,6 +23,8 @@ class CausalConv(nn.Conv1d):
 
     first = 0
     """Its first input channel among those of all causal convolutions of the network."""
+    product: Product | None = None
+    """With packed weights; None: plain."""
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, KERNEL)
@@ -29,18 +32,21 @@ class CausalConv(nn.Conv1d):
     def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
         """x: [batch, time, in]; memory: what precedes x, zeros if None  →  [batch, time, out]."""
         x = pad(x, (0, 0, KERNEL - 1, 0)) if memory is None else memory.extend(self.first, x)
-        return convolve(x, self.weight, self.bias)
+        return convolve(x, self.weight, self.bias, self.product)
 
 
 class PointwiseConv(nn.Conv1d):
     """A convolution of one position over [batch, time, channels]."""
+
+    product: Product | None = None
+    """With packed weights; None: plain."""
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, time, in]  →  [batch, time, out]."""
-        return linear(x, self.weight[..., 0], self.bias)
+        return linear(x, self.weight[..., 0], self.bias) if self.product is None else self.product(x)
 
 
 class TimeEmbedding(nn.Module):
@@ -94,6 +100,8 @@ class SelfAttention(nn.Module):
 
     site = 0
     """Its place among the network's attentions."""
+    product: Product | None = None
+    """Of query, key and value with packed weights; None: plain."""
 
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -102,16 +110,21 @@ class SelfAttention(nn.Module):
         self.query = nn.Linear(channels, inner, bias=False)
         self.key = nn.Linear(channels, inner, bias=False)
         self.value = nn.Linear(channels, inner, bias=False)
-        self.out = nn.Linear(inner, channels)
+        self.out = Linear(inner, channels)
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, channels]; mask: as in `UNet.velocity`  →  [batch, frames, channels]."""
-        projected = linear(x, joined((self.query.weight, self.key.weight, self.value.weight)))
+        product = self.product
+        projected = linear(x, self.joined_weight()) if product is None else product(x)
         inner = self.out.in_features
         query, keys = projected[..., :inner], projected[..., inner:]
         if memory is not None:
             keys = memory.recall(self.site, keys)
         return self.out(attend(query, keys, self.num_heads, mask))
+
+    def joined_weight(self) -> Tensor:
+        """Of query, key and value, one below the other."""
+        return joined((self.query.weight, self.key.weight, self.value.weight))
 
 
 class TransformerBlock(nn.Module):
@@ -218,8 +231,14 @@ class UNet(nn.Module):
         for module in self.modules():
             if isinstance(module, CausalConv):
                 lay_for_windows(module)
+                module.product = pack_windows(module)
+            elif isinstance(module, PointwiseConv):
+                module.product = pack_windows(module)
             elif isinstance(module, SelfAttention):
-                lay_together((module.query.weight, module.key.weight, module.value.weight))
+                weight = lay_together((module.query.weight, module.key.weight, module.value.weight))
+                module.product = packed(weight, None, MANY_ROWS) if packs(weight) else None
+            elif isinstance(module, Linear):
+                module.pack()
 
     def _number_sites(self) -> MemoryShape:
         channels = 0

@@ -8,10 +8,8 @@ how many products there are.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -21,12 +19,8 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig
 from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
+from vivavoce.models.products import Product, packed, packs
 
-Product = Callable[[Tensor], Tensor]
-"""x: [rows, in]  →  [rows, out]."""
-
-PACKED_FOR_ROWS = 8
-"""The number of rows that oneDNN lays its packed weights out for; other numbers work, and with the same bits."""
 SAFE_ROWS = 8
 """From this number of rows on, every library seen computes a row alike whatever stands beside it."""
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
@@ -37,8 +31,10 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
 
     Unless weights are packed, the layers' own parameters become views of the joined one: nothing is held twice.
     """
-    if _packs(linears[0].weight):
-        return _packed(linears)
+    if packs(linears[0].weight):
+        biases = [one.bias.detach() for one in linears if one.bias is not None]
+        weights = torch.cat([one.weight.detach() for one in linears])
+        return packed(weights, torch.cat(biases) if biases else None)
     weight, bias = shared(linears)
 
     def plain(x: Tensor) -> Tensor:
@@ -65,37 +61,6 @@ def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch
                 different.add(count)
     fitting = [step for step in (1, 2, 4) if not any(count % step == 0 for count in different)]
     return min(fitting, default=SAFE_ROWS)
-
-
-def _packed(linears: Sequence[nn.Linear]) -> Product:
-    weight = torch.cat([one.weight.detach() for one in linears]).contiguous()
-    biases = [one.bias.detach() for one in linears if one.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-
-    def multiply(x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
-    return multiply
-
-
-def _packs(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
-
-
-@lru_cache(maxsize=1)
-def _packing_works() -> bool:
-    """Whether torch's binding of oneDNN's packed products is there and right; it is no public interface."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    with torch.inference_mode():
-        weight, bias, x = torch.arange(96.0).view(8, 12), torch.arange(8.0), torch.arange(36.0).view(3, 12)
-        try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-            found = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        except (AttributeError, RuntimeError):
-            return False
-        return torch.equal(found, x @ weight.T + bias)
 
 
 def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
