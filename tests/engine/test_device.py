@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from functools import partial
 from math import inf
 from pathlib import Path
+from threading import Barrier, current_thread
 
 import pytest
 import torch
 
-from vivavoce.engine.device import DeviceQueue, GcFreeze, zeros_when_touched
+from vivavoce.engine.device import DeviceQueue, GcFreeze, HostThreads, zeros_when_touched
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.settings import EngineSettings
 
@@ -226,3 +227,37 @@ def resident_bytes():
     if not statm.exists():
         pytest.skip("this system does not tell it")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def test_two_threads_work_at_the_same_time_with_a_share_of_torchs_threads_each():
+    threads, meet, seen = HostThreads(6), Barrier(2, timeout=30), []
+
+    def work(number):
+        meet.wait()
+        seen.append((number, current_thread().name.startswith("vivavoce-helper"), torch.is_inference_mode_enabled()))
+        seen.append((number, "threads", torch.get_num_threads()))
+        return torch.tensor(number)
+
+    with torch.inference_mode():
+        first, second = threads(partial(work, 1), partial(work, 2))
+    assert (int(first), int(second)) == (1, 2)
+    assert {(1, False, True), (2, True, True), (2, "threads", 3)} < set(seen)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_error_of_either_is_raised_once_both_have_ended(bad):
+    threads, ended = HostThreads(2), []
+
+    def work(number):
+        ended.append(number)
+        if number in (bad, bad + 2):
+            raise ValueError(number)
+        return torch.tensor(number)
+
+    with pytest.raises(ValueError, match=str(min(one for one in (1, 2) if one in (bad, bad + 2)))):
+        threads(partial(work, 1), partial(work, 2))
+    assert sorted(ended) == [1, 2]
+
+
+def test_one_thread_works_alone():
+    names = []
+    HostThreads(1)(*[lambda: names.append(current_thread().name) or torch.zeros(1)] * 2)
+    assert names == [current_thread().name] * 2

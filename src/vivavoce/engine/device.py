@@ -10,6 +10,7 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from vivavoce.models.layers import in_turn
 
 T = TypeVar("T")
 DEPTH = 2
@@ -179,6 +182,37 @@ def upload(arrays: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dt
 def copy_into(target: Tensor, values: Tensor) -> None:
     """Overwrite a tensor that stays where it is; as `to_device`, the host goes on."""
     target.copy_(values.pin_memory() if target.device.type == "cuda" else values, non_blocking=True)
+
+
+class HostThreads:
+    """The threads that compute on a host without a GPU: the engine's own, and one helper that shares its work.
+
+    torch's own threads wait for one another at every operation, and busily. Beside other busy processes each wait lasts
+    until the processor is given back: a short sentence took 15 s and more there. So on two processors each thread
+    computes alone, and they meet some forty times in a sentence and not fifty thousand times. On more, each of the two
+    has its share of torch's threads.
+
+    A `vivavoce.models.layers.Both`. count: threads of torch in all; None: as many as torch has in this thread.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        count = torch.get_num_threads() if count is None else count
+        self._share = max(1, count // 2)
+        self._helper = ThreadPoolExecutor(1, "vivavoce-helper", self.enter) if count > 1 else None
+
+    def enter(self) -> None:
+        """Take a share of torch's threads for the calling thread."""
+        torch.set_num_threads(self._share)
+
+    def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Both`."""
+        if self._helper is None:
+            return in_turn(first, second)
+        later = self._helper.submit(torch.inference_mode()(second))
+        try:
+            return first(), later.result()
+        finally:
+            wait((later,))
 
 
 _freezing = RLock()

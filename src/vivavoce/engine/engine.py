@@ -23,7 +23,7 @@ from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
-from vivavoce.engine.device import keep_within, release_idle_team
+from vivavoce.engine.device import HostThreads, keep_within, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
@@ -54,6 +54,7 @@ from vivavoce.engine.synthesis_runner import SynthesisRunner
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.generations import MAX_FRAMES
+from vivavoce.models.layers import Both
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
@@ -70,8 +71,9 @@ def build_stages(
     *,
     chooser: Chooser | None = None,
     source_noise: bool = True,
+    both: Both | None = None,
 ) -> Stages:
-    """The stages of the models that have weights; arguments as for `Engine`.
+    """The stages of the models that have weights; arguments as for `Engine`; both: as for `FlowStage`.
 
     Raises:
         InvalidRequest: the device's kernels do not take networks of these sizes.
@@ -85,8 +87,9 @@ def build_stages(
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
                 stages = replace(stages, lm=lm)
             if isinstance(models, Models):
-                flow = builders.flow(models, state_bytes=memory.state_bytes, most_frames=frames, **ways)
-                vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, most_frames=frames)
+                shared = {"most_frames": frames, "both": both}
+                flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways)
+                vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
                 stages = replace(stages, flow=flow, vocoder=vocoder)
     except ValueError as error:
         raise InvalidRequest(f"kernels: {error}") from None
@@ -128,7 +131,10 @@ class Engine:
             if most is not None:
                 most = max(most - CUDA_BYTES, torch.cuda.memory_reserved(device) + memory.num_bytes)
             keep_within(device, most)
-        self.stages = stages or build_stages(models, settings, memory, chooser=chooser, source_noise=source_noise)
+        threads = HostThreads() if device.type == "cpu" else None
+        self.stages = stages or build_stages(
+            models, settings, memory, chooser=chooser, source_noise=source_noise, both=threads
+        )
         if device.type == "cuda":
             # Weights and state were laid out on this thread's stream, which the queues' streams do not wait for.
             torch.cuda.synchronize(device)
@@ -158,6 +164,7 @@ class Engine:
             Scheduler(self._costs, limits, exclusive=exclusive, padded=not kernels),
             self._admission,
             self._statistics,
+            enter=None if threads is None else threads.enter,
         )
         # The thread holds the loop, not the engine: an engine that is not used any more stops by itself.
         weakref.finalize(self, self._loop.abandon)

@@ -54,8 +54,9 @@ class Loop:
         scheduler: Scheduler,
         admission: AdmissionController,
         statistics: Statistics,
+        enter: Callable[[], None] | None = None,
     ) -> None:
-        self._lm, self._synthesis = lm, synthesis
+        self._lm, self._synthesis, self._enter = lm, synthesis, enter
         self._runners: list[LMRunner | SynthesisRunner] = [one for one in (lm, synthesis) if one is not None]
         for runner in self._runners:
             runner.fail = self.fail
@@ -130,7 +131,9 @@ class Loop:
         self.post(partial(self.cancel, number))
 
     def run(self) -> None:
-        """Work until stopped; the body of the engine's thread."""
+        """Work until stopped; the body of the engine's thread, which `enter` prepares."""
+        if self._enter is not None:
+            self._enter()
         with torch.inference_mode():
             try:
                 while self._drain is None or (self._drain and (self._requests or any(self._waiting))):

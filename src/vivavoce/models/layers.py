@@ -50,6 +50,19 @@ class Memory(Protocol):
         ...
 
 
+class Both(Protocol):
+    """Does two pieces of work that do not depend on one another, in turn or at the same time."""
+
+    def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """What each gives; an error of either is raised once both have ended."""
+        ...
+
+
+def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """A `Both`: one after the other."""
+    return first(), second()
+
+
 def valid_positions(lengths: Tensor, size: int) -> Tensor:
     """True where a row's position lies inside its length; lengths: [batch] int  →  [batch, size] bool."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]

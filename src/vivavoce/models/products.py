@@ -20,17 +20,25 @@ MANY_ROWS = 256
 
 
 class Linear(nn.Linear):
-    """A linear layer that multiplies by packed weights once `pack` was called; the weights must not change then."""
+    """A linear layer that multiplies by packed weights once `pack` was called, wherever no gradient is asked for.
+
+    The weights must not change between the two.
+    """
 
     product: Product | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]  →  [..., out]."""
-        return linear(x, self.weight, self.bias) if self.product is None else self.product(x)
+        return multiply(x, self.weight, self.bias, self.product)
 
     def pack(self) -> None:
         """Pack the weights where that helps."""
         self.product = packed(self.weight, self.bias, MANY_ROWS) if packs(self.weight) else None
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None) -> Tensor:
+    """x · weight + bias, by the product of `packed` where there is one and no gradient is asked for."""
+    return linear(x, weight, bias) if product is None or torch.is_grad_enabled() else product(x)
 
 
 def packs(weight: Tensor) -> bool:

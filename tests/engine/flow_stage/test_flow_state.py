@@ -20,6 +20,7 @@ from tests.engine.flow_stage.flow_oracle import (
     voice,
 )
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, PromptPrefill
+from vivavoce.models.layers import in_turn
 
 BLOCKS = AttentionMode.BLOCKS
 TOKENS = speech(250)
@@ -55,10 +56,15 @@ def schedules(draw):
 
 @BOTH
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-@given(schedule=schedules(), pages=st.sampled_from([0, 3, 8, 40]), ahead=st.sampled_from([3, 3, 2, 1, 0]))
-def test_any_schedule_in_any_company_computes_the_same(models, schedule, pages, ahead):
+@given(
+    schedule=schedules(),
+    pages=st.sampled_from([0, 3, 8, 40]),
+    ahead=st.sampled_from([3, 3, 2, 1, 0]),
+    both=st.sampled_from([None, in_turn]),
+)
+def test_any_schedule_in_any_company_computes_the_same(models, schedule, pages, ahead, both):
     streams, _ = schedule
-    stage = stage_of(models, pages)
+    stage = stage_of(models, pages, both=both)
     opened = [stage.open(voice(prompt)) for prompt, _ in streams]
     mels = perform(stage, opened, TOKENS, schedule, ahead=ahead)
     for (prompt, hops), made in zip(streams, mels, strict=True):

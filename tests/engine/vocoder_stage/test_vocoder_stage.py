@@ -128,9 +128,9 @@ def test_frames_foretell_the_work(either, monkeypatch, plan):
     stage, seen = VocoderStage(either), []
     decode = type(either.vocoder).decode
 
-    def spy(vocoder, mel, source, lengths=None):
+    def spy(vocoder, mel, source, lengths, both):
         seen.append(mel.shape[2] if lengths is None else int(lengths[0]))
-        return decode(vocoder, mel, source, lengths)
+        return decode(vocoder, mel, source, lengths, both)
 
     monkeypatch.setattr(type(either.vocoder), "decode", spy)
     stream = plan.open(stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatur
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
-from vivavoce.models.layers import keys_before
+from vivavoce.models.layers import Both, keys_before
 
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
@@ -23,12 +24,16 @@ NONE = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False)
 class PaddedPath:
-    """The network as it is, all rows at once, and what all batches share; noise: [MAX_FRAMES, bins] float32."""
+    """The network as it is, all rows at once, and what all batches share.
+
+    noise: [MAX_FRAMES, bins] float32; both: does a step's two halves, with the conditions and without, on a CPU.
+    """
 
     models: Models
     pool: PagePool
     schedule: EulerSchedule
     noise: Tensor
+    both: Both | None = None
 
     def prepare(self, frames: int | None) -> None:
         """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""
@@ -78,6 +83,9 @@ class PaddedSolver:
             BatchMemory(buffer, sent[first : first + 3], keys * buffer.per_token, self._slots[0])
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
         ]
+        self._steps = self._memories[2:]
+        if slots and context.both:
+            self._steps = self._memories[2].halves()
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
         mu = flow.encoder.encode(
             flow.token_embedding(ids),
@@ -106,14 +114,14 @@ class PaddedSolver:
             condition,
             masks[2],
             places.view(mu.shape[:2]),
+            context.both,
         )
 
     def step(self, number: int) -> None:
         """Take Euler step `number`."""
-        memory = self._memories[2] if self._memories else None
-        if memory is not None:
+        for memory in self._steps:
             memory.number = number
-        self._path.step(number, memory)
+        self._path.step(number, *self._steps)
 
     def mels(self) -> list[Tensor | None]:
         """New frames of each row, [2 · hop, bins] float32; None for prompts."""
@@ -178,6 +186,17 @@ class BatchMemory:
         recalled = self._slabs[slab:].index_select(0, self._read)
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
+    def halves(self) -> list[BatchMemory]:
+        """Of the first and the second half of the rows; their tails are kept by this memory's `commit`."""
+        parts = [copy(self), copy(self)]
+        rows = self._after.shape[1] // 2
+        extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)
+        for place, part in enumerate(parts):
+            part._write, part._read = (one.chunk(2)[place] if len(one) else one for one in (self._write, self._read))
+            part._tails = self._tails.chunk(2)[place] - place * extended if len(self._tails) else self._tails
+            part._before, part._after = (one.chunk(2, 1)[place] for one in (self._before, self._after))
+        return parts
+
     def commit(self, slots: Tensor) -> None:
         """Keep the tails; slots: [rows] pages beside which they shall lie."""
         after = self._after.unflatten(1, (-1, len(slots)))
@@ -202,13 +221,13 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
         position = np.arange(past, end)
         slabs = table[position // buffer.positions] * buffer.slabs
         write[place, : len(position)] = slabs * buffer.positions + position % buffer.positions
-    copy = np.arange(buffer.copies)[:, None, None]
+    copies = np.arange(buffer.copies)[:, None, None]
     lengths = np.array([end - past for past, end in spans])
     lines = np.arange(buffer.copies * len(spans)).reshape(buffer.copies, -1)
-    read = (pages * buffer.slabs + copy).reshape(-1, pages.shape[1])
+    read = (pages * buffer.slabs + copies).reshape(-1, pages.shape[1])
     tails = (lines * (time + buffer.tail) + lengths).reshape(-1, 1) + np.arange(buffer.tail)
     return (
-        (write + copy * buffer.positions).reshape(-1, time),
+        (write + copies * buffer.positions).reshape(-1, time),
         read if any(past for past, _ in spans) else read[:0],
         tails if (lengths < time).any() else tails[:0],
     )

@@ -13,6 +13,7 @@ from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
+from vivavoce.models.layers import Both
 
 if TYPE_CHECKING:
     from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
@@ -81,6 +82,7 @@ class FlowStage:
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
         most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
+        both: without kernels, does a step's two halves; None: they are one batch.
 
     Raises:
         ValueError: a network of sizes that the kernels do not take; or deterministic without kernels.
@@ -94,6 +96,7 @@ class FlowStage:
         kernels: bool = False,
         deterministic: bool = False,
         most_frames: int | None = None,
+        both: Both | None = None,
     ) -> None:
         if deterministic and not kernels:
             raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
@@ -103,7 +106,7 @@ class FlowStage:
         self.prompts = PromptCache(self.pool)
         self.planner = Planner(config, self.pool, self.prompts)
         schedule = EulerSchedule.of(models.flow.estimator, config.num_steps)
-        plain = PaddedPath(models, self.pool, schedule, fixed_noise(config.num_mel_bins).to(models.device))
+        plain = PaddedPath(models, self.pool, schedule, fixed_noise(config.num_mel_bins).to(models.device), both)
         self.path: PaddedPath | PackedPath = plain
         if kernels:
             # Triton is not installed everywhere.

@@ -21,6 +21,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
 from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.layers import Both
 
 
 class WholeStream:
@@ -59,7 +60,7 @@ class WholeSolver:
 
     def __init__(self, stage: WholeFlowStage, rows: Sequence[WholeRow]) -> None:
         self.rows, self._stage = rows, stage
-        self._path, self._kept = stage.flow.begin([row.call for row in rows], stage.schedule, stage.noise)
+        self._path, self._kept = stage.flow.begin([row.call for row in rows], stage.schedule, stage.noise, stage.both)
         self._mels: list[Tensor | None] = []
 
     def step(self, number: int) -> None:
@@ -98,6 +99,7 @@ class WholeFlowStage:
         kernels: bool = False,
         deterministic: bool = False,
         most_frames: int | None = None,
+        both: Both | None = None,
     ) -> None:
         if kernels or deterministic:
             raise ValueError("CosyVoice 1 has none of its own; run without kernels")
@@ -106,6 +108,7 @@ class WholeFlowStage:
         self.noise = fixed_noise(config.num_mel_bins).to(models.device)
         shared = self.flow.rates.frames_of(self.flow.config.overlap)
         self.window = torch.from_numpy(np.hamming(2 * shared).astype(np.float32)).to(models.device)[:, None]
+        self.both = both
         self._one_by_one, self._num_steps = models.device.type == "cpu", config.num_steps
 
     def prepare(self, frames: int | None = None) -> None:

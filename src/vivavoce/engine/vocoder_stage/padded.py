@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.engine.device import to_device
 from vivavoce.engine.vocoder_stage.stream import PieceRow, Tails
 from vivavoce.models.build import Models
+from vivavoce.models.layers import Both, in_turn
 
 FRAME_BUCKET = 8
 """Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
@@ -21,8 +22,8 @@ every length that they meet, which takes about as long as a short piece."""
 class PaddedVocoding:
     """Vocodes rows side by side."""
 
-    def __init__(self, models: Models) -> None:
-        self._vocoder, self._device = models.vocoder, models.device
+    def __init__(self, models: Models, both: Both = in_turn) -> None:
+        self._vocoder, self._device, self._both = models.vocoder, models.device, both
         self._hop = models.vocoder.config.samples_per_frame
         self.one_by_one = models.device.type == "cpu"
         """Each row is a batch: a CPU's cores are busy with one, nothing is lost on padding, each shape that kernels are
@@ -56,7 +57,7 @@ class PaddedVocoding:
         sources = [source for part, pitch in parts if part for source in self._sources(part, pitch)]
         source = pad_sequence([samples for samples, _ in sources], batch_first=True)
         source = pad(source, (0, longest * self._hop - source.shape[1]))
-        waves = self._vocoder.decode(mel, source[:, None], lengths)
+        waves = self._vocoder.decode(mel, source[:, None], lengths, self._both)
         return [self._finished(*one) for one in zip(rows, mels, sources, waves, strict=True)]
 
     def _sources(self, rows: Sequence[PieceRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:

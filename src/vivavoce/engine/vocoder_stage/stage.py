@@ -13,6 +13,7 @@ from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
 from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
 from vivavoce.models.build import Models
+from vivavoce.models.layers import Both, in_turn
 
 if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
@@ -29,14 +30,21 @@ class VocoderStage:
     kernels: whether our own kernels and recorded launches are used (see `models.kernels.usable`); a vocoder of sizes
     that they do not know stays on the plain path.
     most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
+    both: without kernels, does what is independent within a piece; None: in turn.
     """
 
     def __init__(
-        self, models: Models, *, source_noise: bool = True, kernels: bool = False, most_frames: int | None = None
+        self,
+        models: Models,
+        *,
+        source_noise: bool = True,
+        kernels: bool = False,
+        most_frames: int | None = None,
+        both: Both | None = None,
     ) -> None:
         self._source_noise, self._vocoder = source_noise, models.vocoder
         self._no_samples = torch.zeros(0, device=models.device)
-        self.vocoding: PaddedVocoding | PackedVocoding = PaddedVocoding(models)
+        self.vocoding: PaddedVocoding | PackedVocoding = PaddedVocoding(models, both or in_turn)
         if kernels:
             # Triton is not installed everywhere.
             from vivavoce.engine.vocoder_stage.packed import PackedVocoding

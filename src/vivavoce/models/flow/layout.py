@@ -30,13 +30,14 @@ def mish(x: Tensor) -> Tensor:
     """x · tanh(log(1 + eˣ)), of any shape.
 
     On a CPU torch takes three transcendental functions per value. One is enough: with z = 1 + eˣ + e²ˣ / 2 it is
-    x − x / z. An infinite z gives x, which is the limit. Away from float32 the intermediate values would round.
+    x − x / z. An infinite z gives x, which is the limit. It is worked out in float32: intermediate values would round.
     """
-    if torch.is_grad_enabled() or x.device.type != "cpu" or x.dtype != torch.float32:
+    if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)
-    z = x.exp()
+    wide = x.float()
+    z = wide.exp()
     z.addcmul_(z, z, value=0.5).add_(1)
-    return torch.addcdiv(x, x, z, value=-1)
+    return torch.addcdiv(wide, wide, z, value=-1).to(x.dtype)
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:

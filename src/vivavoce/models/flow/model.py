@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
 from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import UNet
-from vivavoce.models.layers import Memory, additive, visible_keys
+from vivavoce.models.layers import Both, Memory, additive, visible_keys
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.hourglass import Hourglass
@@ -77,7 +77,7 @@ class Path:
     v = (1 + guidance) · f(conditions) − guidance · f(nothing).
     noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; mask: [batch, 1, 1 or frames, keys] bool, True
     where a frame may look; None: all is seen; positions: [batch, frames] int, places in the whole row, None: from its
-    start.
+    start; both: does the two halves of that batch as pieces of their own, None: they are one.
     """
 
     def __init__(
@@ -91,26 +91,40 @@ class Path:
         condition: Tensor,
         mask: Tensor | None,
         positions: Tensor | None = None,
+        both: Both | None = None,
     ) -> None:
-        self.x = noise.float()
-        self._positions = None if positions is None else positions.repeat(2, 1)
+        self.x, self._both = noise.float(), both
+        self._positions = positions if positions is None or both else positions.repeat(2, 1)
         self._estimator, self._schedule, self._guidance = estimator, schedule, guidance
         batch, frames, bins = noise.shape
         dtype = estimator.out.weight.dtype
-        self._mask = None if mask is None else additive(mask if batch == 1 else mask.repeat(2, 1, 1, 1), dtype)
+        if mask is not None:
+            mask = additive(mask if batch == 1 or both else mask.repeat(2, 1, 1, 1), dtype)
+        self._mask = mask
         self._features = torch.zeros(2, batch, frames, 4 * bins, device=noise.device, dtype=dtype)
         conditional = self._features[0].view(batch, frames, 4, bins)
         conditional[:, :, 1], conditional[:, :, 2], conditional[:, :, 3] = mu, speaker[:, None], condition
 
-    def step(self, number: int, memory: Memory | None = None) -> None:
-        """Take step `number`; memory: of this step and twice the batch, the conditional rows first."""
+    def step(self, number: int, *memories: Memory) -> None:
+        """Take step `number`; memories: of this step and twice the batch, the conditional rows first, or with `both`
+        one of each half; none: rows have no past.
+        """
         _, dt = self._schedule.times[number]
         self._features[..., : self.x.shape[-1]] = self.x
-        velocity = self._estimator.velocity(
-            self._features.flatten(0, 1), self._schedule.biases[number], self._mask, memory, self._positions
-        )
-        conditional, free = velocity.float().chunk(2)
+        if self._both is None:
+            conditional, free = self._velocity(number, self._features.flatten(0, 1), memories[:1]).chunk(2)
+        else:
+            halves = [
+                partial(self._velocity, number, half, memories[place : place + 1])
+                for place, half in enumerate(self._features)
+            ]
+            conditional, free = self._both(*halves)
         self.x = self.x + dt * ((1 + self._guidance) * conditional - self._guidance * free)
+
+    def _velocity(self, number: int, features: Tensor, memory: Sequence[Memory]) -> Tensor:
+        biases = self._schedule.biases[number]
+        past = memory[0] if memory else None
+        return self._estimator.velocity(features, biases, self._mask, past, self._positions).float()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, pad, scaled_dot_product_attention, silu
 
 from vivavoce.checkpoint.config import UNetConfig
 from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish, pack_windows
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, visible_keys
-from vivavoce.models.products import MANY_ROWS, Linear, Product, packed, packs
+from vivavoce.models.products import MANY_ROWS, Linear, Product, multiply, packed, packs
 
 KERNEL = 3
 TIME_SCALE = 1000.0
@@ -46,7 +46,7 @@ class PointwiseConv(nn.Conv1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, time, in]  →  [batch, time, out]."""
-        return linear(x, self.weight[..., 0], self.bias) if self.product is None else self.product(x)
+        return multiply(x, self.weight[..., 0], self.bias, self.product)
 
 
 class TimeEmbedding(nn.Module):
@@ -114,17 +114,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
         """x: [batch, frames, channels]; mask: as in `UNet.velocity`  →  [batch, frames, channels]."""
-        product = self.product
-        projected = linear(x, self.joined_weight()) if product is None else product(x)
+        weight = joined((self.query.weight, self.key.weight, self.value.weight))
+        projected = multiply(x, weight, None, self.product)
         inner = self.out.in_features
         query, keys = projected[..., :inner], projected[..., inner:]
         if memory is not None:
             keys = memory.recall(self.site, keys)
         return self.out(attend(query, keys, self.num_heads, mask))
-
-    def joined_weight(self) -> Tensor:
-        """Of query, key and value, one below the other."""
-        return joined((self.query.weight, self.key.weight, self.value.weight))
 
 
 class TransformerBlock(nn.Module):

@@ -20,7 +20,7 @@ from vivavoce.models.flow.hourglass import Conv, Hourglass, TimeNorm, within
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
 from vivavoce.models.flow.unet import PointwiseConv
-from vivavoce.models.layers import valid_positions, visible_keys
+from vivavoce.models.layers import Both, valid_positions, visible_keys
 from vivavoce.rates import Rates
 
 REGULATOR_CONVS = 4
@@ -112,10 +112,12 @@ class WholeFlow(nn.Module):
         whole = [interpolate(part.T[None], size=size, mode="linear")[0].T for part, size in parts if len(part)]
         return torch.cat(whole)
 
-    def begin(self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor) -> tuple[Path, list[Tensor]]:
+    def begin(
+        self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: Both | None = None
+    ) -> tuple[Path, list[Tensor]]:
         """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu.
 
-        noise: [MAX_FRAMES, bins] float32, on the device.
+        noise: [MAX_FRAMES, bins] float32, on the device; both: as in `Path`.
         """
         mu = self.encode(items)
         frames, size = [self.frames_of(one) for one in items], mu.shape[1]
@@ -126,12 +128,13 @@ class WholeFlow(nn.Module):
             condition[row, :prompt] = item.prompt_mel
             if item.kept is not None:
                 starts[row, : len(item.kept)], mu[row, : len(item.kept)] = item.kept.unbind(1)
-            both = torch.stack((starts[row], mu[row].float()), dim=1)
-            kept.append(torch.cat((both[:prompt], both[max(prompt, end - shared) : end])))
+            pairs = torch.stack((starts[row], mu[row].float()), dim=1)
+            kept.append(torch.cat((pairs[:prompt], pairs[max(prompt, end - shared) : end])))
         lengths = torch.tensor(frames, device=mu.device)
         mask = visible_keys(lengths, size, None) if len(set(frames)) > 1 else None
         speaker = torch.stack([one.speaker for one in items])
-        return Path(self.estimator, schedule, self.config.guidance, starts, mu, speaker, condition, mask), kept
+        guidance = self.config.guidance
+        return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
 
     def forward(self, items: Sequence[WholeInput], chunked: bool = False) -> list[Tensor]:
         """Mel of each item after its prompt's frames, [frames, bins] float32."""

@@ -14,7 +14,7 @@ from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
 from vivavoce.models.counter_noise import Stream, uniform
-from vivavoce.models.layers import zero_padding
+from vivavoce.models.layers import Both, in_turn, zero_padding
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,
@@ -28,6 +28,7 @@ from vivavoce.models.vocoder.hift import (
     convolve_behind,
     istft,
     laid_out,
+    mean_of_blocks,
     stft,
 )
 
@@ -152,7 +153,7 @@ class CausalHiFT(nn.Module):
         """As `HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
-    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: Both = in_turn) -> Tensor:
         """As `HiFT.decode`."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
@@ -168,8 +169,7 @@ class CausalHiFT(nn.Module):
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)
             x = x + self.source_resblocks[stage](convolve(down, pad(spectrum, (down.stride[0] - 1, 0))), None)
-            blocks = self.resblocks[stage * count : (stage + 1) * count]
-            x = torch.stack([block(x, None) for block in blocks]).mean(dim=0)
+            x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, None, both)
         x = convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)

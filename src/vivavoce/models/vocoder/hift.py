@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate
 
 from vivavoce.checkpoint.config import VocoderConfig
 from vivavoce.models.counter_noise import Stream, normal, uniform
-from vivavoce.models.layers import valid_positions, zero_padding
+from vivavoce.models.layers import Both, in_turn, valid_positions, zero_padding
 
 
 def laid_out(x: Tensor) -> Tensor:
@@ -324,9 +324,9 @@ class HiFT(nn.Module):
         """
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
-    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths as in `forward`
-        →  [batch, samples].
+    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: Both = in_turn) -> Tensor:
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths as in `forward`; both:
+        does the residual blocks of each stage, all but the last one and the last one  →  [batch, samples].
         """
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
@@ -345,15 +345,31 @@ class HiFT(nn.Module):
             injected = keep(convolve(self.source_downs[stage], spectrum), inside)
             x = keep(self.source_resblocks[stage](injected, inside).add_(x), inside)
             count = len(config.resblock_kernels)
-            first, *others = (block(x, inside) for block in self.resblocks[stage * count : (stage + 1) * count])
-            for other in others:
-                first = first.add_(other)
-            x = first / count
+            x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, inside, both)
         x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
         bins = config.n_fft // 2 + 1
         magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
         wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
         return wave.clamp(-config.audio_limit, config.audio_limit)
+
+
+def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: Both) -> Tensor:
+    """The mean of residual blocks over one input; the last block, whose kernel is the longest, costs half of all.
+
+    x, inside: as in `ResBlock.forward`  →  as x
+    """
+    *most, last = blocks
+
+    def sum_of_most() -> Tensor:
+        first, *others = (block(x, inside) for block in most)
+        for other in others:
+            first = first.add_(other)
+        return first
+
+    if not most:
+        return last(x, inside)
+    first, second = both(sum_of_most, lambda: last(x, inside))
+    return first.add_(second) / len(blocks)
 
 
 def _inside(lengths: Tensor | None, x: Tensor) -> Tensor | None:
