@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from contextlib import nullcontext
 from functools import partial
 from math import inf
-from pathlib import Path
-from threading import Barrier, current_thread
+from threading import current_thread
 
 import pytest
 import torch
 
-from vivavoce.engine.device import DeviceQueue, GcFreeze, HostThreads, zeros_when_touched
+from vivavoce.engine.device import DeviceQueue, GcFreeze, HostThreads
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.settings import EngineSettings
 
@@ -208,38 +206,6 @@ def test_a_warm_engine_that_is_not_used_any_more_leaves_no_memory(models):
     thread.join(60)
     gc.collect()
     assert loop() is None
-
-
-def test_memory_of_a_host_is_given_when_it_is_touched():
-    with torch.device("meta"):
-        like = torch.empty(4, 32, 1 << 20, dtype=torch.float16)  # 256 MB
-    before = resident_bytes()
-    memory = zeros_when_touched(like, torch.device("cpu"))
-    memory[3, 31, 5:9] = 1
-    assert (memory.shape, memory.dtype, memory[3, 31].sum()) == (like.shape, like.dtype, 4)
-    assert not memory[0, :2].any()
-    assert resident_bytes() - before < 64 << 20
-
-
-def resident_bytes():
-    """Of this process."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        pytest.skip("this system does not tell it")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-def test_two_threads_work_at_the_same_time_with_a_share_of_torchs_threads_each():
-    threads, meet, seen = HostThreads(6), Barrier(2, timeout=30), []
-
-    def work(number):
-        meet.wait()
-        seen.append((number, current_thread().name.startswith("vivavoce-helper"), torch.is_inference_mode_enabled()))
-        seen.append((number, "threads", torch.get_num_threads()))
-        return torch.tensor(number)
-
-    with torch.inference_mode():
-        first, second = threads(partial(work, 1), partial(work, 2))
-    assert (int(first), int(second)) == (1, 2)
-    assert {(1, False, True), (2, True, True), (2, "threads", 3)} < set(seen)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -146,20 +145,6 @@ def keep_within(device: torch.device, most: int | None) -> None:
     """
     whole = torch.cuda.mem_get_info(device)[1]
     torch.cuda.set_per_process_memory_fraction(1.0 if most is None else min(1.0, most / whole), device)
-
-
-def zeros_when_touched(like: Tensor, device: torch.device) -> Tensor:
-    """Zeros of this shape and dtype; on a CPU the system gives each page when it is first written to.
-
-    `torch.zeros` writes to all of it at once: memory for 32 slots that one listener needs one of.
-    """
-    if device.type != "cpu":
-        return torch.zeros_like(like, device=device)
-    memory = mmap.mmap(-1, like.numel() * like.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a large page would hold most of a slot
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,3 +167,21 @@ def test_rows_are_padded_as_far_as_the_library_wants_it(bad, step):
         return x + 1e-6 if len(x) in bad else x * 1
 
     assert fewest_rows([product], [16], CPU, torch.float32) == step
+
+
+def test_memory_of_a_host_is_given_when_it_is_touched(models):
+    before = resident_bytes()
+    memory = SlotCache.allocate(models.config.lm, 256, 5_120, CPU, torch.float32).memory
+    assert memory.nbytes > 256 << 20
+    memory[2, 1, 31, 0, 5:9] = 1
+    assert memory[2, 1, 31].sum() == 4 * models.config.lm.head_dim
+    assert not memory[0, 0, :2].any()
+    assert resident_bytes() - before < 64 << 20
+
+
+def resident_bytes():
+    """Of this process."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("this system does not tell it")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.device import upload, zeros_when_touched
+from vivavoce.engine.device import upload
 from vivavoce.engine.graphs import fitting, rounded
 from vivavoce.engine.lm_stage.run import Run
 from vivavoce.engine.lm_stage.slots import Chooser, Slot, SlotRows
@@ -40,8 +40,7 @@ class SlotSteps:
         config = models.config.lm
         self._slots, self._capacity, self._fixed = slots, capacity, fixed
         self._device, self._vocabulary = models.device, config.vocabulary
-        outline = SlotCache.allocate(config, slots + spare, capacity, torch.device("meta"), models.dtype)
-        self._cache = SlotCache(zeros_when_touched(outline.memory, models.device))
+        self._cache = SlotCache.allocate(config, slots + spare, capacity, models.device, models.dtype)
         self._states = SlotRows.allocate(slots + spare, len(config.vocabulary.stop_ids), window, models.device)
 
     def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:

@@ -8,7 +8,10 @@ how many products there are.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -119,7 +122,7 @@ class SlotCache:
     ) -> SlotCache:
         """Reserve it."""
         shape = (config.num_layers, 2, slots, config.num_kv_heads, capacity, config.head_dim)
-        return cls(torch.zeros(shape, device=device, dtype=dtype))
+        return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
         """Views of the first slots, layer by layer.
@@ -161,6 +164,20 @@ class PackedRows:
     last: Tensor
     text_end: int = 0
     speakers: Tensor | None = None
+
+
+def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros; on a CPU the system gives each page when it is first written to.
+
+    `torch.zeros` writes to all of it at once: memory for 32 slots, of which one listener needs one.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a large page would hold most of a slot
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
