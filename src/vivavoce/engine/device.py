@@ -144,7 +144,8 @@ def keep_within(device: torch.device, most: int | None) -> None:
     before more is taken.
     """
     whole = torch.cuda.mem_get_info(device)[1]
-    torch.cuda.set_per_process_memory_fraction(1.0 if most is None else min(1.0, most / whole), device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(1.0 if most is None else min(1.0, most / whole), index)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
