@@ -9,11 +9,10 @@ import torch
 from vivavoce.engine.device import keep_within
 from vivavoce.engine.settings import (
     CUDA_BYTES,
-    FRAME_BYTES,
+    FEWEST_BYTES,
     LATER_BYTES,
     LEAST_ROOM,
     MAX_POSITIONS,
-    RECORDINGS_BYTES,
     EngineSettings,
     plan_memory,
     uses_kernels,
@@ -60,7 +59,7 @@ def test_a_device_is_divided(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings())
     assert plan.slots == 256
     assert plan.slots_bytes == 257 * slot_bytes(on_a_gpu, plan)
-    assert plan.batches_bytes == RECORDINGS_BYTES + 16_384 * FRAME_BYTES
+    assert 7.0e9 < plan.batches_bytes < 7.2e9
     assert plan.num_bytes == 100 << 30
     assert plan.batch_frames == 16_384
 
@@ -71,22 +70,23 @@ def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
         assert plan.batch_frames == frames
         assert (2 << 30) + CUDA_BYTES + plan.num_bytes == gigabytes << 30
     plan, room = plan_memory(on_a_gpu, EngineSettings(memory_bytes=12 << 30, kernels=False)), (10 << 30) - CUDA_BYTES
-    assert (plan.slots_bytes + plan.state_bytes, plan.batch_frames) == (room - int(0.2 * room), None)
+    assert (plan.slots_bytes + plan.state_bytes, plan.batch_frames) == (room - int(0.25 * room), None)
 
 
 def test_what_batches_need_is_told_where_it_does_not_fit(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=5 << 30, slots=8))
-    assert plan.batches_bytes == RECORDINGS_BYTES + 2_048 * FRAME_BYTES
+    assert plan.batches_bytes == FEWEST_BYTES
     assert plan.slots_bytes + plan.state_bytes <= (3 << 30) - CUDA_BYTES < plan.num_bytes
 
 
 def test_torch_takes_no_more_than_the_bound_leaves_beside_cuda(monkeypatch):
     bounds = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 30, 100 << 30))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: bounds.append(share))
-    for most in (25 << 30, 200 << 30, None):
-        keep_within(torch.device("cuda"), most)
-    assert bounds == [0.25, 1.0, 1.0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: bounds.append(given))
+    for device, most in (("cuda", 25 << 30), ("cuda:1", 200 << 30), ("cuda:0", None)):
+        keep_within(torch.device(device), most)
+    assert bounds == [(0.25, 3), (1.0, 1), (1.0, 0)]
 
 
 class Held:

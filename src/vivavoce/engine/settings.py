@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, sqrt
 
 import torch
 
@@ -23,18 +23,18 @@ CPU_SLOTS = 32
 CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
-SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.2
+SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
 """Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
 and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
 flow's state."""
-RECORDINGS_BYTES, FRAME_BYTES = 3 << 29, 200 << 10
-"""With kernels: what of it does not grow with batches (libraries' workspaces among it), and what a mel frame of the
-largest one takes, above all in the vocoder."""
 CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
-"""Beside all that torch allocates: CUDA's context, the code of kernels and libraries, and recordings' nodes; and what
-of that comes only after memory was divided."""
+"""Beside all that torch allocates: CUDA's context, and the code of kernels and libraries; and what of that comes only
+after memory was divided."""
 FEWEST_FRAMES = 2_048
 """Mel frames of the largest batch that is recorded: fewer would cost time."""
+FEWEST_BYTES, ROOT_BYTES = 15 << 27, 59 << 20
+"""With kernels: what recordings up to that size take with their batches, and by how much that grows with the square
+root of the size: fitted to what engines of CosyVoice 2 and 3 took of an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
 LONE_SLOTS_SHARE = 0.5
 """As `SLOTS_SHARE`, where no flow and no vocoder need memory."""
@@ -120,11 +120,11 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
     most_slots = CUDA_SLOTS if has_lm else STREAMS
     slots = settings.slots or max(FEWEST_SLOTS, min(most_slots, int(room * share) // max(1, per_slot)))
     if has_flow:
-        batches = spared = min(int(room * BATCHES_SHARE), RECORDINGS_BYTES + FRAME_SIZES.positions[-1] * FRAME_BYTES)
+        batches = spared = min(int(room * BATCHES_SHARE), _batches_bytes(FRAME_SIZES.positions[-1]))
         if kernels:
-            frames = max(FEWEST_FRAMES, (batches - RECORDINGS_BYTES) // FRAME_BYTES)
-            batch_frames = FRAME_SIZES.within(frames).positions[-1]
-            batches = RECORDINGS_BYTES + batch_frames * FRAME_BYTES
+            fitting = [size for size in FRAME_SIZES.positions if _batches_bytes(size) <= batches]
+            batch_frames = max((FEWEST_FRAMES, *fitting))
+            batches = _batches_bytes(batch_frames)
             # A device that is too small for it may do with less: not every recording is needed at once.
             spared = min(batches, room // 2)
     # One slot more takes what only pads.
@@ -138,6 +138,11 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
     if settings.state_bytes is not None:
         state_bytes = settings.state_bytes
     return MemoryPlan(slots, capacity, state_bytes if keeps_state else 0, batch_frames, slots_bytes, batches)
+
+
+def _batches_bytes(frames: int) -> int:
+    """What batches and recordings take where the largest ones that are recorded have this many mel frames."""
+    return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 
 def _capacity(models: Models | LanguageModel) -> int:

@@ -56,7 +56,7 @@ def test_people_read_it_as_a_table(run: Run) -> None:
     text = run("plan", "--memory", "8", "--gpu", "rtx 3060").text
     for part in ("lm_weights_bytes", "1.01 GB", "8 GB", "RTX 3060"):
         assert part in text
-    assert "Large batches want 1.09 GB more" in run("plan", "--memory", "4").text
+    assert "Large batches want 1.08 GB more" in run("plan", "--memory", "4").text
 
 
 def test_a_size_that_was_not_measured_has_a_division_and_no_speed(plan: Any, babble: Path) -> None:
