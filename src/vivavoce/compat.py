@@ -31,6 +31,7 @@ from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
 from vivavoce.checkpoint.known_models import KNOWN_MODELS
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.request import AudioChunk, EngineRequest
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
 from vivavoce.models.features import SAMPLE_RATE
@@ -66,19 +67,23 @@ class CosyVoice:
     stops when the object is gone. Each call draws its seed from torch's generator.
 
     model_dir: an official folder, or a published model's name or id, which is downloaded where it is missing; fp16:
-    float16 on CUDA, where it is chosen anyway, elsewhere False; load_jit, load_trt, load_vllm, trt_concurrent: nothing
-    changes, which the log says. VivavoceError: the folder is of another generation, or cannot be used.
+    float16 on CUDA, where it is chosen anyway, elsewhere False; load_jit, load_trt: the flow's backends jit and
+    tensorrt (where both are given: tensorrt, with trt_concurrent contexts); load_vllm: the language model's backend
+    vllm; docs/backends.md has more. load_trt is False without CUDA, as officially, and for CosyVoice 1 nothing changes,
+    which the log says. trust_model_code: run code of the folder that was not exported on this machine. VivavoceError:
+    the folder is of another generation, or cannot be used.
     """
 
     _generation = Generation.V1
 
     def __init__(
         self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, fp16: bool = False,
-        trt_concurrent: int = 1,
+        trt_concurrent: int = 1, *, trust_model_code: bool = False,
     ) -> None:  # fmt: skip
-        self._load(model_dir, fp16, load_jit=load_jit, load_trt=load_trt, trt_concurrent=trt_concurrent > 1)
+        flags = {"load_jit": load_jit, "load_trt": load_trt}
+        self._load(model_dir, fp16, trt_concurrent, trust_model_code, **flags)
 
-    def _load(self, model_dir: Folder, fp16: bool, **flags: bool) -> None:
+    def _load(self, model_dir: Folder, fp16: bool, trt_concurrent: int, trust: bool, **flags: bool) -> None:
         folder, device = _find_folder(model_dir), choose_device("auto")
         generation = detect_generation(folder)
         if generation is not self._generation:
@@ -86,14 +91,25 @@ class CosyVoice:
                 f"model_dir: {folder.name} holds {YAML_OF[generation]}, which is not for {type(self).__name__}; use "
                 f"{_CLASSES[generation].__name__}, or AutoModel"
             )
-        if given := [name for name, value in flags.items() if value]:
-            told = {"flags": ", ".join(given)}
+        given = {name for name, value in flags.items() if value}
+        if given and generation is Generation.V1:
+            told = {"flags": ", ".join(sorted(given))}
             log.warning("official flags: %(flags)s: vivavoce's own engine does this work, nothing changes", told)
-        if fp16 and device.type != "cuda":
-            log.warning("official flags: fp16: there is no CUDA device, it is set to False")
+            given.clear()
+        if device.type != "cuda":
+            for name in sorted(given & {"load_trt"} | ({"fp16"} if fp16 else set())):
+                log.warning("official flags: %(name)s: there is no CUDA device, it is set to False", {"name": name})
+            given.discard("load_trt")
             fp16 = False
+        flow = "tensorrt" if "load_trt" in given else "jit" if "load_jit" in given else "torch"
+        settings = EngineSettings(
+            lm_backend="vllm" if "load_vllm" in given else "torch",
+            flow_backend=flow,
+            trt_concurrent=trt_concurrent if flow == "tensorrt" else 1,
+            trust_model_code=trust,
+        )
         dtype, processes = choose_dtype("float16" if fp16 else "auto", device), count_text_processes(None, device, 0)
-        reads = Synthesizer.load(folder, device, dtype, text_processes=processes)
+        reads = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
         text = reads.front_end.text.as_written()
         extractor = replace(reads.front_end.extractor, text=text)
         plain = Synthesizer(reads.engine, replace(reads.front_end, text=text, extractor=extractor))
@@ -200,10 +216,10 @@ class CosyVoice2(CosyVoice):
 
     def __init__(
         self, model_dir: Folder, load_jit: bool = False, load_trt: bool = False, load_vllm: bool = False,
-        fp16: bool = False, trt_concurrent: int = 1,
+        fp16: bool = False, trt_concurrent: int = 1, *, trust_model_code: bool = False,
     ) -> None:  # fmt: skip
         flags = {"load_jit": load_jit, "load_trt": load_trt, "load_vllm": load_vllm}
-        self._load(model_dir, fp16, **flags, trt_concurrent=trt_concurrent > 1)
+        self._load(model_dir, fp16, trt_concurrent, trust_model_code, **flags)
 
     def inference_instruct(self, *_: Any, **__: Any) -> Pieces:
         """The first generation has it; this one raises InvalidRequest."""
@@ -225,9 +241,9 @@ class CosyVoice3(CosyVoice2):
 
     def __init__(
         self, model_dir: Folder, load_trt: bool = False, load_vllm: bool = False, fp16: bool = False,
-        trt_concurrent: int = 1,
+        trt_concurrent: int = 1, *, trust_model_code: bool = False,
     ) -> None:  # fmt: skip
-        self._load(model_dir, fp16, load_trt=load_trt, load_vllm=load_vllm, trt_concurrent=trt_concurrent > 1)
+        self._load(model_dir, fp16, trt_concurrent, trust_model_code, load_trt=load_trt, load_vllm=load_vllm)
 
 
 _CLASSES = {Generation.V1: CosyVoice, Generation.V2: CosyVoice2, Generation.V3: CosyVoice3}

@@ -25,7 +25,13 @@ from vivavoce.errors import InvalidRequest
     [({"slots": 0}, "slots"), ({"slots": 5_000}, "slots"), ({"max_waiting": 0}, "max_waiting"),
      ({"slots_share": 0.0}, "slots_share"),
      ({"state_bytes": -1}, "state_bytes"), ({"memory_bytes": 0}, "memory_bytes"),
-     ({"deterministic": True, "kernels": False}, "deterministic")],
+     ({"deterministic": True, "kernels": False}, "deterministic"),
+     ({"lm_backend": "gguf"}, "lm_backend: 'gguf' is unknown; use one of torch, vllm, trtllm"),
+     ({"flow_backend": ""}, "flow_backend: '' is unknown"),
+     ({"flow_backend": "onnx", "deterministic": True}, "deterministic: flow_backend onnx"),
+     ({"flow_backend": "tensorrt", "trt_concurrent": 0}, "trt_concurrent: 0 is outside of 1"),
+     ({"trt_concurrent": 2}, "trt_concurrent: 2 is for flow_backend tensorrt"),
+     ({"tp": 2}, "tp: 2 is for lm_backend vllm or trtllm"), ({"lm_backend": "vllm", "pp": 65}, "pp: 65 is outside")],
 )  # fmt: skip
 def test_settings_outside_their_limits_are_refused(settings, field):
     with pytest.raises(InvalidRequest, match=field):

@@ -23,6 +23,7 @@ import torch
 import vivavoce
 from vivavoce import compat
 from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import (
     DownloadError,
     InvalidAudio,
@@ -393,22 +394,50 @@ def test_nothing_to_say_gives_no_piece_and_a_warning(cosyvoice, text, caplog):
     assert any(message.startswith("nothing spoken: text: ") for message in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("official", "generation", "flags"),
-    [
-        (compat.CosyVoice, V1, ("load_jit", "load_trt", "trt_concurrent")),
-        (compat.CosyVoice2, V2, ("load_jit", "load_trt", "load_vllm", "trt_concurrent")),
-        (compat.CosyVoice3, V3, ("load_trt", "load_vllm", "trt_concurrent")),
-    ],
-)
-def test_flags_are_taken_in_the_original_s_order_and_told(official, generation, flags, folders, caplog):
-    cosyvoice = official(folders[generation], *(True,) * len(flags), 4)  # fp16 stands before the last one
+NO_CUDA = "official flags: {}: there is no CUDA device, it is set to False"
+
+
+def test_flags_change_nothing_for_cosyvoice_1(folders, caplog):
+    cosyvoice = compat.CosyVoice(folders[V1], True, True, True, 4)
     assert [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"] == [
-        f"official flags: {', '.join(flags)}: vivavoce's own engine does this work, nothing changes",
-        "official flags: fp16: there is no CUDA device, it is set to False",
+        "official flags: load_jit, load_trt: vivavoce's own engine does this work, nothing changes",
+        NO_CUDA.format("fp16"),
     ]
-    assert (cosyvoice.fp16, cosyvoice.sample_rate) == (False, RATES[generation])
-    assert cosyvoice.model_dir == str(folders[generation])
+    assert (cosyvoice.fp16, cosyvoice.sample_rate) == (False, RATES[V1])
+    assert cosyvoice.model_dir == str(folders[V1])
+
+
+class Loaded(Exception):
+    """With the settings that a model was loaded with."""
+
+
+@pytest.mark.parametrize(
+    ("official", "generation", "flags", "device", "chosen", "told"),
+    [
+        (compat.CosyVoice2, V2, (True,), "cpu", {"flow_backend": "jit"}, ()),
+        (compat.CosyVoice2, V2, (True, True, True, True, 4), "cpu",
+         {"lm_backend": "vllm", "flow_backend": "jit"}, ("fp16", "load_trt")),
+        (compat.CosyVoice2, V2, (True, True, False, True, 4), "cuda",
+         {"flow_backend": "tensorrt", "trt_concurrent": 4}, ()),
+        (compat.CosyVoice2, V2, (False, False, False, True, 4), "cuda", {}, ()),
+        (compat.CosyVoice3, V3, (True, True, True, 2), "cuda",
+         {"lm_backend": "vllm", "flow_backend": "tensorrt", "trt_concurrent": 2}, ()),
+        (compat.CosyVoice3, V3, (False, False), "cpu", {}, ()),
+    ],
+)  # fmt: skip
+def test_flags_choose_backends_in_the_original_s_order(
+    official, generation, flags, device, chosen, told, folders, caplog, monkeypatch
+):
+    def load(*_, settings, **__):
+        raise Loaded(settings)
+
+    monkeypatch.setattr(compat, "choose_device", lambda name: torch.device(device))
+    monkeypatch.setattr(compat.Synthesizer, "load", load)
+    with pytest.raises(Loaded) as loaded:
+        official(folders[generation], *flags, trust_model_code=True)
+    assert loaded.value.args == (EngineSettings(**chosen, trust_model_code=True),)
+    messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
+    assert messages == [NO_CUDA.format(name) for name in told]
 
 
 def test_automodel_takes_the_class_of_the_folder_and_its_flags(folders):

@@ -21,6 +21,7 @@ import torch
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
+from vivavoce.engine.backends.table import flow_estimator, lm_stage
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.device import HostThreads, keep_within, release_idle_team
@@ -76,19 +77,22 @@ def build_stages(
     """The stages of the models that have weights; arguments as for `Engine`; both: as for `FlowStage`.
 
     Raises:
-        InvalidRequest: the device's kernels do not take networks of these sizes.
+        InvalidRequest: the device's kernels do not take networks of these sizes, or a backend cannot run them.
+        MissingDependency: a backend's package is not here.
     """
     kernels, frames, builders = uses_kernels(models, settings), memory.batch_frames, STAGES[models.config.generation]
     ways = {"kernels": kernels, "deterministic": settings.deterministic}
     stages = Stages(None, None, None)
     try:
         with torch.inference_mode():
-            if has_language_model(models):
+            if settings.lm_backend != "torch":
+                stages = replace(stages, lm=lm_stage(models, settings, memory))
+            elif has_language_model(models):
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
                 stages = replace(stages, lm=lm)
             if isinstance(models, Models):
-                shared = {"most_frames": frames, "both": both}
-                flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways)
+                shared, estimator = {"most_frames": frames, "both": both}, flow_estimator(models, settings)
+                flow = builders.flow(models, state_bytes=memory.state_bytes, estimator=estimator, **shared, **ways)
                 vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
                 stages = replace(stages, flow=flow, vocoder=vocoder)
     except ValueError as error:

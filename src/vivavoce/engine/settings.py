@@ -11,6 +11,7 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionLimits
+from vivavoce.engine.backends import backend_problems
 from vivavoce.engine.graphs import FRAME_SIZES
 from vivavoce.engine.scheduler import Limits
 from vivavoce.errors import InvalidRequest
@@ -53,7 +54,10 @@ class EngineSettings(AdmissionLimits):
     state_bytes: memory for the flow's state of the past; memory_bytes: all that may be taken of a CUDA device's memory,
     the weights included; kernels: whether our own kernels and recorded launches are used, None: where they are faster,
     on CUDA devices in 16 bit; deterministic: the same request gives the same bits whatever shares its batches, which
-    costs speed.
+    costs speed; lm_backend, flow_backend: what runs the language model and the flow's velocity estimator, see
+    docs/backends.md; trt_concurrent: execution contexts of TensorRT; tp, pp: GPUs that share each layer of the language
+    model, and among which its layers are divided; trust_model_code: run files of the model's folder that hold code,
+    though they were not made on this machine.
     """
 
     slots: int | None = None
@@ -62,6 +66,12 @@ class EngineSettings(AdmissionLimits):
     memory_bytes: int | None = None
     kernels: bool | None = None
     deterministic: bool = False
+    lm_backend: str = "torch"
+    flow_backend: str = "torch"
+    trt_concurrent: int = 1
+    tp: int = 1
+    pp: int = 1
+    trust_model_code: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -74,6 +84,9 @@ class EngineSettings(AdmissionLimits):
             raise InvalidRequest(f"slots_share: {self.slots_share} is outside of (0, 1]; choose a share")
         if self.deterministic and self.kernels is False:
             raise InvalidRequest("deterministic: needs kernels of our own; leave kernels out, or deterministic")
+        problem = next(backend_problems(self), None)
+        if problem is not None:
+            raise InvalidRequest(problem)
 
 
 @dataclass(frozen=True)

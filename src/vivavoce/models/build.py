@@ -33,6 +33,8 @@ class Models:
     vocoder: HiFT | CausalHiFT
     device: torch.device
     dtype: torch.dtype
+    folder: Path = Path()
+    """Where they were loaded from; nowhere, if they have no weights."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def build_models(
         state = part.state(states.pop(name) if name in states else read_tensors(paths[name]))
         to = torch.float32 if part.float32 else dtype
         networks[name] = build_network(part, config, state, paths[name].name, device, to)
-    return Models(config=config, device=device, dtype=dtype, **networks)
+    return Models(config=config, device=device, dtype=dtype, folder=folder, **networks)
 
 
 def outline_models(config: ModelConfig, dtype: torch.dtype) -> Models:

@@ -159,6 +159,16 @@ def test_the_engine_is_loaded_as_asked(run: Run, tts: FakeVivavoce) -> None:
     wanted = {"device": "cpu", "dtype": "float16", "variant": None, "voices": None, "settings": settings}
     assert tts.loaded_with == wanted
     assert tts.warmed_up
+    run("bench -n 1 --lm-backend vllm --flow-backend tensorrt --trt-concurrent 3 --tp 2 --pp 4 --trust-model-code")
+    assert tts.loaded_with["settings"] == EngineSettings(
+        admission=AdmissionMode.QUEUE,
+        lm_backend="vllm",
+        flow_backend="tensorrt",
+        trt_concurrent=3,
+        tp=2,
+        pp=4,
+        trust_model_code=True,
+    )
     assert {call["voice"] for call in tts.calls} == {"anna"}, "the model's first"
 
 

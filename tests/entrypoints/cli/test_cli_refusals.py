@@ -87,6 +87,8 @@ EARLY = [
     ("bench --admission maybe", "admission: 'maybe' is unknown"),
     ("bench --memory 0", "memory: 0 GB cannot be"),
     ("bench --no-kernels --deterministic", "deterministic: needs kernels"),
+    ("bench --flow-backend caffe", "flow_backend: 'caffe' is unknown; use one of torch, tensorrt, onnx"),
+    ("bench --tp 2", "tp: 2 is for lm_backend vllm or trtllm"),
     ("bench --policy none", "chunk policy: 'none' is unknown"),
     ("bench --json missing/bench.json", "json: folder"),
     pytest.param("bench --plot missing/bench.png", "plot: folder", marks=DRAWING),

@@ -13,6 +13,7 @@ import pytest
 from fake_backend import FakeBackend
 
 from vivavoce.clients.triton.utterance import Mode
+from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.entrypoints.triton.model_repository import (
     CHUNK_STRATEGIES,
@@ -42,7 +43,7 @@ OUR_INPUTS = {
 SPEAKING_PARAMETERS = {"decoupled", "dynamic_chunk_strategy", "use_spk2info_cache", "default_voice", "voices_dir"}
 OUR_PARAMETERS = {
     "cosyvoice2": SPEAKING_PARAMETERS | {"triton_backend"},
-    "vivavoce": SPEAKING_PARAMETERS | {"sample_rate"},
+    "vivavoce": SPEAKING_PARAMETERS | {"sample_rate", *BACKEND_SETTINGS},
     "token2wav": {"default_voice", "memory_gb"},
     "tensorrt_llm": {"model_dir", "llm_backend", "decoupled"},
 }

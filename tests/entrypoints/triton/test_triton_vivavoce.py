@@ -217,6 +217,12 @@ def test_an_answer_that_cannot_be_sent_ends_the_request(streaming, monkeypatch, 
         ({"device": "abacus"}, InvalidRequest, "device: 'abacus'"),
         ({"sample_rate": "22050"}, InvalidRequest, "sample_rate: 22050 in config.pbtxt, the model speaks at 24000"),
         ({"default_voice": "nobody"}, VoiceNotFound, "nobody"),
+        ({"flow_backend": "caffe"}, InvalidRequest, "flow_backend: 'caffe' is unknown"),
+        ({"lm_backend": "gguf"}, InvalidRequest, "lm_backend: 'gguf' is unknown"),
+        ({"tp": "two"}, InvalidRequest, "tp: 'two' is no number"),
+        ({"pp": "2"}, InvalidRequest, "pp: 2 is for lm_backend"),
+        ({"trt_concurrent": "2"}, InvalidRequest, "trt_concurrent: 2 is for flow_backend tensorrt"),
+        ({"trust_model_code": "maybe"}, InvalidRequest, "trust_model_code: 'maybe'"),
     ],
 )
 def test_parameters_that_cannot_be(babble, tmp_path, parameters, error, message):

@@ -242,6 +242,8 @@ def settings(**sections: dict[str, Any]) -> ServerSettings:
         ({"server": {"reference_dir": "a"}}, "server.reference_dir: is for a Triton server's voices"),
         ({"server": {"upstream": "triton://gpu:8001", "reference_dir": "a"}}, None),
         ({"model": {"kernels": False, "deterministic": True}}, "model.deterministic: needs kernels"),
+        ({"model": {"flow_backend": "jit", "deterministic": True}}, "model.deterministic: flow_backend jit"),
+        ({"model": {"pp": 2}}, "model.pp: 2 is for lm_backend"),
         ({"server": {"metrics_key_required": True}}, "server.metrics_key_required: there are no keys"),
         ({"server": {"max_body_bytes": 65_536}}, "voices.max_recording_bytes: 16777216 is more than"),
     ],

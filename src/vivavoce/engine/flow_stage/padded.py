@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,8 +16,12 @@ from vivavoce.engine.device import upload
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
+from vivavoce.models.flow.foreign import ForeignEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
 from vivavoce.models.layers import Both, keys_before
+
+if TYPE_CHECKING:
+    from vivavoce.models.flow.model import Estimator
 
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
@@ -33,6 +38,8 @@ class PaddedPath:
     pool: PagePool
     schedule: EulerSchedule
     noise: Tensor
+    estimator: Estimator
+    """The network's own, or what takes its place."""
     both: Both | None = None
 
     def prepare(self, frames: int | None) -> None:
@@ -40,7 +47,8 @@ class PaddedPath:
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """The rows in the order in which they came, as many together as can be."""
-        return [rows]
+        most = self.estimator.run.most_rows if isinstance(self.estimator, ForeignEstimator) else None
+        return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]
 
     def begin(self, rows: Sequence[FlowRow]) -> PaddedSolver:
         """Rows that all leave a state, or none."""
@@ -105,7 +113,7 @@ class PaddedSolver:
         noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
-            flow.estimator,
+            context.estimator,
             context.schedule,
             guidance,
             noise,

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,14 @@ from vivavoce.entrypoints.cli import bench_stages, flags
 from vivavoce.entrypoints.cli.console import Reporter, progress
 from vivavoce.entrypoints.cli.evaluate import recogniser_jobs
 from vivavoce.entrypoints.cli.flags import command, examples, flag, with_flags
-from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.entrypoints.cli.model import (
+    BackendChoice,
+    EngineChoice,
+    ModelChoice,
+    load_model,
+    named_voices,
+    note_if_no_real_model,
+)
 from vivavoce.entrypoints.cli.output import check_report_places, print_figures
 from vivavoce.errors import InvalidRequest, Overloaded
 
@@ -148,6 +155,7 @@ class BenchRequest:
     output: BenchOutput
     model: ModelChoice
     command: str
+    backends: BackendChoice = field(default_factory=BackendChoice)
 
     def check(self) -> None:
         """Refuse mistakes before a model loads."""
@@ -158,7 +166,7 @@ class BenchRequest:
         self.load.workload()
         self.load.chunk_policy()
         self.load.sampling()
-        self.engine.settings()
+        self.engine.settings(self.backends)
         if self.output.quality and self.load.tokens is not None:
             raise InvalidRequest(
                 "quality: speech of a forced length says nothing whole; leave --tokens or --quality out"
@@ -174,6 +182,7 @@ def bench(
     engine: EngineChoice,
     output: BenchOutput,
     model: ModelChoice,
+    backends: BackendChoice,
     quiet: flags.QuietOption = False,
 ) -> None:
     """Put a load on the engine: time to first audio, gaps, underruns, throughput, memory.
@@ -183,7 +192,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context)
         return
-    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]))
+    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]), backends)
     if run_bench(request, Reporter(quiet)):
         raise typer.Exit(1)
 
@@ -203,7 +212,10 @@ def run_bench(
     """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
     with reporter.working("starting …"):
         request.check()
-    tts = load_model(request.model, reporter, request.engine)[0] if load is None else load(request)
+    if load is None:
+        tts, _ = load_model(request.model, reporter, request.engine, request.backends)
+    else:
+        tts = load(request)
     try:
         report = measured(request, tts, reporter)
     finally:
@@ -332,6 +344,7 @@ def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
         "policy": None if policy is None else policy.schedule.value,
         **{name: getattr(policy, name, None) for name in ("first_hop", "max_hop", "lookahead")},
         **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic")},
+        **{name: getattr(request.backends, name) for name in ("lm_backend", "flow_backend")},
         "memory_gb": engine.memory,
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table
 from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
-from vivavoce.entrypoints.cli.model import ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.entrypoints.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
 from vivavoce.entrypoints.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
@@ -134,6 +134,7 @@ def recogniser_factory(name: str) -> RecogniserFactory:
 def evaluate(
     flags: EvaluationFlags,
     model: ModelChoice,
+    backends: BackendChoice,
     out: Path | None = flag("Keep the audio, report.json and report.png here.", "FOLDER", "-o"),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -166,7 +167,7 @@ def evaluate(
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
         instruments = ready(cases, Instruments(factory, flags.jobs or jobs, text.normalize), control)
-    tts = load_model(model, reporter)[0] if flags.audio is None else None
+    tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
     with reporter.working("preparing …") as show:
         if tts is None:
             clips, references, embed, settings = _recorded(flags, cases, place, model, show)

@@ -154,6 +154,7 @@ _VOICES = "Where voices are stored: a folder, or redis://HOST.  [default: the us
 _MEMORY = "Most GPU memory that is taken, the weights included.  [default: all]"
 _KERNELS = "Our own GPU kernels and recorded launches.  [default: where they are faster]"
 _DETERMINISTIC = "The same bits whoever else is served: slower, for audits and tests."
+_TRUST = "Run code of the model's folder (TorchScript, engines) that was not exported on this machine."
 OutOption = Annotated[str, shared(_OUT, "PATH|-", "--out", "-o")]
 VoiceOption = Annotated[str | None, shared(_VOICE, "NAME|RECORDING", "--voice", "-v")]
 TranscriptOption = Annotated[
@@ -179,6 +180,14 @@ VariantOption = Annotated[
 MemoryOption = Annotated[float | None, shared(_MEMORY, "GB", "--memory", parser=_gigabytes)]
 KernelsOption = Annotated[bool | None, shared(_KERNELS, None, "--kernels/--no-kernels")]
 DeterministicOption = Annotated[bool, shared(_DETERMINISTIC, None, "--deterministic")]
+LMBackendOption = Annotated[str, shared("What runs the language model: torch, vllm or trtllm.", "NAME", "--lm-backend")]
+FlowBackendOption = Annotated[
+    str, shared("What runs the flow: torch, tensorrt, onnx, jit or aoti.", "NAME", "--flow-backend")
+]
+ContextsOption = Annotated[int, shared("Batches that TensorRT runs at once.", "NUMBER", "--trt-concurrent")]
+TensorParallelOption = Annotated[int, shared("GPUs that share each layer of the language model.", "NUMBER", "--tp")]
+PipelineParallelOption = Annotated[int, shared("GPUs among which its layers are divided.", "NUMBER", "--pp")]
+TrustOption = Annotated[bool, shared(_TRUST, None, "--trust-model-code")]
 QuietOption = Annotated[bool, shared("Say nothing but errors.", None, "--quiet", "-q")]
 JsonOption = Annotated[bool, shared("Print JSON.", None, "--json")]
 JsonFileOption = Annotated[str | None, shared("Write the figures as JSON; - is stdout.", "FILE|-", "--json")]

@@ -33,6 +33,18 @@ class ModelChoice:
 
 
 @dataclass(frozen=True)
+class BackendChoice:
+    """What runs the networks: fields of `EngineSettings`."""
+
+    lm_backend: flags.LMBackendOption = "torch"
+    flow_backend: flags.FlowBackendOption = "torch"
+    trt_concurrent: flags.ContextsOption = 1
+    tp: flags.TensorParallelOption = 1
+    pp: flags.PipelineParallelOption = 1
+    trust_model_code: flags.TrustOption = False
+
+
+@dataclass(frozen=True)
 class EngineChoice:
     """The engine's bounds and modes."""
 
@@ -44,7 +56,7 @@ class EngineChoice:
     kernels: flags.KernelsOption = None
     deterministic: flags.DeterministicOption = False
 
-    def settings(self) -> EngineSettings:
+    def settings(self, backends: BackendChoice = BackendChoice()) -> EngineSettings:
         """As the engine takes them; `InvalidRequest` if one is out of its limits."""
         from vivavoce.engine.admission import AdmissionMode
         from vivavoce.engine.settings import EngineSettings
@@ -59,11 +71,15 @@ class EngineChoice:
             memory_bytes=None if self.memory is None else int(self.memory * 1e9),
             kernels=self.kernels,
             deterministic=self.deterministic,
+            **vars(backends),
         )
 
 
 def load_model(
-    choice: ModelChoice, reporter: Reporter, engine: EngineChoice = EngineChoice()
+    choice: ModelChoice,
+    reporter: Reporter,
+    engine: EngineChoice = EngineChoice(),
+    backends: BackendChoice = BackendChoice(),
 ) -> tuple[Vivavoce, float]:
     """The model, and the seconds that loading it took; errors as in `vivavoce.load` and `EngineChoice.settings`."""
     name = choice.model or "the default model"
@@ -79,7 +95,7 @@ def load_model(
             dtype=choice.dtype,
             variant=choice.variant,
             voices=choice.voices,
-            settings=engine.settings(),
+            settings=engine.settings(backends),
         )
         return tts, time.perf_counter() - started
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vivavoce.entrypoints.cli import flags
 from vivavoce.entrypoints.cli.console import Reporter, is_terminal, progress
 from vivavoce.entrypoints.cli.flags import REQUIRED, argument, flag
-from vivavoce.entrypoints.cli.model import ModelChoice, load_model, note_if_no_real_model
+from vivavoce.entrypoints.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.entrypoints.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters
@@ -90,7 +90,13 @@ class SpeechManner:
         return how
 
 
-def speak(source: SpeechSource, manner: SpeechManner, model: ModelChoice, quiet: flags.QuietOption = False) -> None:
+def speak(
+    source: SpeechSource,
+    manner: SpeechManner,
+    model: ModelChoice,
+    backends: BackendChoice,
+    quiet: flags.QuietOption = False,
+) -> None:
     """Speak a text of any length into an audio file.
 
     A long text is written while it is made: Ctrl-C leaves a whole file of what was spoken until then.
@@ -104,7 +110,7 @@ def speak(source: SpeechSource, manner: SpeechManner, model: ModelChoice, quiet:
     text = read_text(source.text, source.file)
     with reporter.working("starting …"):
         keywords = manner.keywords()
-    tts, load_s = load_model(model, reporter)
+    tts, load_s = load_model(model, reporter, backends=backends)
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
@@ -128,6 +134,7 @@ def convert(
     *,
     source: Path = argument("A recording of 0.5 to 30 s of speech.", "RECORDING", default=REQUIRED),
     model: ModelChoice,
+    backends: BackendChoice,
     out: flags.OutOption = "out.wav",
     voice: flags.VoiceOption = None,
     transcript: flags.TranscriptOption = "",
@@ -145,7 +152,7 @@ def convert(
 
         SpeakOptions(speed=speed, seed=seed)
         audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
-    tts, load_s = load_model(model, reporter)
+    tts, load_s = load_model(model, reporter, backends=backends)
     with reporter.working("converting …"):
         speech = tts.convert(audio, tts.voice(voice, transcript), speed=speed, seed=seed)
     output.write(speech)

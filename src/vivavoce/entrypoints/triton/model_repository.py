@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vivavoce.clients.triton.utterance import Mode
+from vivavoce.engine.backends import FLOW_BACKENDS, LM_BACKENDS
 from vivavoce.entrypoints.triton.environment import refuse_foreign
 from vivavoce.errors import InvalidRequest
 from vivavoce.files import fresh_folder
@@ -113,6 +114,12 @@ VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]
         "default_voice": ("", _text),
         "voices_dir": ("", _text),
         "memory_gb": ("", _gigabytes),
+        "lm_backend": ("torch", LM_BACKENDS),
+        "flow_backend": ("torch", FLOW_BACKENDS),
+        "trt_concurrent": ("1", _count),
+        "tp": ("1", _count),
+        "pp": ("1", _count),
+        "trust_model_code": ("false", _switch),
         "triton_backend": ("python", ("python", "tensorrtllm")),
         "llm_backend": ("vivavoce", ("vivavoce", "llmapi")),
         "engine_dir": ("", _text),

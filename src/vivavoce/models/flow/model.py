@@ -20,7 +20,10 @@ from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import Both, Memory, additive, visible_keys
 
 if TYPE_CHECKING:
+    from vivavoce.models.flow.foreign import ForeignEstimator
     from vivavoce.models.flow.hourglass import Hourglass
+
+    Estimator = UNet | DiT | Hourglass | ForeignEstimator
 
 MAX_FRAMES = 15_000
 """Mel frames for which the official code draws noise: 300 s, prompt included."""
@@ -63,7 +66,7 @@ class EulerSchedule:
     biases: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, estimator: UNet | DiT | Hourglass, num_steps: int) -> EulerSchedule:
+    def of(cls, estimator: Estimator, num_steps: int) -> EulerSchedule:
         """Steps of `estimator` with its present weights."""
         times = time_steps(num_steps)
         t = torch.tensor([t for t, _ in times], device=estimator.out.weight.device)
@@ -82,7 +85,7 @@ class Path:
 
     def __init__(
         self,
-        estimator: UNet | DiT | Hourglass,
+        estimator: Estimator,
         schedule: EulerSchedule,
         guidance: float,
         noise: Tensor,

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.service.audio.decoding_process import DecodingProcess
@@ -219,6 +220,7 @@ def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSetting
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
         kernels=model.kernels,
         deterministic=model.deterministic,
+        **{name: getattr(model, name) for name in BACKEND_SETTINGS},
         **dict(engine),
     )
 

@@ -228,6 +228,20 @@ class ModelSection(_Section):
     """Our own GPU kernels and recorded launches; unset: where they are faster."""
     deterministic: bool = _setting(False, "--deterministic: The same bits whoever else is served: slower.")
     """The same bits whoever else is served: slower, for audits."""
+    lm_backend: Literal["torch", "vllm", "trtllm"] = _setting("torch", "--lm-backend: torch, vllm or trtllm.")
+    """What runs the language model: torch (our own engine), vllm or trtllm; see backends.md."""
+    flow_backend: Literal["torch", "tensorrt", "onnx", "jit", "aoti"] = _setting(
+        "torch", "--flow-backend: torch, tensorrt, onnx, jit or aoti."
+    )
+    """What runs the flow's estimator: torch (our own engine), or a file that `vivavoce export` made."""
+    trt_concurrent: int = _setting(1, "--trt-concurrent: Batches that TensorRT runs at once.", ge=1, le=64)
+    """Execution contexts of TensorRT: batches that it runs at once."""
+    tp: int = _setting(1, "--tp: GPUs that share each layer of the language model.", ge=1, le=64)
+    """GPUs that share each layer of the language model, with vllm or trtllm."""
+    pp: int = _setting(1, "--pp: GPUs among which its layers are divided.", ge=1, le=64)
+    """GPUs among which the language model's layers are divided, with vllm or trtllm."""
+    trust_model_code: bool = _setting(False, "--trust-model-code: Run code of the model's folder.")
+    """Run TorchScript files, engines and packages of the model's folder that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)
     """Processes that read texts out (numbers, dates); 0: the engine's own; unset: two to four with a GPU, else two."""
     warm_up_s: float = _setting(3.0, ge=0, le=3_600)

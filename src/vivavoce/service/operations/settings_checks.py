@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
+from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.service.operations.keys import read_keys
 from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_address, is_loopback
@@ -32,6 +33,7 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
         yield "server.reference_dir: is for a Triton server's voices; give server.upstream, or leave it out"
     if model.kernels is False and model.deterministic:
         yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
+    yield from (f"model.{problem}" for problem in backend_problems(model))
     if server.metrics_key_required and not settings.auth.keys_file:
         yield "server.metrics_key_required: there are no keys; give auth.keys_file, or leave it out"
     if server.wyoming_port is not None and bool(settings.auth.keys_file) is not bool(server.wyoming_key):

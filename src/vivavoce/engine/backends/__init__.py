@@ -1,0 +1,41 @@
+"""Other runtimes in the place of a network: which there are, and what of the settings is for which.
+
+`table.py` makes them; each has a module of its own here, which is imported when it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+LM_BACKENDS = ("torch", "vllm", "trtllm")
+"""What runs the language model; torch: our own stage."""
+FLOW_BACKENDS = ("torch", "tensorrt", "onnx", "jit", "aoti")
+"""What runs the flow's velocity estimator; torch: our own stage."""
+BACKEND_SETTINGS = ("lm_backend", "flow_backend", "trt_concurrent", "tp", "pp", "trust_model_code")
+"""Fields of `EngineSettings`, as settings, flags and parameters call them, too."""
+MOST_CONTEXTS, MOST_PARTS = 64, 64
+
+
+def backend_problems(given: Any) -> Iterator[str]:
+    """One line for each that cannot be, or contradicts another; it begins with the setting's name.
+
+    given: has `BACKEND_SETTINGS` and `deterministic` as `EngineSettings` has them.
+    """
+    lm_backend, flow_backend = given.lm_backend, given.flow_backend
+    names = (("lm_backend", lm_backend, LM_BACKENDS), ("flow_backend", flow_backend, FLOW_BACKENDS))
+    for name, value, known in names:
+        if value not in known:
+            yield f"{name}: {value!r} is unknown; use one of {', '.join(known)}"
+        elif given.deterministic and value != "torch":
+            yield f"deterministic: {name} {value} promises nothing of its bits; use torch, or leave deterministic out"
+    counts = (
+        ("trt_concurrent", given.trt_concurrent, MOST_CONTEXTS, flow_backend == "tensorrt", "flow_backend tensorrt"),
+        ("tp", given.tp, MOST_PARTS, lm_backend != "torch", "lm_backend vllm or trtllm"),
+        ("pp", given.pp, MOST_PARTS, lm_backend != "torch", "lm_backend vllm or trtllm"),
+    )
+    for name, count, most, used, whose in counts:
+        if not 1 <= count <= most:
+            yield f"{name}: {count} is outside of 1 … {most}; choose a number inside"
+        elif count > 1 and not used:
+            yield f"{name}: {count} is for {whose}; choose that, or leave {name} out"
