@@ -33,6 +33,10 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.export.network_files import export_part
+from vivavoce.export.parts import part_of
+from vivavoce.models.build import build_models
+from vivavoce.models.foreign.estimator import ForeignEstimator
 from vivavoce.service.speech import MAX_SEED, SpeakOptions
 
 DATA = Path(__file__).parents[1] / "data"
@@ -438,6 +442,17 @@ def test_flags_choose_backends_in_the_original_s_order(
     assert loaded.value.args == (EngineSettings(**chosen, trust_model_code=True),)
     messages = [record.getMessage() for record in caplog.records if record.name == "vivavoce.compat"]
     assert messages == [NO_CUDA.format(name) for name in told]
+
+
+def test_load_jit_runs_what_was_exported(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path))
+    folder = Path(shutil.copytree(folders[V2], tmp_path / "CosyVoice2-0.5B"))
+    models = build_models(folder, torch.device("cpu"))
+    export_part(part_of(models, "estimator"), "jit", folder)
+    cosyvoice = compat.CosyVoice2(folder, load_jit=True)
+    assert isinstance(cosyvoice._synthesizers[True].engine.stages.flow.path.estimator, ForeignEstimator)
+    (piece,) = cosyvoice.inference_sft("Hello.", "babble-a")
+    assert piece["tts_speech"].isfinite().all()
 
 
 def test_automodel_takes_the_class_of_the_folder_and_its_flags(folders):

@@ -52,16 +52,27 @@ def onnx_model(
 ) -> bytes:
     """The bytes of a model file (ModelProto); nodes: from `node`, in the order of computation."""
     graph = b"".join(_field(1, encoded) for encoded in nodes) + _field(2, "graph")
-    for name, array in constants.items():
-        sizes = b"".join(_field(1, size) for size in array.shape)
-        content = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
-        graph += _field(5, sizes + _field(2, _DATA_TYPES[str(array.dtype)]) + _field(8, name) + _field(9, content))
+    graph += b"".join(_constant(name, array) for name, array in constants.items())
     for number, port in [*((11, port) for port in inputs), *((12, port) for port in outputs)]:
         shape = b"".join(_field(1, _field(1 if isinstance(size, int) else 2, size)) for size in port.shape)
         tensor_type = _field(1, port.data_type) + _field(2, shape)
         graph += _field(number, _field(1, port.name) + _field(2, _field(1, tensor_type)))
     opset = _field(1, "") + _field(2, OPSET)
     return _field(1, IR_VERSION) + _field(2, "vivavoce") + _field(7, graph) + _field(8, opset)
+
+
+def optional_input(name: str, value: NDArray[np.generic]) -> bytes:
+    """What, put at the end of a model's file, gives one of its inputs a value for when it is not given.
+
+    Parts of a message that come one after the other are one message.
+    """
+    return _field(7, _constant(name, value))
+
+
+def _constant(name: str, array: NDArray[np.generic]) -> bytes:
+    sizes = b"".join(_field(1, size) for size in array.shape)
+    content = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).tobytes()
+    return _field(5, sizes + _field(2, _DATA_TYPES[str(array.dtype)]) + _field(8, name) + _field(9, content))
 
 
 def _field(number: int, value: int | str | bytes) -> bytes:

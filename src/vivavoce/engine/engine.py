@@ -21,7 +21,7 @@ import torch
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.backends.table import flow_estimator, lm_stage
+from vivavoce.engine.backends.table import foreign_flow, lm_stage
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.device import HostThreads, keep_within, release_idle_team
@@ -91,8 +91,9 @@ def build_stages(
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
                 stages = replace(stages, lm=lm)
             if isinstance(models, Models):
-                shared, estimator = {"most_frames": frames, "both": both}, flow_estimator(models, settings)
-                flow = builders.flow(models, state_bytes=memory.state_bytes, estimator=estimator, **shared, **ways)
+                foreign, shared = foreign_flow(models, settings), {"most_frames": frames, "both": both}
+                more = {} if foreign is None else {"foreign": foreign}
+                flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways, **more)
                 vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
                 stages = replace(stages, flow=flow, vocoder=vocoder)
     except ValueError as error:

@@ -31,9 +31,12 @@ class OnnxModel:
 
     path: Path
     session: Any
+    remedy: str = "download it again"
 
-    def run(self, *inputs: NDArray[Any]) -> NDArray[Any]:
+    def run(self, *inputs: NDArray[Any], **more: NDArray[Any]) -> NDArray[Any]:
         """Feed `inputs` by position, as names differ between releases; the first output, flattened.
+
+        more: by name, for inputs that need not be given.
 
         CheckpointError: the model fails, or takes more than MAX_RUN_S.
         """
@@ -44,42 +47,61 @@ class OnnxModel:
         timer.daemon = True
         timer.start()
         try:
-            outputs = self.session.run(None, dict(zip(names, inputs, strict=True)), options)
+            outputs = self.session.run(None, dict(zip(names, inputs, strict=True)) | more, options)
         except Exception as error:  # ONNX Runtime's errors share no other base
             why = f"takes more than {MAX_RUN_S:g} s" if options.terminate else f"fails ({_reason(error)})"
-            raise CheckpointError(f"{self.path.name} in {self.path.parent} {why}; download it again") from error
+            raise CheckpointError(f"{self.path.name} in {self.path.parent} {why}; {self.remedy}") from error
         finally:
             timer.cancel()
         return np.asarray(outputs[0]).reshape(-1)
 
 
-def open_onnx(path: str | Path, *, num_inputs: int, providers: Sequence[str] | None = None) -> OnnxModel:
-    """Open the ONNX file at `path`, which must take `num_inputs` inputs, in one thread per run.
+def open_onnx(
+    path: str | Path,
+    *,
+    num_inputs: int,
+    providers: Sequence[str] | None = None,
+    threads: int = 1,
+    remedy: str = OnnxModel.remedy,
+) -> OnnxModel:
+    """Open the ONNX file at `path`, which must take `num_inputs` inputs.
 
-    So sums are always taken in the same order, and voices are extracted side by side. providers: ONNX Runtime's, best
-    first; the CPU if None. CheckpointError: missing, not an ONNX model, or one of another kind.
+    With one thread a run sums are always taken in the same order, and voices are extracted side by side. providers:
+    ONNX Runtime's, best first; the CPU if None; remedy: ends errors. CheckpointError: missing, not an ONNX model, or
+    one of another kind.
     """
     import onnxruntime
 
     path, options = Path(path), onnxruntime.SessionOptions()
     if not path.is_file():
-        raise CheckpointError(f"{path.name} is missing in {path.parent}; download the checkpoint again")
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+        raise CheckpointError(f"{path.name} is missing in {path.parent}; {remedy}")
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # A thread that waits busily takes the time of those that it waits for.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _ERRORS_ONLY
+    check_onnx(path, remedy)
     try:
-        _check_file(path)
         session = onnxruntime.InferenceSession(str(path), options, list(providers or ["CPUExecutionProvider"]))
     except Exception as error:  # ONNX Runtime's errors share no other base
         raise CheckpointError(
-            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); download it again"
+            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
         ) from error
     found = len(session.get_inputs())
     if found != num_inputs:
         raise CheckpointError(
-            f"{path.name} in {path.parent} takes {found} inputs, not {num_inputs}: it is another model; "
-            "download it again"
+            f"{path.name} in {path.parent} takes {found} inputs, not {num_inputs}: it is another model; {remedy}"
         )
-    return OnnxModel(path, session)
+    return OnnxModel(path, session, remedy)
+
+
+def check_onnx(path: Path, remedy: str = OnnxModel.remedy) -> None:
+    """Refuse, with CheckpointError, a file that is out of the bounds in which every ONNX file is read."""
+    try:
+        _check_file(path)
+    except Exception as error:  # of a file cut short, too
+        raise CheckpointError(
+            f"{path.name} in {path.parent} is not a usable ONNX model ({_reason(error)}); {remedy}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -23,6 +23,7 @@ import soundfile
 import torch
 
 from vivavoce.engine.admission import FEW_WAITING, AdmissionMode
+from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import (
     CheckpointError,
@@ -38,7 +39,7 @@ from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.model_service import ModelService
+from vivavoce.service.engine_process.model_service import ModelService, engine_settings
 from vivavoce.service.operations.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
@@ -173,6 +174,13 @@ async def test_a_voice_of_another_model_is_extracted_beside_the_streams(loop: Lo
     assert before is not None
     assert after is not None
     assert after.voices_extracted - before.voices_extracted == 1
+
+
+def test_the_settings_of_backends_reach_the_engine() -> None:
+    chosen = {"lm_backend": "vllm", "flow_backend": "tensorrt", "trt_concurrent": 2, "tp": 3, "pp": 4}
+    model = ModelSection(**chosen, trust_model_code=True)
+    settings = engine_settings(model, EngineSection())
+    assert {name: getattr(settings, name) for name in BACKEND_SETTINGS} == {**chosen, "trust_model_code": True}
 
 
 def test_recordings_are_kept_unless_the_operator_says_no(synthesizer: Synthesizer, tmp_path: Path) -> None:

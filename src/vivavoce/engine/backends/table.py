@@ -3,37 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
-from vivavoce.checkpoint.config import Generation
+import torch
+
+from vivavoce.checkpoint.config import Generation, TokenEncoderConfig
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import LMInterface
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.flow.foreign import EstimatorRun, ForeignEstimator
+from vivavoce.models.foreign.estimator import EstimatorRunner, ForeignEstimator, ForeignFlow
+from vivavoce.models.foreign.files import ENCODER, ESTIMATOR, file_name, find_export
 
 LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMInterface]] = {}
 """MissingDependency, from one of them: its package is not here."""
-FLOW: dict[str, Callable[[Models, EngineSettings], EstimatorRun]] = {}
-"""Errors as of `LM`."""
+
+
+def _onnx(models: Models, settings: EngineSettings) -> ForeignFlow:
+    from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
+
+    return _flow(models, OnnxEstimator(_estimator_file("onnx", models)[0], models.device))
+
+
+def _jit(models: Models, settings: EngineSettings) -> ForeignFlow:
+    """The estimator, the encoder, or both, as there are files of them."""
+    trusted = settings.trust_model_code
+    found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
+    if found is None or not isinstance(models.config.flow.encoder, TokenEncoderConfig):
+        return _from_torch("jit", models, trusted)
+    from vivavoce.models.foreign.script_encoder import ScriptEncoder
+
+    opened, path, dtype = ForeignFlow(None, None), *found
+    if find_export(models.folder, ESTIMATOR, "jit", models.device, models.dtype):
+        opened = _from_torch("jit", models, trusted)
+    return opened._replace(encoder=ScriptEncoder(path, models.flow.encoder, dtype, trusted=trusted))
+
+
+def _aoti(models: Models, settings: EngineSettings) -> ForeignFlow:
+    return _from_torch("aoti", models, settings.trust_model_code)
+
+
+def _tensorrt(models: Models, settings: EngineSettings) -> ForeignFlow:
+    if models.device.type != "cuda":
+        raise InvalidRequest(f"flow_backend: tensorrt runs on CUDA devices alone, not on {models.device}; use another")
+    from vivavoce.models.foreign.tensorrt_estimator import TensorRTEstimator, find_engine
+
+    path = find_engine(models.folder, models.device, models.dtype, trusted=settings.trust_model_code)
+    return _flow(models, TensorRTEstimator(path, models.device, settings.trt_concurrent))
+
+
+FLOW: dict[str, Callable[[Models, EngineSettings], ForeignFlow]]
+FLOW = {"onnx": _onnx, "jit": _jit, "aoti": _aoti, "tensorrt": _tensorrt}
+"""Errors as of `LM`; CheckpointError: the file is missing, cannot be used, or holds code that is not to be run."""
 
 
 def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
     """The language model's stage; `settings.lm_backend` is not torch."""
-    return _known(LM, "lm_backend", settings.lm_backend)(models, settings, memory)
+    if settings.lm_backend not in LM:
+        raise InvalidRequest(f"lm_backend: {settings.lm_backend} cannot be used in this version; use torch")
+    return LM[settings.lm_backend](models, settings, memory)
 
 
-def flow_estimator(models: Models, settings: EngineSettings) -> ForeignEstimator | None:
-    """The flow's velocity estimator, None: the network itself."""
+def foreign_flow(models: Models, settings: EngineSettings) -> ForeignFlow | None:
+    """What takes part in the flow's stage, None: its own networks do it all."""
     if settings.flow_backend == "torch":
         return None
     if models.config.generation is Generation.V1:
         raise InvalidRequest("flow_backend: CosyVoice 1's flow runs on torch alone; use torch")
-    run = _known(FLOW, "flow_backend", settings.flow_backend)(models, settings)
-    return ForeignEstimator(models.flow.estimator.out, run)
+    return FLOW[settings.flow_backend](models, settings)
 
 
-def _known(table: dict[str, Any], name: str, backend: str) -> Any:
-    if backend not in table:
-        raise InvalidRequest(f"{name}: {backend} cannot be used in this version; use torch")
-    return table[backend]
+def _flow(models: Models, run: EstimatorRunner) -> ForeignFlow:
+    return ForeignFlow(ForeignEstimator(models.flow.estimator.out, run), None)
+
+
+def _from_torch(kind: str, models: Models, trusted: bool) -> ForeignFlow:
+    from vivavoce.models.foreign.torch_estimator import TorchEstimator, open_package, open_script
+
+    path, dtype = _estimator_file(kind, models)
+    opened = open_script if kind == "jit" else open_package
+    return _flow(models, TorchEstimator(opened(path, models.device, trusted=trusted), models.device, dtype))
+
+
+def _estimator_file(kind: str, models: Models) -> tuple[Path, torch.dtype]:
+    found = find_export(models.folder, ESTIMATOR, kind, models.device, models.dtype)
+    if found is None:
+        name = file_name(ESTIMATOR, "fp32", kind, models.device)
+        raise CheckpointError(
+            f"flow_backend: {name} is missing in {models.folder}; make it with `vivavoce export {kind} --model "
+            f"{models.folder}`"
+        )
+    return found

@@ -16,12 +16,12 @@ from vivavoce.engine.device import upload
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
-from vivavoce.models.flow.foreign import ForeignEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
+from vivavoce.models.foreign.estimator import ForeignEstimator
 from vivavoce.models.layers import Both, keys_before
 
 if TYPE_CHECKING:
-    from vivavoce.models.flow.model import Estimator
+    from vivavoce.models.flow.model import Encoder, Estimator
 
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
@@ -39,7 +39,8 @@ class PaddedPath:
     schedule: EulerSchedule
     noise: Tensor
     estimator: Estimator
-    """The network's own, or what takes its place."""
+    encoder: Encoder
+    """The networks' own, or what takes their place."""
     both: Both | None = None
 
     def prepare(self, frames: int | None) -> None:
@@ -48,6 +49,8 @@ class PaddedPath:
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """The rows in the order in which they came, as many together as can be."""
         most = self.estimator.run.most_rows if isinstance(self.estimator, ForeignEstimator) else None
+        if self.encoder is not self.models.flow.encoder:
+            most = 1
         return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]
 
     def begin(self, rows: Sequence[FlowRow]) -> PaddedSolver:
@@ -95,7 +98,7 @@ class PaddedSolver:
         if slots and context.both:
             self._steps = self._memories[2].halves()
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
-        mu = flow.encoder.encode(
+        mu = context.encoder.encode(
             flow.token_embedding(ids),
             lengths,
             size,

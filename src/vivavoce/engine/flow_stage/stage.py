@@ -12,8 +12,8 @@ from vivavoce.engine.flow_stage.planning import FlowChunk, FlowRow, FlowStream, 
 from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.flow.foreign import ForeignEstimator
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
+from vivavoce.models.foreign.estimator import ForeignFlow
 from vivavoce.models.layers import Both
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class FlowStage:
             `models.kernels.usable` says so.
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
-        estimator: stands in for the network's own, without kernels and state; None: the network's.
+        foreign: stands in for networks, without kernels and state.
         most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
         both: without kernels, does a step's two halves; None: they are one batch.
 
@@ -99,21 +99,24 @@ class FlowStage:
         deterministic: bool = False,
         most_frames: int | None = None,
         both: Both | None = None,
-        estimator: ForeignEstimator | None = None,
+        foreign: ForeignFlow | None = None,
     ) -> None:
-        if estimator is not None:
+        if foreign is not None:
             kernels, state_bytes, both = False, 0, None
         if deterministic and not kernels:
             raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
-        models.flow.lay_out()
+        estimator, encoder = foreign or (None, None)
+        for network, other in ((models.flow.encoder, encoder), (models.flow.estimator, estimator)):
+            if other is None:
+                network.lay_out()
         config = models.config.flow
         self._config, self.pool = config, PagePool(models, state_bytes, kernels=kernels)
         self.prompts = PromptCache(self.pool)
         self.planner = Planner(config, self.pool, self.prompts)
-        network = estimator or models.flow.estimator
-        schedule = EulerSchedule.of(network, config.num_steps)
+        velocity = estimator or models.flow.estimator
+        schedule = EulerSchedule.of(velocity, config.num_steps)
         noise = fixed_noise(config.num_mel_bins).to(models.device)
-        plain = PaddedPath(models, self.pool, schedule, noise, network, both)
+        plain = PaddedPath(models, self.pool, schedule, noise, velocity, encoder or models.flow.encoder, both)
         self.path: PaddedPath | PackedPath = plain
         if kernels:
             # Triton is not installed everywhere.

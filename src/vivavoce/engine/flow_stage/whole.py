@@ -100,7 +100,6 @@ class WholeFlowStage:
         deterministic: bool = False,
         most_frames: int | None = None,
         both: Both | None = None,
-        estimator: None = None,
     ) -> None:
         if kernels or deterministic:
             raise ValueError("CosyVoice 1 has none of its own; run without kernels")

@@ -212,10 +212,7 @@ def run_bench(
     """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
     with reporter.working("starting …"):
         request.check()
-    if load is None:
-        tts, _ = load_model(request.model, reporter, request.engine, request.backends)
-    else:
-        tts = load(request)
+    tts = load_model(request.model, reporter, request.engine, request.backends)[0] if load is None else load(request)
     try:
         report = measured(request, tts, reporter)
     finally:

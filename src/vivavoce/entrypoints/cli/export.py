@@ -1,10 +1,10 @@
-"""`vivavoce export`: a model's language model in the form of another runtime."""
+"""`vivavoce export`: a model's networks in the form of another runtime."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vivavoce.entrypoints.cli import export_trtllm, flags
+from vivavoce.entrypoints.cli import export_networks, export_trtllm, flags
 from vivavoce.entrypoints.cli.console import Reporter, size_text
 from vivavoce.entrypoints.cli.flags import REQUIRED, command, flag, group
 
@@ -44,9 +44,12 @@ EXAMPLES = (
     "vivavoce export hf --model ./CosyVoice2-0.5B --out ./llm16 --dtype bfloat16 --force",
 )
 app = group(
-    "Write the language model for other runtimes: transformers, vLLM, TensorRT-LLM.",
+    "Write networks for other runtimes: transformers, vLLM, TensorRT-LLM, ONNX Runtime, TensorRT.",
     EXAMPLES[0],
     *export_trtllm.EXAMPLES[:2],
+    export_networks.EXAMPLES[0],
 )
 command(app, *EXAMPLES, name="hf")(hf)
 command(app, *export_trtllm.EXAMPLES, name="trtllm")(export_trtllm.trtllm)
+for kind, function in export_networks.COMMANDS.items():
+    command(app, *(line for line in export_networks.EXAMPLES if f" {kind} " in line), name=kind)(function)

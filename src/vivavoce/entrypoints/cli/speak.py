@@ -134,7 +134,6 @@ def convert(
     *,
     source: Path = argument("A recording of 0.5 to 30 s of speech.", "RECORDING", default=REQUIRED),
     model: ModelChoice,
-    backends: BackendChoice,
     out: flags.OutOption = "out.wav",
     voice: flags.VoiceOption = None,
     transcript: flags.TranscriptOption = "",
@@ -152,7 +151,7 @@ def convert(
 
         SpeakOptions(speed=speed, seed=seed)
         audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
-    tts, load_s = load_model(model, reporter, backends=backends)
+    tts, load_s = load_model(model, reporter)
     with reporter.working("converting …"):
         speech = tts.convert(audio, tts.voice(voice, transcript), speed=speed, seed=seed)
     output.write(speech)

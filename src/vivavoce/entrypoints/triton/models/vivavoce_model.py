@@ -48,7 +48,10 @@ class VivavoceModel(AsyncModel):
         if told not in (None, rate):  # clients would play it too fast or too slowly
             raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
         parameters.switch("use_spk2info_cache")  # before the model is loaded, which takes long
-        settings = engine_settings(parameters)
+        names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
+        counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
+        trusted: Any = parameters.switch("trust_model_code")
+        settings = EngineSettings(**names, **counts, trust_model_code=trusted)  # type: ignore[arg-type]
         dtype, processes = choose_dtype("auto", device), count_text_processes(None, device)
         synthesizer = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
         extractor = synthesizer.front_end.extractor
@@ -86,10 +89,3 @@ class VivavoceModel(AsyncModel):
             return self._synthesizer.stream(wanted.text, self._voices.of(wanted), wanted.options, self._policy)
         segments = self._synthesizer.front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
         return self._synthesizer.engine.submit(EngineRequest(tuple(segments)))
-
-
-def engine_settings(parameters: Parameters) -> EngineSettings:
-    """Which backends run the networks; `InvalidRequest`: one is unknown, or a number is none."""
-    names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
-    counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
-    return EngineSettings(**names, **counts, trust_model_code=parameters.switch("trust_model_code"))  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""`vivavoce export onnx|jit|aoti|tensorrt`: networks as files for other runtimes, in the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivavoce.entrypoints.cli import flags
+from vivavoce.entrypoints.cli.console import Reporter, size_text
+from vivavoce.entrypoints.cli.flags import flag
+from vivavoce.errors import InvalidRequest
+
+EXAMPLES = (
+    "vivavoce export onnx --model CosyVoice2-0.5B",
+    "vivavoce export jit --model CosyVoice2-0.5B --parts estimator,encoder",
+    "vivavoce export aoti --model CosyVoice2-0.5B --device cuda --dtype fp16",
+    "vivavoce export tensorrt --model CosyVoice2-0.5B --dtype fp16",
+)
+
+
+@dataclass(frozen=True)
+class ExportFlags:
+    """What is exported, and for what."""
+
+    model: flags.ModelOption = None
+    parts: str = flag("Some of estimator, encoder, vocoder and lm; see docs.", "A,B", default="estimator")
+    dtype: str = flag("fp32 or fp16.", "NAME", default="fp32")
+    device: flags.DeviceOption = "auto"
+    out: Path | None = flag("Another folder than the model's, which is there.", "FOLDER", "--out", "--into", "-o")
+    quiet: flags.QuietOption = False
+
+
+def exporter(kind: str, what: str) -> Callable[[ExportFlags], None]:
+    """The command that writes files of a kind; what: its help's first sentence."""
+
+    def export(wanted: ExportFlags) -> None:
+        _export(kind, wanted)
+
+    export.__doc__ = f"{what}\n\nEach is compared with PyTorch first: what differs is not kept."
+    return export
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "onnx": exporter("onnx", "Write networks as ONNX, for ONNX Runtime and TensorRT; needs vivavoce[onnx]."),
+    "jit": exporter("jit", "Write networks as TorchScript, for the device that they will run on."),
+    "aoti": exporter("aoti", "Compile networks for a device by AOTInductor; needs a C++ compiler."),
+    "tensorrt": exporter("tensorrt", "Build the estimator's engine of TensorRT 10 for this GPU, of its ONNX file."),
+}
+
+
+def _export(kind: str, wanted: ExportFlags) -> None:
+    reporter, out = Reporter(wanted.quiet), wanted.out
+    with reporter.working("starting …"):
+        from vivavoce.export.network_files import check_parts, export_part
+        from vivavoce.export.parts import part_of
+        from vivavoce.models.build import build_models
+        from vivavoce.models.foreign.files import PRECISIONS
+        from vivavoce.service.model_choice import choose_device, model_folder
+
+        names = check_parts(kind, wanted.parts)
+        if out is not None and not out.is_dir():
+            raise InvalidRequest(f"out: {out} is no folder; make it, or leave it out")
+        if wanted.dtype not in PRECISIONS:
+            raise InvalidRequest(f"dtype: {wanted.dtype!r} is unknown; use {' or '.join(PRECISIONS)}")
+        device = choose_device("cuda" if kind == "tensorrt" else wanted.device)
+        folder, dtype = model_folder(wanted.model), PRECISIONS[wanted.dtype]
+        models = build_models(folder, device, dtype, language_model="lm" in names)
+    for name in names:
+        with reporter.working(f"exporting the {name} …"):
+            path, error = export_part(part_of(models, name), kind, out or folder)
+        size = size_text(path.stat().st_size)
+        reporter.report(f"{path}: {size}, differs from PyTorch by {error:.1g} of the largest value at most")

@@ -1,0 +1,182 @@
+"""An estimator in an engine of TensorRT 10, ours or an official one.
+
+An engine is bound to a GPU and a version of TensorRT. Ours is named by both, by what it was built from and by the rows
+of its batches, so one that is stale is not found, and is built again. Names and signatures are those of TensorRT 10's
+Python API (https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.code_files import check_code, remember_code
+from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
+from vivavoce.files import replace_file
+from vivavoce.models.encoders import check_onnx
+from vivavoce.models.foreign.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorInputs
+from vivavoce.models.foreign.files import ESTIMATOR, file_name
+
+log = logging.getLogger(__name__)
+
+FRAMES = (4, 500, 3_000)
+"""Least, usual and most frames of an engine's rows, as officially."""
+BATCH = 8
+"""Rows at once of the second profile; the first one has one."""
+_WORKSPACE_BYTES = 1 << 32
+_INSTALL = "pip install 'tensorrt>=10,<11'"
+
+
+def import_tensorrt() -> Any:
+    """The package; MissingDependency: it is not here, or of another version."""
+    try:
+        trt = importlib.import_module("tensorrt")
+    except ImportError:
+        raise MissingDependency(f"flow_backend: tensorrt needs the package tensorrt; {_INSTALL}") from None
+    if not trt.__version__.startswith("10."):
+        raise MissingDependency(f"flow_backend: tensorrt {trt.__version__} is not supported; {_INSTALL}")
+    return trt
+
+
+def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
+    """Our engine for this machine, built where it is missing (which takes minutes) or where `anew` is asked for;
+    without an ONNX file an official one.
+
+    CheckpointError: there is neither, or one holds code that is not to be run, see `check_code`.
+    """
+    trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
+    source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
+    official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"
+    if not source.is_file():
+        if not official.is_file():
+            raise CheckpointError(
+                f"flow_backend: {source.name} is missing in {folder}, of which an engine is built; make it with "
+                f"`vivavoce export onnx --model {folder}`"
+            )
+        check_code(official, trusted)
+        return official
+    check_onnx(source, remedy="export it again")
+    content = source.read_bytes()
+    gpu, mark = re.sub(r"\W+", "-", torch.cuda.get_device_name(device)), hashlib.sha256(content).hexdigest()[:12]
+    path = folder / f"{ESTIMATOR}.{precision}.{gpu}.trt{trt.__version__}.b{BATCH}.{mark}.plan"
+    if path.is_file() and not anew:
+        check_code(path, trusted)
+        return path
+    log.warning("tensorrt: %(name)s is built, which takes some minutes", {"name": path.name})
+    replace_file(path, _build(trt, content.removesuffix(OPTIONAL_ENDS), precision))
+    remember_code(path)
+    return path
+
+
+def _build(trt: Any, onnx: bytes, precision: str) -> bytes:
+    """The engine of an ONNX model whose inputs are all to be given."""
+    logger = trt.Logger(trt.Logger.WARNING)
+    builder = trt.Builder(logger)
+    network, config = builder.create_network(0), builder.create_builder_config()
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse(onnx):
+        reasons = "; ".join(str(parser.get_error(place)) for place in range(parser.num_errors))
+        raise CheckpointError(f"tensorrt: does not take the ONNX file ({reasons[:300]}); export it again")
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, _WORKSPACE_BYTES)
+    inputs = [network.get_input(place) for place in range(network.num_inputs)]
+    if precision == "fp16":
+        config.set_flag(trt.BuilderFlag.FP16)
+        for one in (*inputs, network.get_output(0)):
+            if one.name not in ("t", ENDS):
+                one.dtype = trt.DataType.HALF
+    official_batch = inputs[0].shape[0] == 2
+    for rows in ((2, 2, 2),) if official_batch else ((2, 2, 2), (2, BATCH, 2 * BATCH)):
+        profile = builder.create_optimization_profile()
+        for one in inputs:
+            profile.set_shape(one.name, *(_shape(one.name, *size) for size in zip(rows, FRAMES, strict=True)))
+        config.add_optimization_profile(profile)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        raise CheckpointError("tensorrt: could not build an engine, its log above says why; use another flow_backend")
+    return bytes(engine)
+
+
+def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
+    shapes = {"mask": (rows, 1, frames), "t": (rows,), "spks": (rows, 80), ENDS: (rows, frames)}
+    return shapes.get(name, (rows, 80, frames))
+
+
+class TensorRTEstimator:
+    """An `EstimatorRunner`. A batch is run in pieces of the engine's rows, `contexts` of them at once, each in a stream
+    of its own. CheckpointError: the file is no engine for this machine, or not an estimator's.
+    """
+
+    most_rows: int | None = None
+
+    def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
+        trt = import_tensorrt()
+        engine = trt.Runtime(trt.Logger(trt.Logger.WARNING)).deserialize_cuda_engine(path.read_bytes())
+        if engine is None:
+            raise CheckpointError(
+                f"{path.name} in {path.parent} is no engine of TensorRT {trt.__version__} for this GPU; remove it, and "
+                "it is built again from the ONNX file"
+            )
+        names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
+        self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        outputs = [name for name in names if name not in self._inputs]
+        if set(self._inputs) - {ENDS} != set(OFFICIAL_INPUTS) or len(outputs) != 1:
+            raise CheckpointError(f"{path.name} in {path.parent} is no estimator's engine; remove it")
+        (self._output,), self._device = outputs, device
+        dtypes = {trt.DataType.HALF: torch.float16, trt.DataType.FLOAT: torch.float32}
+        self._dtypes = {name: dtypes.get(engine.get_tensor_dtype(name), torch.int32) for name in names}
+        shapes = [engine.get_tensor_profile_shape("x", place) for place in range(engine.num_optimization_profiles)]
+        self._frames = int(shapes[0][0][2]), int(shapes[0][2][2])
+        self._engine = engine  # contexts need it alive
+        self._lanes = {
+            int(most[0]) // 2: [self._lane(place) for _ in range(contexts)] for place, (_, _, most) in enumerate(shapes)
+        }
+
+    def _lane(self, profile: int) -> tuple[Any, torch.cuda.Stream]:
+        context, stream = self._engine.create_execution_context(), torch.cuda.Stream(self._device)
+        if context is None or not context.set_optimization_profile_async(profile, stream.cuda_stream):
+            raise InvalidRequest("trt_concurrent: the device has no memory for so many contexts; use fewer")
+        stream.synchronize()
+        return context, stream
+
+    def __call__(self, given: EstimatorInputs) -> Tensor:
+        """See `EstimatorRunner`; StageFailed: the engine takes no such rows, or fails."""
+        rows, bins, frames = given.x.shape
+        if not self._frames[0] <= frames <= self._frames[1]:
+            raise StageFailed(
+                f"tensorrt: {frames} mel frames with the voice's, the engine takes {self._frames[0]} … "
+                f"{self._frames[1]}; use another length of text or recording, or another flow_backend"
+            )
+        batch, current = rows // 2, torch.cuda.current_stream(self._device)
+        size = 1 if batch == 1 else max(self._lanes)
+        lanes, velocity = self._lanes[size], given.x.new_empty(2, batch, bins, frames)
+        for number, first in enumerate(range(0, batch, size)):
+            context, stream = lanes[number % len(lanes)]
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                piece = [one.unflatten(0, (2, batch))[:, first : first + size].flatten(0, 1) for one in given]
+                found = self._enqueue(context, stream, EstimatorInputs(*piece))
+                velocity[:, first : first + size] = found.unflatten(0, (2, -1))
+        for _, stream in lanes[: -(-batch // size)]:
+            current.wait_stream(stream)
+            velocity.record_stream(stream)
+        return velocity.flatten(0, 1)
+
+    def _enqueue(self, context: Any, stream: torch.cuda.Stream, given: EstimatorInputs) -> Tensor:
+        tensors = given._asdict()
+        velocity = torch.empty(given.x.shape, dtype=self._dtypes[self._output], device=given.x.device)
+        held = {name: tensors[name].to(self._dtypes[name]).contiguous() for name in self._inputs}
+        for name in self._inputs:
+            if not context.set_input_shape(name, tuple(held[name].shape)):
+                raise StageFailed(f"tensorrt: {name} of {tuple(held[name].shape)} does not fit the engine; remove it")
+            context.set_tensor_address(name, held[name].data_ptr())
+        context.set_tensor_address(self._output, velocity.data_ptr())
+        if not context.execute_async_v3(stream.cuda_stream):
+            raise StageFailed("tensorrt: the engine failed; its log above says why")
+        return velocity
