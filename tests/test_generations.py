@@ -71,6 +71,8 @@ class FakeLM:
     """Says the ids 0, 1, 2 and ends."""
 
     in_flight = steps_in_flight = 0
+    self_paced = False
+    healthy = True
 
     def __init__(self, models, *, slots, capacity, **_):
         self.slots, self.capacity, self.end = slots, capacity, models.config.lm.vocabulary.eos
@@ -87,6 +89,8 @@ class FakeLM:
     def check(self, run, slot=None): ...
 
     def wait(self): ...
+
+    def shutdown(self): ...
 
     def open(self, params, seed):
         slot = next(number for number in range(self.slots) if number not in self.runs)

@@ -70,6 +70,16 @@ def test_a_device_is_divided(on_a_gpu):
     assert plan.batch_frames == 16_384
 
 
+def test_another_runtime_s_language_model_has_a_share_of_the_device(on_a_gpu):
+    outline = replace(on_a_gpu, lm=on_a_gpu.lm.__class__(on_a_gpu.config.lm).to("meta"))
+    whole, plan = plan_memory(on_a_gpu, EngineSettings()), plan_memory(outline, EngineSettings(lm_backend="vllm"))
+    assert (plan.slots, plan.capacity, plan.batches_bytes) == (256, MAX_POSITIONS, whole.batches_bytes)
+    assert plan.num_bytes == whole.num_bytes
+    assert plan.slots_bytes == pytest.approx(plan.num_bytes / 4, abs=1)
+    half = plan_memory(outline, EngineSettings(lm_backend="vllm", slots=9, slots_share=0.5))
+    assert (half.slots, half.slots_bytes) == (9, 2 * plan.slots_bytes)
+
+
 def test_no_more_memory_is_planned_than_may_be_taken(on_a_gpu):
     for gigabytes, frames in ((8, 2_048), (16, 4_096), (62, 16_384)):
         plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=gigabytes << 30))

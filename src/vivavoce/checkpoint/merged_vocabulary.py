@@ -22,6 +22,10 @@ CONTROLS: Mapping[Generation, tuple[str, ...]] = {
 }
 """How the first ids after the speech tokens are spelled, by the generations whose language models have such a form, as
 the official deployments spell them. CosyVoice3's other control ids are spelled as speech tokens are."""
+EMBEDDING_BIAS = "embedding_bias.npy"
+"""The file of a merged model's folder that says what is to be added to the logits, [ids] float32: −∞ where no id is
+speech. Servers take every *.safetensors in a folder for weights of the model, and refuse a name that it lacks; hence
+another kind of file."""
 ROWS = 128
 """The merged tables' rows are padded to a multiple of this, as the tensor-parallel runtimes want them."""
 

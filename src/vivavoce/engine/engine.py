@@ -166,7 +166,13 @@ class Engine:
         self._loop = Loop(
             None if lm is None else LMRunner(lm, device, self._costs, self._statistics, silent),
             synthesis,
-            Scheduler(self._costs, limits, exclusive=exclusive, padded=not kernels),
+            Scheduler(
+                self._costs,
+                limits,
+                exclusive=exclusive,
+                padded=not kernels,
+                self_paced=lm is not None and lm.self_paced,
+            ),
             self._admission,
             self._statistics,
             enter=None if threads is None else threads.enter,
@@ -177,7 +183,8 @@ class Engine:
     @property
     def healthy(self) -> bool:
         """It takes requests."""
-        return self._loop.healthy
+        lm = self.stages.lm
+        return self._loop.healthy and (lm is None or lm.healthy)
 
     @property
     def idle(self) -> bool:
@@ -262,6 +269,8 @@ class Engine:
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
         self._loop.close(drain=drain, timeout_s=timeout_s)
+        if self.stages.lm is not None:
+            self.stages.lm.shutdown()
 
     def __enter__(self) -> Engine:
         return self

@@ -10,11 +10,11 @@ import torch
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
-from vivavoce.engine.lm_stage import without_long_silence
+from vivavoce.engine.lm_stage import Sampled, without_long_silence
 from vivavoce.engine.request_state import Phase, SequenceState
 from vivavoce.engine.stages import Fail, LMInterface
 from vivavoce.engine.statistics import Statistics
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import EngineStopped, InvalidRequest
 
 
 class LMRunner:
@@ -118,11 +118,18 @@ class LMRunner:
         except Exception as error:
             # The device reports late: whose step it was is not known any more.
             self.fail(list(self._sequences.values()), error)
+            if isinstance(error, EngineStopped):
+                raise
             arrived = []
         now = time.perf_counter()
-        for slot, ids, ended in arrived:
+        if self.stage.self_paced:
+            self._learn(arrived)
+        for slot, ids, ended, failure, _ in arrived:
             sequence = self._sequences.get(slot)
             if sequence is None:
+                continue
+            if failure is not None:
+                self.fail([sequence], failure)
                 continue
             changed.append(sequence)
             request, text = sequence.request, sequence.text
@@ -174,6 +181,25 @@ class LMRunner:
             sequence.phase = Phase.READING if sequence.slot is not None else Phase.WAITING
             sequence.prompt_rows = len(sequence.run.rows)
 
+    def _learn(self, arrived: Sequence[Sampled]) -> None:
+        """What first ids and later ones took in a stage that decodes by itself: one of each, on average, is counted."""
+        decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
+        first: list[tuple[float, int]] = []
+        later: list[tuple[float, int]] = []
+        for one in arrived:
+            sequence = self._sequences.get(one.slot)
+            if one.seconds is None or sequence is None:
+                continue
+            sequence.request.timings.lm_s += one.seconds * len(one.ids) / max(1, len(decoding))
+            (later if sequence.produced else first).append((one.seconds, sequence.prompt_rows))
+        past = sum(one.prompt_rows + one.produced for one in decoding)
+        sizes = BatchSize(1, max((rows for _, rows in first), default=0)), BatchSize(max(1, len(decoding)), 0, past)
+        for stage, size, taken in zip((Stage.PREFILL, Stage.DECODE), sizes, (first, later), strict=True):
+            if taken:
+                seconds = sum(spent for spent, _ in taken) / len(taken)
+                self._costs.observe(stage, size, seconds)
+                self._statistics.batch(stage, size.rows, seconds, ())
+
     def _launch(
         self,
         stage: Stage,
@@ -186,6 +212,9 @@ class LMRunner:
         """Have work done in this many equal batches, of which each is of that size."""
 
         def on_done(seconds: float) -> None:
+            if self.stage.self_paced:  # it was asked, and has not begun
+                self._statistics.batch(stage, size.rows, 0.0, queued, 0)
+                return
             share_s = seconds / len(sequences)
             for sequence in sequences:
                 sequence.request.timings.lm_s += share_s

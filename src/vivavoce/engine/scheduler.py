@@ -148,11 +148,15 @@ class Situation(NamedTuple):
 class Scheduler:
     """Plans the next steps from the requests' progress and the measured costs; each plan is made anew.
 
-    `exclusive`: both queues share one processor; `padded`: the rows of a flow batch cost as much as its longest one.
+    `exclusive`: both queues share one processor; `padded`: the rows of a flow batch cost as much as its longest one;
+    `self_paced`: the language model decodes by itself what was prefilled.
     """
 
-    def __init__(self, costs: CostModel, limits: Limits, *, exclusive: bool, padded: bool = True) -> None:
+    def __init__(
+        self, costs: CostModel, limits: Limits, *, exclusive: bool, padded: bool = True, self_paced: bool = False
+    ) -> None:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
+        self._self_paced = self_paced
         self._chunks_s: dict[tuple[int, int], float] = {}
         """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
@@ -203,6 +207,8 @@ class Scheduler:
                     decoding.append(sequence)
                 elif phase is Phase.READING or (phase is Phase.WAITING and free):
                     waiting.append(sequence)
+        if self._self_paced:
+            decoding.clear()
         if not waiting and not self._exclusive:
             decodes = decoding and not self._gives_way(decoding, at)
             return (_UNRIVALLED, Plan(decode=self._steps(decoding, at))) if decodes else None

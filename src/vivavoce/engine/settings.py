@@ -92,7 +92,8 @@ class EngineSettings(AdmissionLimits):
 @dataclass(frozen=True)
 class MemoryPlan:
     """Slots and positions of the key-value cache, bytes for the flow's state, and mel frames of the largest batch that
-    is recorded; None: nothing is. Of a CUDA device also the bytes of all slots, and what batches are taken to need.
+    is recorded; None: nothing is. Of a CUDA device also the bytes of all slots (of another runtime: with weights), and
+    what batches are taken to need.
     """
 
     slots: int
@@ -114,7 +115,8 @@ def plan_memory(models: Models | LanguageModel, settings: EngineSettings) -> Mem
         room = cuda_room(models.device, settings.memory_bytes)
         return divide(room, models, settings, uses_kernels(models, settings))
     state_bytes = min(CPU_STATE_BYTES, _host_memory() // 4) if settings.state_bytes is None else settings.state_bytes
-    slots = settings.slots or (CPU_SLOTS if has_language_model(models) else STREAMS)
+    has_lm = settings.lm_backend != "torch" or has_language_model(models)
+    slots = settings.slots or (CPU_SLOTS if has_lm else STREAMS)
     return MemoryPlan(slots, _capacity(models), state_bytes if isinstance(models, Models) else 0, None)
 
 
@@ -126,7 +128,8 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
     has_flow, capacity = isinstance(models, Models), _capacity(models)
     keeps_state = has_flow and models.config.generation is not Generation.V1
     # Without weights, and on no outline of all of them, the language model takes no slots.
-    has_lm = has_language_model(models) or models.device.type == "meta"
+    apart = settings.lm_backend != "torch"
+    has_lm = apart or has_language_model(models) or models.device.type == "meta"
     per_slot = slot_bytes(models, capacity) if has_lm else 0
     batch_frames, batches, spared = None, 0, 0
     share = settings.slots_share or (SLOTS_SHARE if has_flow else LONE_SLOTS_SHARE)
@@ -141,7 +144,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
             # A device that is too small for it may do with less: not every recording is needed at once.
             spared = min(batches, room // 2)
     # One slot more takes what only pads.
-    slots_bytes = (slots + 1) * per_slot
+    slots_bytes = int(room * share) if apart else (slots + 1) * per_slot
     state_bytes = room - spared - slots_bytes
     if state_bytes < 0:
         raise InvalidRequest(

@@ -29,6 +29,13 @@ class LMInterface(Protocol):
     slots: int
     capacity: int
     """Positions of a slot."""
+    self_paced: bool
+    """It goes on by itself from `prefill` to a run's end: `decode` has nothing to do, `collect` tells how long ids took
+    (`Sampled.seconds`), and `wait` may return before something has come."""
+
+    @property
+    def healthy(self) -> bool:
+        """What runs it lives, as far as is known; from any thread."""
 
     @property
     def free_slots(self) -> int:
@@ -62,13 +69,19 @@ class LMInterface(Protocol):
         """Sample `steps` more ids, or all up to its end, for every slot whose run is in progress."""
 
     def collect(self, wait: bool) -> list[Sampled]:
-        """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished."""
+        """Ids of finished launches, oldest first; wait: block for the oldest one if none is finished.
+
+        EngineStopped: nothing will ever come again; other errors: whose launch it was is not known.
+        """
 
     def wait(self) -> None:
         """Block until the oldest launch whose ids were not collected is finished."""
 
     def close(self, slot: int) -> None:
         """Free a slot at once; ids that are still on their way to it are dropped."""
+
+    def shutdown(self) -> None:
+        """End what it has beside memory: processes, threads. Nothing is asked of it afterwards."""
 
 
 class FlowJobInterface(Protocol):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import CONTROLS, END, MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import CONTROLS, EMBEDDING_BIAS, END, MergedVocabulary
 from vivavoce.checkpoint.settings import Section, lm_config
 from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
 from vivavoce.errors import CheckpointError, UnsupportedModel
@@ -58,9 +58,6 @@ from vivavoce.models.lm.qwen2 import SpeechLM
 CONFIG, GENERATION, SPEECH = "config.json", "generation_config.json", "speech_lm.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-EMBEDDING_BIAS = "embedding_bias.npy"
-"""What is to be added to the logits, [vocab_size] float32. Servers take every *.safetensors in a folder for weights of
-the model, and refuse a name that it lacks; hence another kind of file."""
 SPEECH_START = "<|s_0|>"
 REMEDY = "make or download the folder again"
 _INDEX = "model.safetensors.index.json"

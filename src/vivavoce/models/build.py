@@ -35,6 +35,8 @@ class Models:
     dtype: torch.dtype
     folder: Path = Path()
     """Where they were loaded from; nowhere, if they have no weights."""
+    merged: Path | None = None
+    """The folder of the language model for other runtimes (`vivavoce export hf`), where one of them runs it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class LanguageModel:
     lm: SpeechLM | ConformerLM
     device: torch.device
     dtype: torch.dtype
+    merged: Path | None = None
+    """As of `Models`."""
 
 
 def build_models(

@@ -9,8 +9,9 @@ from itertools import repeat
 
 import torch
 
-from vivavoce.engine.lm_stage import LMStage, Run, SamplingState, plain_run
+from vivavoce.engine.lm_stage import Run, SamplingState, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
+from vivavoce.engine.stages import LMInterface
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind
 
@@ -59,27 +60,29 @@ def rows(count: int) -> tuple[Row, ...]:
     return tuple(Row(RowKind.SPEECH, 10 + place) for place in range(count))
 
 
-def start(stage: LMStage, run: Run, slot: int | None = None) -> int:
+def start(stage: LMInterface, run: Run, slot: int | None = None) -> int:
     """Begin a run; in a slot of its own where none is given."""
     slot = stage.open(SamplingParams(), 0) if slot is None else slot
     stage.prefill({slot: run})
     return slot
 
 
-def begin(stage: LMStage, models: Models, asked: Sequence[SegmentRequest]) -> list[int]:
+def begin(stage: LMInterface, models: Models, asked: Sequence[SegmentRequest]) -> list[int]:
     """Begin several requests together."""
     runs = {stage.open(one.sampling, one.seed): run_of(models, one) for one in asked}
     stage.prefill(runs)
     return list(runs)
 
 
-def collect(stage: LMStage, ids: Ids) -> None:
+def collect(stage: LMInterface, ids: Ids) -> None:
     """Wait for the ids of the oldest launches."""
     for one in stage.collect(wait=True):
+        if one.error is not None:
+            raise one.error
         ids.setdefault(one.slot, []).extend(one.ids)
 
 
-def finish(stage: LMStage, steps: Iterator[int] = repeat(1), ahead: int = 0) -> Ids:
+def finish(stage: LMInterface, steps: Iterator[int] = repeat(1), ahead: int = 0) -> Ids:
     """Decode until nothing runs. steps: of each launch; ahead: launches in flight while ids are not collected."""
     ids: Ids = {}
     while stage.decoding or stage.in_flight:
@@ -89,7 +92,7 @@ def finish(stage: LMStage, steps: Iterator[int] = repeat(1), ahead: int = 0) -> 
     return ids
 
 
-def speak(stage: LMStage, run: Run) -> list[int]:
+def speak(stage: LMInterface, run: Run) -> list[int]:
     """All ids of a run in a slot of its own."""
     slot = start(stage, run)
     ids = finish(stage)[slot]

@@ -15,7 +15,17 @@ from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.foreign.estimator import EstimatorRunner, ForeignEstimator, ForeignFlow
 from vivavoce.models.foreign.files import ENCODER, ESTIMATOR, file_name, find_export
 
-LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMInterface]] = {}
+
+def _trtllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
+    from vivavoce.engine.backends.streamed_lm import open_runtime
+    from vivavoce.engine.backends.trtllm import TrtllmRuntime
+
+    return open_runtime(TrtllmRuntime, models, settings, memory)
+
+
+LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMInterface]] = {
+    "trtllm": _trtllm,
+}
 """MissingDependency, from one of them: its package is not here."""
 
 

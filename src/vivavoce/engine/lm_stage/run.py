@@ -38,6 +38,16 @@ class Run:
         return len(self.rows) + self.forced_at + 1
 
 
+def check_positions(run: Run, taken: int, capacity: int) -> None:
+    """Refuse with InvalidRequest a run that may need more positions than are left of `capacity` after those taken."""
+    positions = run.positions + taken
+    if positions > capacity:
+        raise InvalidRequest(
+            f"text: with its prompt it may need {positions} positions, a slot has {capacity}; use a shorter text or "
+            "reference"
+        )
+
+
 def plain_run(
     config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
 ) -> Run:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.lm_stage.run import Run
+from vivavoce.engine.request import SamplingParams
 from vivavoce.models.counter_noise import Stream, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
+LARGEST_WINDOW = 200
+"""Ids of a slot's past that are kept: no sampling window is wider."""
 _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
 
 
@@ -70,6 +74,15 @@ class Slot:
     """Ids of the run that have come."""
     closed: bool = False
     """It was freed: what is still on its way to it is dropped."""
+
+    @classmethod
+    def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
+        """What the parameters leave open, the checkpoint's `SamplingDefaults` decide."""
+        asked = {name: getattr(params, name) for name in defaults}
+        chosen: dict[str, Any] = dict(defaults) | {name: value for name, value in asked.items() if value is not None}
+        window = chosen["win_size"]
+        repeats = math.ceil(window * chosen["tau_r"])
+        return cls(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
 
     @property
     def decoding(self) -> bool:

@@ -6,7 +6,6 @@ Ids are collected late: they are copied behind the device's work, and the host l
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,28 +18,28 @@ from torch import Tensor
 
 from vivavoce.engine.device import upload
 from vivavoce.engine.lm_stage.plain import PlainSteps
-from vivavoce.engine.lm_stage.run import Run
-from vivavoce.engine.lm_stage.slots import Chooser, Slot, repetition_aware
+from vivavoce.engine.lm_stage.run import Run, check_positions
+from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Chooser, Slot, repetition_aware
 from vivavoce.engine.request import SamplingParams
-from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
 
 if TYPE_CHECKING:
     from vivavoce.engine.lm_stage.recorded import RecordedSteps
 
-LARGEST_WINDOW = 200
-"""Ids of a slot's past that are kept: no sampling window is wider."""
-
 
 class Sampled(NamedTuple):
     """What one launch gave for one slot: its ids in order, one for each step until the run's end.
 
-    ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`.
+    ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
+    error: the run is over without one, and so is its request; seconds: for each of the ids, of a stage that is
+    `self_paced`.
     """
 
     slot: int
     ids: tuple[int, ...]
     ended: bool
+    error: Exception | None = None
+    seconds: float | None = None
 
 
 class _Launch:
@@ -82,6 +81,9 @@ class LMStage:
             kernel's has the ids of its steps chosen by torch, whose softmax may round otherwise.)
     """
 
+    self_paced = False
+    healthy = True
+
     def __init__(
         self,
         models: Models | LanguageModel,
@@ -112,6 +114,9 @@ class LMStage:
         self._numbers, self._places = list(range(slots)), list(range(slots))
         self._launches: deque[_Launch] = deque()
         self._spare: list[_Launch] = []
+
+    def shutdown(self) -> None:
+        """Nothing: it holds memory alone."""
 
     def prepare(self, slots: int | None = None) -> None:
         """Record the launches that this many slots need, None: all; on CUDA call it on the stage's stream."""
@@ -144,23 +149,14 @@ class LMStage:
 
     def check(self, run: Run, slot: int | None = None) -> None:
         """Refuse with InvalidRequest a run that may need more positions than the slot has left; None: an empty one."""
-        positions = run.positions + (0 if slot is None else self._open[slot].positions)
-        if positions > self.capacity:
-            raise InvalidRequest(
-                f"text: with its prompt it may need {positions} positions, a slot has {self.capacity}; use a shorter "
-                "text or reference"
-            )
+        check_positions(run, 0 if slot is None else self._open[slot].positions, self.capacity)
 
     def open(self, params: SamplingParams, seed: int) -> int:
         """Take the lowest free slot; its number. What the parameters leave open, the checkpoint decides."""
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
-        asked = {name: getattr(params, name) for name in self._defaults}
-        chosen = self._defaults | {name: value for name, value in asked.items() if value is not None}
-        window, number = chosen["win_size"], heapq.heappop(self._numbers)
-        repeats = math.ceil(window * chosen["tau_r"])
-        place = heapq.heappop(self._places)
-        self._open[number] = Slot(number, place, seed, chosen["top_p"], chosen["top_k"], window, repeats)
+        number, place = heapq.heappop(self._numbers), heapq.heappop(self._places)
+        self._open[number] = Slot.of(number, place, seed, params, self._defaults)
         return number
 
     def close(self, slot: int) -> None:

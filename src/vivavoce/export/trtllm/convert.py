@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.export.files import TensorFile, blank, cast, check_target, matches, naming
-from vivavoce.export.hf_folder import CONFIG, EMBEDDING_BIAS, Source, read_bias
+from vivavoce.export.hf_folder import CONFIG, Source, read_bias
 from vivavoce.export.merged_lm import EMBEDDING, FINAL_NORM, HEAD, QwenSizes
 from vivavoce.export.trtllm.calibration import Calibration, measure
 from vivavoce.export.trtllm.layers import LINEARS, convert_layer

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import qwen2_of
 from vivavoce.checkpoint.folder import read_json
-from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import CheckpointError
 from vivavoce.export.files import DTYPES, TensorFile, blank, check_target, naming
-from vivavoce.export.hf_folder import CONFIG, EMBEDDING_BIAS, Source, read_bias
+from vivavoce.export.hf_folder import CONFIG, Source, read_bias
 from vivavoce.export.merged_lm import (
     ALL_ROWS,
     EMBEDDING,

@@ -17,14 +17,11 @@ What draws the tokens is a source: this package's language model, or TensorRT-LL
 called in a running event loop: it returns at once a stream, whose async iterator gives tokens as they come without what
 ends speech, and whose `cancel` gives it up. To each token a source's `first_id` is added, which makes it a merged id.
 
-The calls of the LLM API are written against releases 1.0 to 1.2, whose default is the PyTorch backend; they are tested
-against a stand-in only.
+How the LLM API is called is told in `engine/backends/trtllm.py`.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -37,6 +34,7 @@ from numpy.typing import NDArray
 from vivavoce.checkpoint.config import SamplingDefaults
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends.trtllm import LLMTokens, import_trtllm, open_llm
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
@@ -48,17 +46,11 @@ from vivavoce.entrypoints.triton.models.language_model_inputs import (
     read_prompt,
     read_tokens_request,
 )
-from vivavoce.errors import InvalidRequest, MissingDependency, ModelNotFound, RequestCancelled
+from vivavoce.errors import InvalidRequest, ModelNotFound, RequestCancelled
 from vivavoce.models.build import LanguageConfig, LanguageModel, build_language_model, prepare_device
 from vivavoce.service.model_choice import choose_dtype
 from vivavoce.service.text.tokenizer import TextTokenizer
 
-OLDEST, BEFORE = (1, 0), (2, 0)
-"""Versions of TensorRT-LLM that the calls below are right for."""
-_INSTALL = (
-    "use NVIDIA's TensorRT-LLM container, or pip install --extra-index-url https://pypi.nvidia.com "
-    "'tensorrt_llm>=1.0,<2', or fill the template with llm_backend vivavoce"
-)
 _FORBIDDEN = -1e4
 """Logits so low are never drawn; some write −∞ so."""
 _CACHE_SETTINGS = {
@@ -145,33 +137,6 @@ def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVo
     return LanguageModel(LanguageConfig(config, vocabulary.generation), lm, device, dtype), vocabulary
 
 
-class LLMTokens:
-    """Tokens of one request. result: what `generate_async` gives; ends: ids that end speech."""
-
-    def __init__(self, result: Any, ends: tuple[int, ...]) -> None:
-        self._result, self._ends, self._over = result, ends, False
-
-    async def __aiter__(self) -> AsyncGenerator[list[int], None]:
-        taken = 0
-        try:
-            async for output in self._result:
-                # An output has all ids so far; whether the one that ends speech is among them is the release's choice.
-                ids = [int(one) for one in output.outputs[0].token_ids]
-                end = next((place for place, one in enumerate(ids) if one in self._ends), len(ids))
-                if end > taken:
-                    yield ids[taken:end]
-                    taken = end
-            self._over = True
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Free what it holds."""
-        if not self._over:
-            self._over = True
-            self._result.abort()
-
-
 class LLMSource:
     """`tensorrt_llm.LLM`. api: that module; llm: an `LLM`; sampling: for requests that leave it open.
 
@@ -207,13 +172,8 @@ class LLMSource:
         cache = {name: parameters.number(*given) for name, given in _CACHE_SETTINGS.items()}
         if parameters["enable_kv_cache_reuse"]:
             cache["enable_block_reuse"] = parameters.switch("enable_kv_cache_reuse")
-        api = _imported()
-        llm = api.LLM(
-            model=str(folder),
-            skip_tokenizer_init=True,
-            max_batch_size=most,
-            kv_cache_config=api.llmapi.KvCacheConfig(**{name: one for name, one in cache.items() if one is not None}),
-        )
+        api = import_trtllm()
+        llm = open_llm(api, folder, most, cache)
         return cls(api, llm, vocabulary, read_lm_config(folder, vocabulary).sampling, bias)
 
     def start(self, request: TokensRequest) -> LLMTokens:
@@ -250,20 +210,6 @@ class LLMSource:
             **request.penalties,
             **({"stop_token_ids": others} if request.may_end else {}),
         )
-
-
-def _imported() -> Any:
-    try:
-        api = importlib.import_module("tensorrt_llm")
-        importlib.import_module("tensorrt_llm.llmapi")
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise MissingDependency(f"tensorrt_llm: cannot be imported ({reason}); {_INSTALL}") from error
-    version = str(getattr(api, "__version__", "of an unknown version"))
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or not OLDEST <= (int(found[1]), int(found[2])) < BEFORE:
-        raise MissingDependency(f"tensorrt_llm: {version} is not supported; {_INSTALL}")
-    return api
 
 
 _SOURCES: Mapping[str, type[EngineSource] | type[LLMSource]] = {"vivavoce": EngineSource, "llmapi": LLMSource}

@@ -1,0 +1,108 @@
+"""How ids are drawn inside of another runtime: by our own rule and each request's own seed, in the runtime's process.
+
+A runtime hands over its logits before it samples. An id is drawn from them here, exactly as our own stage draws it, and
+it is all that is left: whatever the runtime does then, it takes that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
+from vivavoce.engine.lm_stage.slots import SamplingState, repetition_aware
+from vivavoce.errors import CheckpointError
+from vivavoce.models.lm.sampling import SamplingRows
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How one run's ids are drawn: plain numbers, which travel to another process; ids are the model's own.
+
+    count: ids that were sampled before the run for its slot; history: the newest of them, newest last; forbidden:
+    control ids that may not come; early: nor may these before `least` ids of the run; top_p, top_k, window,
+    max_repeats: see `SamplingRows`.
+    """
+
+    seed: int
+    top_p: float
+    top_k: int
+    window: int
+    max_repeats: int
+    count: int = 0
+    history: tuple[int, ...] = ()
+    forbidden: tuple[int, ...] = ()
+    early: tuple[int, ...] = ()
+    least: int = 0
+
+
+def speech_bias(folder: Path) -> tuple[NDArray[np.float32], range]:
+    """A merged model's bias of the ids that are speech or end it, and where these are; CheckpointError: it has none."""
+    try:
+        bias: NDArray[np.float32] = np.load(folder / EMBEDDING_BIAS, allow_pickle=False)
+        speech = np.flatnonzero(np.isfinite(bias))
+        ids = range(int(speech[0]), int(speech[-1]) + 1)
+    except (OSError, ValueError, IndexError, TypeError):
+        raise CheckpointError(
+            f"model: {EMBEDDING_BIAS} in {folder.name} cannot be read; make the folder with `vivavoce export hf`"
+        ) from None
+    return bias[ids.start : ids.stop], ids
+
+
+class SpeechSampler:
+    """Draws an id for each row of a runtime's logits, and leaves no other.
+
+    folder: the merged model's; the finite part of its bias is where speech is.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        bias, speech = speech_bias(folder)
+        self.first, self._end, self._device = speech.start, speech.stop, device
+        self._bias = torch.from_numpy(bias).to(device)
+
+    @torch.inference_mode()
+    def leave_one(
+        self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draws], said: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Change these rows of the logits, [any, ids of the runtime], in place; the own ids that are left: [n] int64.
+
+        said: the ids of each row's run so far, merged ones.
+        """
+        places, counts = torch.tensor([rows, [len(ids) for ids in said]], device=self._device)
+        scores = logits[places, self.first : self._end].float() + self._bias
+        self._forbid(scores, draws, counts)
+        columns = [[one.seed, one.top_k, one.window, one.max_repeats, one.count] for one in draws]
+        seeds, top_k, window, max_repeats, before = torch.tensor(columns, device=self._device).unbind(1)
+        top_p = torch.tensor([one.top_p for one in draws], device=self._device)
+        settings = SamplingRows(top_p, top_k, window, max_repeats, max(one.top_k for one in draws))
+        state = SamplingState(before + counts, self._newest(draws, said), seeds, settings)
+        chosen = repetition_aware(scores, state)
+        logits[places] = float("-inf")
+        logits[places, self.first + chosen] = 0.0
+        return chosen
+
+    def _newest(self, draws: Sequence[Draws], said: Sequence[Sequence[int]]) -> Tensor:
+        """Each slot's newest own ids, newest last, −1 where there is none: [n, widest window] int64."""
+        width = max(one.window for one in draws)
+        recent = np.full((len(draws), width), -1)
+        for row, (one, ids) in enumerate(zip(draws, said, strict=True)):
+            tail = (*one.history, *(each - self.first for each in ids[-width:]))[-width:]
+            recent[row, width - len(tail) :] = tail
+        return torch.from_numpy(recent).to(self._device)
+
+    def _forbid(self, scores: Tensor, draws: Sequence[Draws], counts: Tensor) -> None:
+        """Put −∞ where an id may not come next; only control ids are ever forbidden, and these are the last ones."""
+        lowest = min((control for one in draws for control in (*one.forbidden, *one.early)), default=scores.shape[1])
+        masks = np.zeros((2, len(draws), scores.shape[1] - lowest), bool)
+        for row, one in enumerate(draws):
+            for mask, controls in zip(masks, (one.forbidden, one.early), strict=True):
+                mask[row, [control - lowest for control in controls]] = True
+        never, early = torch.from_numpy(masks).to(self._device)
+        least = torch.tensor([one.least for one in draws], device=self._device)
+        scores[:, lowest:].masked_fill_(never | (early & (counts < least)[:, None]), float("-inf"))

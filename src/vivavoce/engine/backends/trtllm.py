@@ -1,0 +1,144 @@
+"""TensorRT-LLM as the runtime of the language model, through its LLM API.
+
+Written against the interface that releases 1.0 to 1.2 describe, whose default is the PyTorch backend; never run, and
+tested against a stand-in only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vivavoce.engine.backends.draws import Draws, SpeechSampler
+from vivavoce.engine.backends.streamed_lm import Ask, import_runtime
+from vivavoce.engine.settings import EngineSettings, MemoryPlan
+from vivavoce.models.build import LanguageModel, Models
+
+INSTALL = (
+    "use NVIDIA's TensorRT-LLM container, or pip install --extra-index-url https://pypi.nvidia.com "
+    "'tensorrt_llm>=1.0,<2', or let vivavoce's own engine decode"
+)
+
+
+def import_trtllm() -> Any:
+    """The package, with its part `llmapi`; errors as `import_runtime`."""
+    api = import_runtime("tensorrt_llm", (1, 0), (2, 0), INSTALL)
+    import_module("tensorrt_llm.llmapi")
+    return api
+
+
+def open_llm(api: Any, model: Path, slots: int, cache: Mapping[str, Any], **given: Any) -> Any:
+    """An `LLM` for ids; model: a merged folder; slots: requests at once; cache: fields of its `KvCacheConfig`."""
+    settings = api.llmapi.KvCacheConfig(**{name: one for name, one in cache.items() if one is not None})
+    return api.LLM(model=str(model), skip_tokenizer_init=True, max_batch_size=slots, kv_cache_config=settings, **given)
+
+
+class LLMTokens:
+    """Ids of one request, as they come. result: what `generate_async` gives; ends: ids that end speech.
+
+    end: the one that did, known once all ids have come; None: their number did. Whether it stands among the ids is the
+    release's choice: here it does not.
+    """
+
+    def __init__(self, result: Any, ends: Sequence[int]) -> None:
+        self._result, self._ends, self._over = result, ends, False
+        self.end: int | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[list[int], None]:
+        taken = 0
+        try:
+            async for output in self._result:
+                one = output.outputs[0]  # with all ids so far
+                ids = [int(each) for each in one.token_ids]
+                place = next((place for place, each in enumerate(ids) if each in self._ends), len(ids))
+                if place < len(ids):
+                    self.end = ids[place]
+                elif getattr(one, "finish_reason", None) == "stop":
+                    self.end = self._ends[0] if one.stop_reason is None else int(one.stop_reason)
+                if place > taken:
+                    yield ids[taken:place]
+                    taken = place
+            self._over = True
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Free what it holds."""
+        if not self._over:
+            self._over = True
+            self._result.abort()
+
+
+class LogitsOfOne:
+    """A `logits_processor` of one request, which travels to each process of the runtime: it leaves one id.
+
+    It keeps its own account of what was said: the runtime's may be an id behind when the next one's logits are there.
+    """
+
+    def __init__(self, folder: Path, draws: Draws) -> None:
+        self._folder, self._draws, self._said = folder, draws, list[int]()
+
+    def __call__(
+        self, req_id: int, logits: torch.Tensor, token_ids: object, stream_ptr: int | None, client_id: int | None
+    ) -> None:
+        """logits: [1, 1, ids of the runtime], changed in place on the current stream."""
+        sampler = _sampler(self._folder, logits.device)
+        chosen = sampler.leave_one(logits.view(1, -1), [0], [self._draws], [self._said])
+        self._said.append(sampler.first + int(chosen))
+
+
+@lru_cache(maxsize=4)
+def _sampler(folder: Path, device: torch.device) -> SpeechSampler:
+    return SpeechSampler(folder, device)
+
+
+class TrtllmRuntime:
+    """See `TokenRuntime`. MissingDependency: as `import_trtllm`."""
+
+    name, healthy = "trtllm", True
+
+    def __init__(
+        self, folder: Path, models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan
+    ) -> None:
+        self._api, self._folder, share = import_trtllm(), folder, None
+        if memory.slots_bytes:  # of what is free beside the weights
+            share = min(0.9, memory.slots_bytes / torch.cuda.mem_get_info(models.device)[0])
+        self._llm = open_llm(
+            self._api,
+            folder,
+            memory.slots,
+            {"free_gpu_memory_fraction": share},
+            dtype=str(models.dtype).removeprefix("torch."),
+            max_seq_len=memory.capacity,
+            tensor_parallel_size=settings.tp,
+            pipeline_parallel_size=settings.pp,
+        )
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
+        """See `TokenRuntime`."""
+        first, *others = ask.ends
+        params = self._api.SamplingParams(
+            max_tokens=ask.most,
+            top_k=1,  # of the one that is left
+            end_id=first,
+            pad_id=first,
+            stop_token_ids=others,
+            detokenize=False,
+            logits_processor=LogitsOfOne(self._folder, ask.draws),
+        )
+        stream = LLMTokens(self._llm.generate_async(list(ask.prompt), sampling_params=params, streaming=True), ask.ends)
+        async with aclosing(aiter(stream)) as pieces:
+            async for piece in pieces:
+                yield piece
+        if stream.end is not None:
+            yield [stream.end]
+
+    def close(self) -> None:
+        """See `TokenRuntime`."""
+        self._llm.shutdown()
