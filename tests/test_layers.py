@@ -44,6 +44,9 @@ BESIDE = {
 }
 """Rooms beside the stack and what they may see; of the stack only entrypoints may see them."""
 
+MAY_EXPORT = "service.merged_folder"
+"""The one room of the stack below that may see export: it makes what another runtime loads."""
+
 BETWEEN_ENTRYPOINTS = {("cli", name) for name in ("upstream", "grpc", "http", "python", "triton", "wyoming")}
 """Who may use another door: the command line speaks through the Python interface, and sets up the servers."""
 
@@ -66,7 +69,8 @@ def broken_rule(importer: str, imported: str) -> str | None:
 def _broken_in_stack(source: list[str], target: list[str]) -> str | None:
     here, there = source[0], target[0]
     if there in BESIDE:
-        return None if here == "entrypoints" else f"{here} may not see {there}: only entrypoints may"
+        allowed = here == "entrypoints" or (there == "export" and ".".join(source) == MAY_EXPORT)
+        return None if allowed else f"{here} may not see {there}: only entrypoints may"
     if there not in HEIGHT:
         return f"{there} has no place in the layers; give it one in tests/test_layers.py"
     if here == there == "entrypoints" and len(source) > 1 and len(target) > 1:

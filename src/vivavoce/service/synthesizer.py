@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from threading import Event
 
@@ -26,6 +26,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
+from vivavoce.service.merged_folder import merged_folder
 from vivavoce.service.session import RequestSession, Text, in_thread
 from vivavoce.service.speech import Mark, SpeakOptions, check_seed, marks_of
 from vivavoce.service.text.reading import stays
@@ -172,7 +173,10 @@ class Synthesizer:
         text_processes: int = 0,
     ) -> Synthesizer:
         """Load an official folder; see `build_models` and `TextFrontEnd` for the arguments and errors."""
-        models = build_models(folder, device, dtype, variant)
+        apart = settings.lm_backend != "torch"
+        models = build_models(folder, device, dtype, variant, language_model=not apart)
+        if apart:
+            models = replace(models, merged=merged_folder(folder, dtype, variant))
         return cls(Engine(models, settings), load_front_end(folder, models.config, text_processes))
 
     def close(self) -> None:

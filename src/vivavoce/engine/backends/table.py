@@ -16,6 +16,13 @@ from vivavoce.models.foreign.estimator import EstimatorRunner, ForeignEstimator,
 from vivavoce.models.foreign.files import ENCODER, ESTIMATOR, file_name, find_export
 
 
+def _vllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
+    from vivavoce.engine.backends.streamed_lm import open_runtime
+    from vivavoce.engine.backends.vllm import VllmRuntime
+
+    return open_runtime(VllmRuntime, models, settings, memory)
+
+
 def _trtllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
     from vivavoce.engine.backends.streamed_lm import open_runtime
     from vivavoce.engine.backends.trtllm import TrtllmRuntime
@@ -24,6 +31,7 @@ def _trtllm(models: Models | LanguageModel, settings: EngineSettings, memory: Me
 
 
 LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMInterface]] = {
+    "vllm": _vllm,
     "trtllm": _trtllm,
 }
 """MissingDependency, from one of them: its package is not here."""

@@ -1,0 +1,42 @@
+"""Our sampling inside of vLLM, which loads this module by its name in each of its processes; nobody else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
+
+from vivavoce.engine.backends.draws import Draws, SpeechSampler
+
+
+class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
+    """Leaves one id in the row of each request that brings `draws` among its extra arguments."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._sampler = SpeechSampler(Path(vllm_config.model_config.model), device)
+        self._rows: dict[int, tuple[Draws, list[int]]] = {}
+        """How the request of a row draws, and its ids so far, which grow."""
+
+    def is_argmax_invariant(self) -> bool:
+        """It decides which id is the best."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Rows were added, removed or moved."""
+        process_dict_updates(self._rows, batch_update, _added)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """logits: [rows, ids], changed in place."""
+        if self._rows:
+            draws, said = zip(*self._rows.values(), strict=True)
+            self._sampler.leave_one(logits, list(self._rows), draws, said)
+        return logits
+
+
+def _added(params: Any, prompt: object, said: list[int]) -> tuple[Draws, list[int]] | None:
+    given = (params.extra_args or {}).get("draws")
+    # Tuples travel as lists, which are as good.
+    return None if given is None else (Draws(**given), said)
