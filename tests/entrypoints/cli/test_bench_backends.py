@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,20 +18,21 @@ import torch
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.clients.triton.utterance import Utterance
+from vivavoce.engine.backends import table
+from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
-from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.entrypoints.cli.bench_backends import (
     Backend,
-    BackendLimits,
     BackendSampling,
     HuggingFaceModel,
     MergedModel,
     OwnModel,
     TensorRTModel,
-    VllmModel,
     check_installed,
     merged_model,
+    open_backend,
 )
 from vivavoce.entrypoints.cli.bench_model import BenchModel
 from vivavoce.entrypoints.cli.model import ModelChoice
@@ -43,8 +43,7 @@ from vivavoce.models.lm.interleave import Row, RowKind
 CPU = torch.device("cpu")
 VOCABULARY = MergedVocabulary(text_size=10, num_speech_tokens=5, generation=Generation.V2)
 """Speech is 10 … 14, its ends 15 … 17, sos 18, task 19; tables have 128 rows."""
-SOS, TASK = 6, 7
-"""Control ids of the model's own table."""
+SOS, TASK = VOCABULARY.own.sos, VOCABULARY.own.task
 PROMPTS = [
     TokenRequest((Row(RowKind.CONTROL, SOS), *texts, Row(RowKind.CONTROL, TASK)), most, seed=seed)
     for texts, most, seed in (
@@ -52,7 +51,6 @@ PROMPTS = [
         ((Row(RowKind.TEXT, 1),), 6, 8),
     )
 ]
-LOAD = BackendLimits(2, 11)
 SAMPLING = {"top_p": 0.95, "top_k": 50, "temperature": 0.8}
 SEEDED = {
     **SAMPLING,
@@ -73,7 +71,7 @@ def studio(babble: Path) -> BenchModel:
 def merged() -> MergedModel:
     bias = torch.full((128,), -torch.inf)
     bias[10:18] = torch.arange(8) / 4
-    return MergedModel("folder", VOCABULARY, bias, SOS, CPU, torch.float32)
+    return MergedModel("folder", VOCABULARY, bias, CPU, torch.float32)
 
 
 @pytest.fixture
@@ -125,7 +123,7 @@ def test_speech_of_a_forced_length(studio: BenchModel) -> None:
 def test_prompts_are_of_the_merged_vocabulary(studio: BenchModel) -> None:
     vocabulary = studio.vocabulary
     (job,) = studio.jobs([Utterance("a", "Good morning.")], 0, None)
-    ids, text = merged_model(studio, None).ids(job.prompt.rows), studio.front_end.text.encode("Good morning.")
+    ids, text = merged_ids(vocabulary, job.prompt.rows), studio.front_end.text.encode("Good morning.")
     task = ids.index(vocabulary.task)
     assert ids[0] == vocabulary.sos
     assert tuple(ids[1:task][-len(text) :]) == text
@@ -188,73 +186,43 @@ def runtime(ids: list[int]) -> Mock:
     return Mock(return_value=Mock(generate=Mock(side_effect=lambda prompts, *_, **__: [answer] * len(prompts))))
 
 
-def test_vllm_is_called_with_all_that_speech_needs(
-    merged: MergedModel, package: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+def test_other_runtimes_are_backends_of_our_engine(studio: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock(side_effect=MissingDependency("lm_backend: is not here"))
+    for backend in (Backend.VLLM, Backend.TRTLLM):
+        monkeypatch.setitem(table.LM, backend.value, made)
+        with pytest.raises(MissingDependency, match="is not here"):
+            open_backend(backend, studio, EngineSettings(), 3)
+        models, settings, memory = made.call_args.args
+        assert (settings.lm_backend, memory.slots) == (backend.value, 3)
+        assert str(models.merged) == merged_model(studio, None).name_or_path
+    assert not has_language_model(models)
+
+
+def test_a_tensorrt_engine_is_called_with_all_that_speech_needs(
+    merged: MergedModel, package: Callable[..., ModuleType]
 ) -> None:
-    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    load = runtime([11, 12, 15])
-    package("vllm", __version__="0.33.0", LLM=load, SamplingParams=dict)
-    model = VllmModel(replace(merged, dtype=torch.bfloat16), LOAD)
-    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0", "the newer runner takes too few biased ids"
-    load.assert_called_once_with(
-        model="folder",
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=11,
-        max_num_seqs=2,
-        gpu_memory_utilization=0.5,
-        seed=0,
-    )
-    assert model.generate(PROMPTS) == [[1, 2], [1, 2]]
-    prompts, parameters = load().generate.call_args.args
-    assert prompts == [{"prompt_token_ids": [18, 1, 2, 19]}, {"prompt_token_ids": [18, 1, 19]}]
-    assert load().generate.call_args.kwargs == {"use_tqdm": False}
-    assert parameters[1] == {
-        **SEEDED,
-        "seed": 8,
-        "max_tokens": 6,
-        "logit_bias": {10 + place: place / 4 for place in range(8)},
-        "allowed_token_ids": list(range(10, 18)),
-    }
-
-
-@pytest.mark.parametrize("version", ["0.29.1", "0.34.0", "1.0"])
-def test_an_untried_vllm_is_refused(version: str, merged: MergedModel, package: Callable[..., ModuleType]) -> None:
-    package("vllm", __version__=version)
-    with pytest.raises(MissingDependency, match=f"vllm {version} was never tried; pip install 'vllm>=0.30,<0.34'"):
-        VllmModel(merged, LOAD)
-
-
-@pytest.mark.parametrize("engine_dir", [None, Path("engine")])
-def test_tensorrt_is_called_with_all_that_speech_needs(
-    engine_dir: Path | None, merged: MergedModel, package: Callable[..., ModuleType]
-) -> None:
-    load, engine = runtime([13, 15]), runtime([13, 15])
-    package("tensorrt_llm", LLM=load, SamplingParams=dict, __path__=[])
+    engine = runtime([13, 15])
+    package("tensorrt_llm", SamplingParams=dict, __path__=[])
     package("tensorrt_llm.llmapi", KvCacheConfig=dict)
     package("tensorrt_llm._tensorrt_engine", LLM=engine)
-    model = TensorRTModel(replace(merged, dtype=torch.float16), LOAD, engine_dir)
-    settings = {"skip_tokenizer_init": True, "kv_cache_config": {"free_gpu_memory_fraction": 0.5}}
-    if engine_dir is None:
-        load.assert_called_once_with(model="folder", dtype="float16", max_batch_size=2, max_seq_len=11, **settings)
-    else:
-        load = engine
-        load.assert_called_once_with(model="engine", **settings)
+    model = TensorRTModel(merged, Path("engine"))
+    cache = {"free_gpu_memory_fraction": 0.5}
+    engine.assert_called_once_with(model="engine", skip_tokenizer_init=True, kv_cache_config=cache)
     assert model.generate(PROMPTS) == [[3], [3]]
-    prompts, parameters = load().generate.call_args.args
+    prompts, parameters = engine().generate.call_args.args
     assert prompts == [[18, 1, 2, 19], [18, 1, 19]]
-    assert load().generate.call_args.kwargs == {"use_tqdm": False}
+    assert engine().generate.call_args.kwargs == {"use_tqdm": False}
     assert parameters[0].pop("embedding_bias") is merged.bias
     assert parameters[0] == {**SEEDED, "seed": 7, "max_tokens": 3, "end_id": 15, "pad_id": 15}
     model.close()
-    load().shutdown.assert_called_once_with()
+    engine().shutdown.assert_called_once_with()
 
 
 def test_engines_of_older_releases_have_the_only_class(merged: MergedModel, package: Callable[..., ModuleType]) -> None:
     load = Mock()
     package("tensorrt_llm", LLM=load, SamplingParams=dict, __path__=[])
     package("tensorrt_llm.llmapi", KvCacheConfig=dict)
-    TensorRTModel(merged, LOAD, Path("engine"))
+    TensorRTModel(merged, Path("engine"))
     assert load.call_args.kwargs["model"] == "engine"
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
@@ -19,23 +17,21 @@ import torch
 from torch import Tensor
 
 from vivavoce.bench.batches import TokenBackend
-from vivavoce.checkpoint.known_models import models_home
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
-from vivavoce.export.hf_folder import CONFIG, TOKENIZER, export_hf
+from vivavoce.export.hf_folder import CONFIG, TOKENIZER
 from vivavoce.export.merged_lm import HEAD_BIAS, open_merged_lm
-from vivavoce.models.build import LanguageModel
-from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce.models.build import LanguageConfig, LanguageModel
+from vivavoce.service.merged_folder import merged_folder
 
 if TYPE_CHECKING:
     from vivavoce.entrypoints.cli.bench_model import BenchModel
 
-VLLM_OLDEST, VLLM_NEWEST = (0, 30), (0, 34)
-"""The newest is excluded."""
 _MEMORY_SHARE = 0.5
 """Of the device's memory: the flow and the vocoder want the rest."""
 
@@ -52,7 +48,7 @@ class Backend(str, Enum):
 
 _NEEDS = {
     Backend.HF: ("transformers", "pip install 'vivavoce[hf]'"),
-    Backend.VLLM: ("vllm", "pip install 'vllm>=0.30,<0.34' into an environment of its own"),
+    Backend.VLLM: ("vllm", "pip install 'vllm>=0.32,<0.34' into an environment of its own"),
     Backend.TRTLLM: ("tensorrt_llm", "run in NVIDIA's TensorRT-LLM or Triton (-trtllm-python-py3) container"),
 }
 
@@ -88,37 +84,17 @@ class BackendSampling:
 
 
 @dataclass(frozen=True, eq=False)
-class BackendLimits:
-    """The most that a runtime will be asked for; positions: of a prompt and its speech."""
-
-    batch_size: int
-    positions: int
-
-    @classmethod
-    def of(cls, prompts: Sequence[TokenRequest], batch_size: int) -> BackendLimits:
-        """That of these prompts."""
-        return cls(batch_size, max(len(one.rows) + one.max_tokens + 1 for one in prompts))
-
-
-@dataclass(frozen=True, eq=False)
 class MergedModel:
     """A merged Qwen2 model, and where it runs.
 
-    bias: [padded_size] float32, to be added to the logits, −∞ where no speech is; sos: the own model's control id that
-    begins a prompt.
+    bias: [padded_size] float32, to be added to the logits, −∞ where no speech is.
     """
 
     name_or_path: str
     vocabulary: MergedVocabulary
     bias: Tensor
-    sos: int
     device: torch.device
     dtype: torch.dtype
-
-    @property
-    def dtype_name(self) -> str:
-        """As other packages write it."""
-        return str(self.dtype).removeprefix("torch.")
 
     def bias_for(self, rows: int) -> Tensor:
         """The bias for a head of that many rows: [rows] float32; `CheckpointError` if the head is too small."""
@@ -132,16 +108,6 @@ class MergedModel:
         found[:shared] = self.bias[:shared]
         return found
 
-    def ids(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of three tables → ids of the merged one."""
-
-        def merged(row: Row) -> int:
-            if row.kind is RowKind.CONTROL:
-                return self.vocabulary.sos if row.id == self.sos else self.vocabulary.task
-            return self.vocabulary.speech(row.id) if row.kind is RowKind.SPEECH else row.id
-
-        return list(map(merged, rows))
-
     def speech(self, ids: Sequence[int]) -> list[int]:
         """Ids that a runtime gave → speech tokens up to the first other id, as our engine speaks them."""
         said = [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
@@ -149,25 +115,17 @@ class MergedModel:
 
 
 def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
-    """The folder or hub name that was given, else one that is made among the downloaded models and used again.
+    """The folder or hub name that was given, else one that is made as in `merged_folder`.
 
-    That is a cache: its name tells the model, its parts and the dtype, so that what is there is what would be made.
     `CheckpointError`: the folder is of another model.
     """
     vocabulary, models, variant = model.vocabulary, model.models, model.variant
     bias = open_merged_lm(model.folder, vocabulary.text_size, variant).read(HEAD_BIAS)
     if name_or_path is None:
-        dtype = str(models.dtype).removeprefix("torch.")
-        fingerprint = model.front_end.extractor.fingerprint
-        folder = models_home().parent / "merged" / "-".join(part for part in (fingerprint, variant, dtype) if part)
-        if not (folder / CONFIG).is_file():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            export_hf(model.folder, folder, model.tokenizer.to_json(), dtype=dtype, variant=variant)
-        name_or_path = str(folder)
+        name_or_path = str(merged_folder(model.folder, models.dtype, variant))
     elif Path(name_or_path).is_dir():
         _check_fits(Path(name_or_path), vocabulary)
-    sos = models.config.lm.vocabulary.sos
-    return MergedModel(name_or_path, vocabulary, bias, sos, models.device, models.dtype)
+    return MergedModel(name_or_path, vocabulary, bias, models.device, models.dtype)
 
 
 def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
@@ -197,7 +155,7 @@ def _first_speech_id(folder: Path) -> int | None:
 
 
 class OwnModel:
-    """Our engine with the language model alone; draws as the model's own configuration says."""
+    """Our engine with the language model alone, on any of its backends; draws as the model's configuration says."""
 
     sampling = "repetition-aware, as the model's configuration says"
 
@@ -234,7 +192,7 @@ class HuggingFaceModel:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
         """See `TokenBackend`."""
-        ids, mask = self._padded([self._merged.ids(prompt.rows) for prompt in prompts])
+        ids, mask = self._padded([merged_ids(self._merged.vocabulary, prompt.rows) for prompt in prompts])
         devices = [self._merged.device] if self._merged.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(prompts[0].seed)
@@ -280,98 +238,37 @@ class HuggingFaceModel:
         return package.LogitsProcessorList([SpeechBias(), penalty])
 
 
-class _SeededModel:
-    """The merged model in a runtime that has a seed for each row; prompt: what it takes ids in."""
+class TensorRTModel:
+    """The merged model as an engine that trtllm-build made, in releases of TensorRT-LLM that still run such."""
 
-    _llm: Any
-
-    def __init__(
-        self, merged: MergedModel, sampling: BackendSampling, parameters: Callable[..., Any], prompt: Callable[..., Any]
-    ) -> None:
-        self._merged, self._drawing, self._parameters, self._prompt = merged, asdict(sampling), parameters, prompt
+    def __init__(self, merged: MergedModel, engine_dir: Path, sampling: BackendSampling = BackendSampling()) -> None:
+        package = import_module("tensorrt_llm")
+        cache = import_module("tensorrt_llm.llmapi").KvCacheConfig(free_gpu_memory_fraction=_MEMORY_SHARE)
+        self._merged, self._drawing, self._parameters = merged, asdict(sampling), package.SamplingParams
         self.sampling = sampling.describe()
+        # An engine has its dtype and its limits from when it was built.
+        self._llm = _engine_class(package)(model=str(engine_dir), skip_tokenizer_init=True, kv_cache_config=cache)
 
     def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
         """See `TokenBackend`."""
+        vocabulary = self._merged.vocabulary
         parameters = [
             self._parameters(
                 **self._drawing,
                 seed=prompt.seed,
                 min_tokens=prompt.min_tokens,
                 max_tokens=prompt.max_tokens,
-                stop_token_ids=list(self._merged.vocabulary.eos_ids),
+                end_id=vocabulary.eos_ids[0],
+                pad_id=vocabulary.eos_ids[0],
+                stop_token_ids=list(vocabulary.eos_ids),
+                embedding_bias=self._merged.bias,
                 detokenize=False,
             )
             for prompt in prompts
         ]
-        inputs = [self._prompt(self._merged.ids(prompt.rows)) for prompt in prompts]
+        inputs = [merged_ids(vocabulary, prompt.rows) for prompt in prompts]
         given = self._llm.generate(inputs, parameters, use_tqdm=False)
         return [self._merged.speech(one.outputs[0].token_ids) for one in given]
-
-
-class VllmModel(_SeededModel):
-    """The merged model in vLLM."""
-
-    def __init__(
-        self, merged: MergedModel, limits: BackendLimits, sampling: BackendSampling = BackendSampling()
-    ) -> None:
-        # The newer runner takes 1024 biased ids of a request at most, speech has over six thousand.
-        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-        vllm = import_module("vllm")
-        _check_version(str(vllm.__version__))
-        bias = {one: float(merged.bias[one]) for one in merged.vocabulary.head}
-        parameters = partial(vllm.SamplingParams, logit_bias=bias, allowed_token_ids=list(bias))
-        super().__init__(merged, sampling, parameters, lambda ids: {"prompt_token_ids": ids})
-        self._llm = vllm.LLM(
-            model=merged.name_or_path,
-            skip_tokenizer_init=True,
-            dtype=merged.dtype_name,
-            max_model_len=limits.positions,
-            max_num_seqs=limits.batch_size,
-            gpu_memory_utilization=_MEMORY_SHARE,
-            seed=0,
-        )
-
-    def close(self) -> None:
-        """See `TokenBackend`."""
-        del self._llm
-
-
-def _check_version(version: str) -> None:
-    try:
-        major, minor = (int(part) for part in version.split(".")[:2])
-    except ValueError:
-        return  # built from source: its owner knows
-    if not VLLM_OLDEST <= (major, minor) < VLLM_NEWEST:
-        raise MissingDependency(
-            f"backend: vllm {version} was never tried; pip install 'vllm>={VLLM_OLDEST[0]}.{VLLM_OLDEST[1]},"
-            f"<{VLLM_NEWEST[0]}.{VLLM_NEWEST[1]}'"
-        )
-
-
-class TensorRTModel(_SeededModel):
-    """The merged model in TensorRT-LLM.
-
-    engine_dir: an engine that trtllm-build made, for releases that still run such; None: the folder itself.
-    """
-
-    def __init__(
-        self,
-        merged: MergedModel,
-        limits: BackendLimits,
-        engine_dir: Path | None,
-        sampling: BackendSampling = BackendSampling(),
-    ) -> None:
-        package, end = import_module("tensorrt_llm"), merged.vocabulary.eos_ids[0]
-        cache = import_module("tensorrt_llm.llmapi").KvCacheConfig(free_gpu_memory_fraction=_MEMORY_SHARE)
-        ends = {"end_id": end, "pad_id": end, "embedding_bias": merged.bias}
-        super().__init__(merged, sampling, partial(package.SamplingParams, **ends), list)
-        settings: dict[str, Any] = {"skip_tokenizer_init": True, "kv_cache_config": cache}
-        if engine_dir is None:
-            settings |= {"max_batch_size": limits.batch_size, "max_seq_len": limits.positions}
-            self._llm = package.LLM(model=merged.name_or_path, dtype=merged.dtype_name, **settings)
-        else:  # an engine has its dtype and its limits from when it was built
-            self._llm = _engine_class(package)(model=str(engine_dir), **settings)
 
     def close(self) -> None:
         """See `TokenBackend`."""
@@ -390,21 +287,24 @@ def open_backend(
     backend: Backend,
     model: BenchModel,
     settings: EngineSettings,
-    limits: BackendLimits,
+    batch_size: int,
     merged: str | None = None,
     engine_dir: Path | None = None,
     sampling: BackendSampling = BackendSampling(),
 ) -> TokenBackend:
-    """Load a runtime; all but our own read the merged model, and only they draw by `sampling`.
+    """Load a runtime; all but our own read the merged model, and only transformers and engines draw by `sampling`.
 
-    merged: as in `merged_model`. `MissingDependency`: its package is of a version that was never tried;
-    `CheckpointError`: the folder is of another model.
+    batch_size: the most texts at once; merged: as in `merged_model`. `MissingDependency`: its package is of a version
+    that was never tried; `CheckpointError`: the folder is of another model.
     """
     if backend is Backend.TORCH:
-        return OwnModel(model.language_model(), settings, limits.batch_size)
+        return OwnModel(model.language_model(), settings, batch_size)
     found = merged_model(model, merged)
     if backend is Backend.HF:
         return HuggingFaceModel(found, sampling)
-    if backend is Backend.VLLM:
-        return VllmModel(found, limits, sampling)
-    return TensorRTModel(found, limits, engine_dir, sampling)
+    if backend is Backend.TRTLLM and engine_dir is not None:
+        return TensorRTModel(found, engine_dir, sampling)
+    models = model.models  # whose language model is an outline
+    config = LanguageConfig(models.config.lm, models.config.generation)
+    alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(found.name_or_path))
+    return OwnModel(alone, replace(settings, lm_backend=backend.value), batch_size)

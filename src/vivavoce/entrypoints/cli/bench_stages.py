@@ -238,12 +238,11 @@ def _measure_batches(
     say: Any,
 ) -> list[BatchFigures]:
     from vivavoce.bench.batches import BatchRig
-    from vivavoce.entrypoints.cli.bench_backends import BackendLimits, open_backend
+    from vivavoce.entrypoints.cli.bench_backends import open_backend
     from vivavoce.entrypoints.cli.bench_model import BenchToken2Wav, reset_peaks
     from vivavoce.service.audio.encode import write_audio
 
     settings = EngineChoice(kernels=run.kernels).settings()
-    limits = BackendLimits.of([job.prompt for job in jobs], max(sizes))
     found: list[BatchFigures] = []
     with closing(BenchToken2Wav(model.models, settings)) as token2wav:
         reset_peaks(model.models.device)
@@ -257,7 +256,7 @@ def _measure_batches(
                     write_audio(place / f"{job.id}.wav", samples, token2wav.sample_rate)
 
             with closing(
-                open_backend(backend, model, settings, limits, batches.llm_model, batches.engine_dir)
+                open_backend(backend, model, settings, max(sizes), batches.llm_model, batches.engine_dir)
             ) as runtime:
                 rig = BatchRig(backend.value, runtime, token2wav.waves, token2wav.sample_rate, keep)
                 for size in sizes:

@@ -147,9 +147,9 @@ def check_llm(
     tokenizer_dir: str | None = flag("The merged language model.  [default: made from the model]", "FOLDER"),
     engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER"),
     input_text: str = flag("What it shall say.", "TEXT", default="Hello there."),
-    top_k: int | None = flag("Of hf and trtllm: 50.", "NUMBER", min=1),
-    top_p: float | None = flag("Of hf and trtllm: 0.95.", "NUMBER", min=0, max=1),
-    temperature: float | None = flag("Of hf and trtllm: 0.8.", "NUMBER", min=0),
+    top_k: int | None = flag("Of hf and engines: 50.", "NUMBER", min=1),
+    top_p: float | None = flag("Of hf and engines: 0.95.", "NUMBER", min=0, max=1),
+    temperature: float | None = flag("Of hf and engines: 0.8.", "NUMBER", min=0),
     device: shared.DeviceOption = "auto",
     quiet: shared.QuietOption = False,
 ) -> None:
@@ -166,14 +166,13 @@ def check_llm(
         backends.check_installed(chosen)
         given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         given = {name: value for name, value in given.items() if value is not None}
-        own = chosen is backends.Backend.TORCH
-        if given and own:
+        if given and not (chosen is backends.Backend.HF or engine_dir is not None):
             raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
         loaded = BenchModel.load(ModelChoice(model, device))
         prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
         prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TOKENS))
-        limits, sampling = backends.BackendLimits.of([prompt], 1), backends.BackendSampling(**given)
-        speaker = backends.open_backend(chosen, loaded, EngineSettings(), limits, tokenizer_dir, engine_dir, sampling)
+        sampling = backends.BackendSampling(**given)
+        speaker = backends.open_backend(chosen, loaded, EngineSettings(), 1, tokenizer_dir, engine_dir, sampling)
         try:
             (tokens,) = speaker.generate([prompt])
         finally:
