@@ -95,7 +95,7 @@ def test_what_the_engine_is_started_with(packages):
             "max_num_seqs": 4,
             "tensor_parallel_size": 2,
             "pipeline_parallel_size": 3,
-            "logits_processors": ["vivavoce.engine.backends.vllm_sampler:RepetitionAware"],
+            "logits_processors": [import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware],
             "enforce_eager": True,
         }
     )

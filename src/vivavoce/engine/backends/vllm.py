@@ -21,12 +21,15 @@ from vivavoce.errors import EngineStopped, StageFailed
 from vivavoce.models.build import LanguageModel, Models
 
 INSTALL = "pip install 'vllm>=0.32,<0.34' into an environment of its own, beside vivavoce"
-SAMPLER = "vivavoce.engine.backends.vllm_sampler:RepetitionAware"
 
+OWNER = "VIVAVOCE_VLLM_OWNER"
+"""The variable that tells vLLM's processes which one started them."""
 _ENVIRONMENT = {
     # Its processes would log to standard output, where audio and figures go.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # Its processes import our sampler when they begin, and with it what ends them with this one.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # The newer runner takes logits processors of another interface, which could not be run: it needs a GPU.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # On a CPU it would take half of the host's memory, and pin the threads of this process, too, to cores.
@@ -46,6 +49,7 @@ class VllmRuntime:
     ) -> None:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        os.environ[OWNER] = str(os.getpid())
         vllm = import_runtime("vllm", (0, 32), (0, 34), INSTALL)
         engines, errors = import_module("vllm.v1.engine.async_llm"), import_module("vllm.v1.engine.exceptions")
         self._dead, self._params, self._numbers = errors.EngineDeadError, vllm.SamplingParams, itertools.count()
@@ -62,7 +66,7 @@ class VllmRuntime:
             max_num_seqs=memory.slots,
             tensor_parallel_size=settings.tp,
             pipeline_parallel_size=settings.pp,
-            logits_processors=[SAMPLER],
+            logits_processors=[import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware],
             # What it compiles for a CPU needs a C++ compiler there.
             enforce_eager=device.type == "cpu",
             **share,

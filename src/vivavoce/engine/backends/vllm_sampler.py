@@ -1,7 +1,8 @@
-"""Our sampling inside of vLLM, which loads this module by its name in each of its processes; nobody else does."""
+"""Our sampling inside of vLLM, whose processes import this module when they begin."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
+from vivavoce.child import end_with_parent
 from vivavoce.engine.backends.draws import Draws, SpeechSampler
+from vivavoce.engine.backends.vllm import OWNER
+
+if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
+    # One of vLLM's: they would outlive a process of ours that was killed, and keep all of their memory.
+    end_with_parent()
 
 
 class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
