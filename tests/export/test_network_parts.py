@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import CPU
-from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.errors import CheckpointError, InvalidRequest, StageFailed
+from vivavoce.export import network_files
 from vivavoce.export.network_files import ONNX_BYTES, check_run, export_part
 from vivavoce.export.parts import PARTS, part_of
 from vivavoce.models.build import build_models
@@ -65,3 +66,14 @@ def test_a_network_too_large_for_a_file_is_refused_at_once(models, tmp_path):
     with pytest.raises(InvalidRequest, match=r"bytes are more than the .* of an ONNX file; use fp16"):
         export_part(replace(part_of(models, "estimator"), network=large), "onnx", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_torch_cannot_export_is_one_line_and_leaves_nothing(models, tmp_path, monkeypatch):
+    def fails(part, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("guard\n  not met")
+
+    monkeypatch.setitem(network_files._WRITERS, "jit", fails)
+    with pytest.raises(StageFailed, match=r"torch .* cannot write flow\.decoder\S+ \(guard not met\); try another"):
+        export_part(part_of(models, "estimator"), "jit", tmp_path)
+    assert list(tmp_path.iterdir()) == []

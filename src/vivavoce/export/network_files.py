@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.code_files import remember_code
-from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
+from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
 from vivavoce.models.encoders import OnnxModel, open_onnx
 from vivavoce.models.foreign.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
@@ -36,7 +36,7 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
     """Write a part's file into the model's folder, and remember it where it holds code.
 
     kind: onnx, jit, aoti, or tensorrt, of the ONNX file there. Gives its path and its largest error beside PyTorch's.
-    CheckpointError: it differs too much; nothing is left then.
+    CheckpointError: it differs too much; StageFailed: torch cannot export it. Nothing is left then.
     """
     if kind == "tensorrt":
         return _export_engine(part, folder)
@@ -46,12 +46,21 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
         path = Path(workshop) / place.name
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporters, about themselves
-            _WRITERS[kind](part, path)
-            error = check_run(part, _opened(part, kind, path), place.name)
+            try:
+                _WRITERS[kind](part, path)
+            except (VivavoceError, OSError):
+                raise
+            except Exception as error:  # torch's exporters have no errors of one kind
+                reason = " ".join(str(error).split())[:200]
+                raise StageFailed(
+                    f"export: torch {torch.__version__} cannot write {place.name} ({reason}); try another --dtype or "
+                    "--device, or another release of torch"
+                ) from error
+            worst = check_run(part, _opened(part, kind, path), place.name)
         if kind != "onnx":
             remember_code(path)
         path.replace(place)
-    return place, error
+    return place, worst
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
@@ -163,7 +172,13 @@ def _write_package(part: Part, path: Path) -> None:
         raise MissingDependency("export: AOTInductor needs a C++ compiler; install g++ or clang++")
     from torch._inductor import aoti_compile_and_package
 
-    program = torch.export.export(part.network.eval(), part.inputs(*EXAMPLE), dynamic_shapes=dict(part.dynamic))
+    program = torch.export.export(
+        part.network.eval(),
+        part.inputs(*EXAMPLE),
+        dynamic_shapes=dict(part.dynamic),
+        # On CUDA some guards over lengths are always true, which torch cannot prove.
+        prefer_deferred_runtime_asserts_over_guards=True,
+    )
     aoti_compile_and_package(program, package_path=str(path))
 
 

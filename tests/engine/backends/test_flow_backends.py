@@ -12,7 +12,8 @@ from vivavoce.engine.backends import FLOW_BACKENDS
 from vivavoce.engine.backends.table import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import CheckpointError, InvalidRequest, StageFailed
+from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
+from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
 
 KINDS = [
     pytest.param("onnx", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning")),
@@ -209,3 +210,8 @@ def test_code_for_another_device_is_told(models_of, tmp_path):
     shutil.copy(models.folder / "flow.decoder.estimator.fp32.cpu.zip", tmp_path / name)
     with pytest.raises(CheckpointError, match=r"flow\.encoder\.fp32\.zip in .* does not run here"):
         foreign_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
+
+
+def test_an_onnxruntime_without_cuda_is_refused_at_once(tmp_path):
+    with pytest.raises(MissingDependency, match="knows no CUDA; pip install onnxruntime-gpu"):
+        OnnxEstimator(tmp_path / "any.onnx", torch.device("cuda"))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Indices = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.int64)
+LEAST_SPLIT = 80
+"""Frames from which on it pays to compute a step's two halves at the same time: two threads of Python hinder one
+another, and below that a step is many short operations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +97,9 @@ class PaddedSolver:
             BatchMemory(buffer, sent[first : first + 3], keys * buffer.per_token, self._slots[0])
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
         ]
+        both = context.both if size * up >= LEAST_SPLIT else None
         self._steps = self._memories[2:]
-        if slots and context.both:
+        if slots and both:
             self._steps = self._memories[2].halves()
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
         mu = context.encoder.encode(
@@ -125,7 +129,7 @@ class PaddedSolver:
             condition,
             masks[2],
             places.view(mu.shape[:2]),
-            context.both,
+            both,
         )
 
     def step(self, number: int) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.errors import CheckpointError
-from vivavoce.models.encoders import open_onnx
+from vivavoce.errors import CheckpointError, MissingDependency
+from vivavoce.models.encoders import available_providers, open_onnx
 from vivavoce.models.foreign.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs
 
 _NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -19,11 +19,16 @@ class OnnxEstimator:
     """An `EstimatorRunner`. Tensors pass through the host.
 
     On a CPU each row is computed by itself: so it is the same to the bit beside any other. CheckpointError: the file is
-    no estimator.
+    no estimator; MissingDependency: the package has no CUDA.
     """
 
     def __init__(self, path: Path, device: torch.device) -> None:
         on_cuda = ["CUDAExecutionProvider"] if device.type == "cuda" else []
+        if not set(on_cuda) <= set(available_providers()):
+            raise MissingDependency(
+                "flow_backend: this onnxruntime knows no CUDA; pip install onnxruntime-gpu in its place, or use "
+                "--device cpu"
+            )
         providers, remedy = [*on_cuda, "CPUExecutionProvider"], "export it again"
         model = open_onnx(
             path,
