@@ -108,7 +108,8 @@ class CosyVoice:
             trt_concurrent=trt_concurrent if flow == "tensorrt" else 1,
             trust_model_code=trust,
         )
-        dtype, processes = choose_dtype("float16" if fp16 else "auto", device), count_text_processes(None, device, 0)
+        dtype = choose_dtype("float16" if fp16 else "auto", device, folder)
+        processes = count_text_processes(None, device, 0)
         reads = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
         text = reads.front_end.text.as_written()
         extractor = replace(reads.front_end.extractor, text=text)

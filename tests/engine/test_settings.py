@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vivavoce.engine.device import keep_within
 from vivavoce.engine.settings import (
     CUDA_BYTES,
     FEWEST_BYTES,
@@ -93,16 +92,6 @@ def test_what_batches_need_is_told_where_it_does_not_fit(on_a_gpu):
     plan = plan_memory(on_a_gpu, EngineSettings(memory_bytes=5 << 30, slots=8))
     assert plan.batches_bytes == FEWEST_BYTES
     assert plan.slots_bytes + plan.state_bytes <= (3 << 30) - CUDA_BYTES < plan.num_bytes
-
-
-def test_torch_takes_no_more_than_the_bound_leaves_beside_cuda(monkeypatch):
-    bounds = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 << 30, 100 << 30))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: bounds.append(given))
-    for device, most in (("cuda", 25 << 30), ("cuda:1", 200 << 30), ("cuda:0", None)):
-        keep_within(torch.device(device), most)
-    assert bounds == [(0.25, 3), (1.0, 1), (1.0, 0)]
 
 
 class Held:

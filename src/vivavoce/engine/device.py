@@ -137,17 +137,6 @@ class DeviceQueue:
             on_done(self._usual_s)
 
 
-def keep_within(device: torch.device, most: int | None) -> None:
-    """Let torch take at most so many bytes of a CUDA device, None: all, in the whole process.
-
-    What its allocator keeps for later, which grows and shrinks by a gigabyte with the order of requests, is given back
-    before more is taken.
-    """
-    whole = torch.cuda.mem_get_info(device)[1]
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.set_per_process_memory_fraction(1.0 if most is None else min(1.0, most / whole), index)
-
-
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """A copy that a CUDA device makes in its own time: from pinned memory, so that the host goes on."""
     if device.type == "cuda":

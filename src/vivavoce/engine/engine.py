@@ -24,7 +24,7 @@ from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.backends.table import foreign_flow, lm_stage
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
-from vivavoce.engine.device import HostThreads, keep_within, release_idle_team
+from vivavoce.engine.device import HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
@@ -42,7 +42,6 @@ from vivavoce.engine.request import (
 from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import (
-    CUDA_BYTES,
     EngineSettings,
     MemoryPlan,
     has_language_model,
@@ -131,11 +130,6 @@ class Engine:
         self.models, self.settings, self._official = models, settings, official
         device, kernels = models.device, uses_kernels(models, settings)
         self.memory = memory = plan_memory(models, settings)
-        if device.type == "cuda":
-            most = settings.memory_bytes
-            if most is not None:
-                most = max(most - CUDA_BYTES, torch.cuda.memory_reserved(device) + memory.num_bytes)
-            keep_within(device, most)
         threads = HostThreads() if device.type == "cpu" else None
         self.stages = stages or build_stages(
             models, settings, memory, chooser=chooser, source_noise=source_noise, both=threads

@@ -91,8 +91,9 @@ def load(
     """
     where = choose_device(device)
     processes = count_text_processes(text_processes, where, on_cpu=0)
+    folder = model_folder(model)
     synthesizer = Synthesizer.load(
-        model_folder(model), where, choose_dtype(dtype, where), variant, settings or EngineSettings(), processes
+        folder, where, choose_dtype(dtype, where, folder), variant, settings or EngineSettings(), processes
     )
     if not synthesizer.front_end.card.trained:
         card = synthesizer.front_end.card

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import torch
 
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import detect_generation
 from vivavoce.checkpoint.known_models import HOME_VARIABLE, find_model, models_home
+from vivavoce.checkpoint.weights import find_part
 from vivavoce.errors import CheckpointError, InvalidRequest
 
 MINI = Path(__file__).parents[1] / "data" / "mini"
@@ -16,6 +19,8 @@ UNTRAINED_MODEL = "babble"
 """Random weights of a tiny size, to try everything that does not need speech."""
 BABBLE = "babble-1"
 """Its folder among the downloaded models, made at first use; the number moves with its layout."""
+_LARGE_BYTES = 1 << 29
+"""Of a language model's file."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -58,13 +63,35 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; "auto": float16 on CUDA, else float32. InvalidRequest: the name is unknown."""
+def choose_dtype(name: str, device: torch.device, folder: Path | None = None) -> torch.dtype:
+    """The dtype of that name; InvalidRequest: it is unknown.
+
+    "auto" is float16 on CUDA, else float32; but bfloat16 for a large model in `folder`, where the processor multiplies
+    such numbers: reading its weights is what takes time there, and a small model loses more by converting numbers.
+    """
     if name == "auto":
-        return torch.float16 if device.type == "cuda" else torch.float32
+        if device.type == "cuda":
+            return torch.float16
+        return torch.bfloat16 if device.type == "cpu" and _is_large(folder) and _has_bfloat16() else torch.float32
     if name not in _DTYPES:
         raise InvalidRequest(f"dtype: {name!r} is unknown; use auto or one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+def _is_large(folder: Path | None) -> bool:
+    """Whether it holds a CosyVoice2 or 3 of the released size."""
+    if folder is None or detect_generation(folder) is Generation.V1:
+        return False
+    return find_part(folder, "llm").stat().st_size > _LARGE_BYTES
+
+
+def _has_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16, as far as the system tells."""
+    try:
+        told = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(told)
 
 
 def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 2) -> int:

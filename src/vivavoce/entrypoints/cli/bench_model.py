@@ -117,7 +117,7 @@ class BenchModel:
         """Load a model without an engine; errors as in `vivavoce.load`."""
         folder = model_folder(choice.model)
         device = choose_device(choice.device)
-        dtype = choose_dtype(choice.dtype, device)
+        dtype = choose_dtype(choice.dtype, device, folder)
         models = build_models(folder, device, dtype, choice.variant, language_model=False)
         front_end = load_front_end(folder, models.config)
         store, extractor = open_voice_store(choice.voices), front_end.extractor

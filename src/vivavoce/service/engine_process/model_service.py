@@ -185,10 +185,11 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     model, voices = settings.model, settings.voices
     device = choose_device(model.device)
     decoding = DecodingProcess()  # it starts while the model loads
+    folder = model_folder(model.model)
     synthesizer = Synthesizer.load(
-        model_folder(model.model),
+        folder,
         device,
-        choose_dtype(model.dtype, device),
+        choose_dtype(model.dtype, device, folder),
         model.variant,
         engine_settings(model, settings.engine),
         count_text_processes(model.text_processes, device),

@@ -217,7 +217,7 @@ class ModelSection(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
     )
-    """Precision; auto: float16 on a GPU, else float32."""
+    """Precision; auto: float16 on a GPU, on a CPU with such products bfloat16 for large models, else float32."""
     variant: _Variant | None = _unset("rl", "--variant: Take llm.NAME.pt and the like where the model has them.")
     """Take llm.VARIANT.pt and the like where the model has them."""
     memory_gb: float | None = _unset(

@@ -277,7 +277,7 @@ class Token2Wav:
         """
         given = Parameters(args)
         folder, device = given.model_folder, given.device
-        models = build_models(folder, device, choose_dtype("auto", device), language_model=False)
+        models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
         if not models.config.rates.frames_per_token:
             raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
         default = default_prompt(folder, models.config, given["default_voice"])

@@ -52,7 +52,7 @@ class VivavoceModel(AsyncModel):
         counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
         trusted: Any = parameters.switch("trust_model_code")
         settings = EngineSettings(**names, **counts, trust_model_code=trusted)  # type: ignore[arg-type]
-        dtype, processes = choose_dtype("auto", device), count_text_processes(None, device)
+        dtype, processes = choose_dtype("auto", device, folder), count_text_processes(None, device)
         synthesizer = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
         extractor = synthesizer.front_end.extractor
         voices = RequestVoices(parameters, extractor, extractor.fingerprint)
