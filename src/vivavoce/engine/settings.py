@@ -33,7 +33,7 @@ CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
 after memory was divided."""
 FEWEST_FRAMES = 2_048
 """Mel frames of the largest batch that is recorded: fewer would cost time."""
-FEWEST_BYTES, ROOT_BYTES = 15 << 27, 59 << 20
+FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
 """With kernels: what recordings up to that size take with their batches, and by how much that grows with the square
 root of the size: fitted to what engines of CosyVoice 2 and 3 took of an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
