@@ -23,6 +23,7 @@ from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
 from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.layers import Both
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import Voice
@@ -149,10 +150,10 @@ def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Refere
     vocoder = synthesizer.engine.models.vocoder
     decode = vocoder.decode
 
-    def listening(mel: torch.Tensor, source: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    def listening(mel: torch.Tensor, source: torch.Tensor, lengths: torch.Tensor | None, both: Both) -> torch.Tensor:
         (one,) = mel
         heard.mels.append(one[:, : None if lengths is None else int(lengths)].clone())
-        return decode(mel, source, lengths)
+        return decode(mel, source, lengths, both)
 
     with mock.patch.object(vocoder, "decode", listening):
         if "pieces" in settings:
