@@ -213,9 +213,11 @@ def disturbed(network):
     with torch.no_grad():
         for matrix in matrices:
             matrix.add_(0.5 * matrix.std() * torch.randn(matrix.shape, generator=generator))
+        network.lay_out()  # products read packed copies
     try:
         yield
     finally:
         with torch.no_grad():
             for matrix, old in zip(matrices, before, strict=True):
                 matrix.copy_(old)
+            network.lay_out()

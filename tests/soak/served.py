@@ -24,7 +24,9 @@ from vivavoce.models.random_checkpoint import make_babble_checkpoint
 SPEAKING = ("cosyvoice2", "vivavoce")
 SETTLED = 0.25
 """Share of the requests after which buffers have their size: from then on memory may not grow."""
-MOST_GROWTH_MB = 64.0
+SLOTS_MB = 2 * 32 * 3.9
+"""Keys and values of both engines' slots, which take memory when a sequence first reaches so far."""
+MOST_GROWTH_MB = 64.0 + SLOTS_MB / 2
 LEAVES = 5
 """One of so many leaves after its first chunk."""
 PATIENCE_S = 120.0
