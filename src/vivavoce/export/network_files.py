@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -180,6 +182,11 @@ def _write_package(part: Part, path: Path) -> None:
         prefer_deferred_runtime_asserts_over_guards=True,
     )
     aoti_compile_and_package(program, package_path=str(path))
+    # In a process of its own: what torch 2.11 made for CUDA ended the process that loaded it.
+    loading = "import sys, torch._inductor as inductor; inductor.aoti_load_package(sys.argv[1])"
+    loaded = subprocess.run([sys.executable, "-c", loading, str(path)], capture_output=True, text=True, check=False)
+    if loaded.returncode:
+        raise RuntimeError(f"a process that loaded it ended with {loaded.returncode}: {loaded.stderr[-150:]}")
 
 
 _WRITERS: dict[str, Callable[[Part, Path], None]] = {"onnx": _write_onnx, "jit": _write_script, "aoti": _write_package}
