@@ -36,9 +36,10 @@ from tests.entrypoints.http.websocket_serving import (
     text,
 )
 from vivavoce.engine.request import SamplingParams
-from vivavoce.entrypoints.http import ws_session, ws_utterance
+from vivavoce.entrypoints.http import ws_session
 from vivavoce.entrypoints.http.app_state import is_own_page
 from vivavoce.service.audio.samples import to_int16
+from vivavoce.service.operations import utterance
 from vivavoce.service.speech import Recording, SpeechRequest
 
 
@@ -131,7 +132,7 @@ async def test_passages_that_were_flushed_ahead_come_in_order_as_one_request_at_
 
 
 async def test_a_flush_of_nothing_is_confirmed_and_of_too_much_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ws_utterance, "MAX_WAITING", 2)
+    monkeypatch.setattr(utterance, "MAX_WAITING", 2)
     gate = asyncio.Event()
     async with connected(FakeSpeaker(gate=gate)) as (client, _):
         await answered(client, start(), FLUSH, until="flushed")

@@ -92,15 +92,6 @@ Deadline = Annotated[float | None, Depends(deadline_of)]
 """A route's parameter: until when its speech is waited for, the time for its body included."""
 
 
-def voice_owner(principal: Principal, public: bool) -> str:
-    """The owner of voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
-    if not public and principal.owner:
-        return principal.owner
-    if principal.may_publish:
-        return ""
-    raise Forbidden(f"public: the key {principal.name!r} may not change voices that everybody sees; leave public out")
-
-
 def refuse_foreign_page(headers: Headers, scheme: str, allowed: Sequence[str], what: str = "change voices") -> None:
     """Forbidden: a page of another origin sends a form or shows what it finds here, for which browsers ask nobody.
 

@@ -20,12 +20,14 @@ from starlette.responses import Response
 from vivavoce.entrypoints.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
 from vivavoce.entrypoints.http.speech_input import CommonFields, json_schema, read_json, validated
-from vivavoce.entrypoints.http.streaming import SegmentClock, encode, speak
-from vivavoce.entrypoints.http.ws_messages import ClientMessage, Dialect, Reply, Signal, Start, Text, natural
+from vivavoce.entrypoints.http.streaming import speak
+from vivavoce.entrypoints.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
 from vivavoce.errors import InvalidRequest, VoiceNotFound
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
 from vivavoce.service.operations.dispatcher import ActiveRequest
 from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.operations.utterance import Reply
+from vivavoce.service.segment_clock import SegmentClock
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import SegmentText
 from vivavoce.service.text.checks import MAX_TEXT_CHARS

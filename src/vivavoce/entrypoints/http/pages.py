@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal
-from vivavoce.entrypoints.http.streaming import encode
 from vivavoce.errors import EngineStopped
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}

@@ -7,7 +7,6 @@ import base64
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
@@ -26,29 +25,21 @@ from vivavoce.entrypoints.http.app_state import (
 from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat
+from vivavoce.service.audio.encode import OutputFormat, encode
 from vivavoce.service.logs import current_scope
 from vivavoce.service.operations.dispatcher import ActiveRequest
 from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.segment_clock import SegmentClock
 from vivavoce.service.speech import SegmentText, SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 
-_INSTANT = (OutputFormat(AudioFormat.PCM), OutputFormat(AudioFormat.WAV))
-"""A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
-_THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
-"""Of all streams. FFmpeg works without Python's lock, so that they do encode at once."""
 _HEADERS = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",
     "referrer-policy": "no-referrer",  # an address that is opened may hold a text and a signature
     "x-content-type-options": "nosniff",
 }
-
-
-async def encode(output: OutputFormat, work: Callable[[], bytes]) -> bytes:
-    """Run one call of a stream's encoder, in a thread where it takes time."""
-    return work() if output in _INSTANT else await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 class StreamedSpeech(Response):
@@ -229,71 +220,3 @@ def verdict_body(request_id: str, verdict: Verdict) -> dict[str, Any]:
         "segments_given": verdict.segments_given,
         "error": None if verdict.error is None else {"code": verdict.error_code, "message": verdict.error},
     }
-
-
-class SegmentClock:
-    """When each segment of a text begins and ends in the audio that was sent: samples counted, so exact.
-
-    Segments and characters go on from one request of a text to the next. `begin`, `begin_through` and `end` return the
-    events that follow, as JSON values; begun, done: their types.
-    """
-
-    def __init__(self, sample_rate: int, begun: str, done: str) -> None:
-        self._rate, self._begun, self._done = sample_rate, begun, done
-        self._samples = 0
-        self._announced: dict[int, dict[str, int]] = {}
-        """Segments that are not complete, with their characters."""
-        self._current: int | None = None
-        self._begin_s = 0.0
-        self._first_segment = self._first_character = self._given = 0
-        self.reached: dict[str, int] | None = None
-        """The segment in which the audio ends, with its characters; None: there was no audio."""
-
-    @property
-    def seconds(self) -> float:
-        """Audio so far."""
-        return round(self._samples / self._rate, 6)
-
-    def begin_request(self, first_character: int) -> None:
-        """Announced segments count from 0 again; their text begins at this character of the whole."""
-        self._first_segment, self._first_character = self._given, first_character
-
-    def announce(self, segment: SegmentText) -> None:
-        """A segment will be spoken, after those before it."""
-        number = self._first_segment + segment.place
-        start, end = self._first_character + segment.start, self._first_character + segment.end
-        self._announced[number] = {"segment": number, "start_character": start, "end_character": end}
-        self._given = max(self._given, number + 1)
-
-    def begin(self, segment: int) -> list[dict[str, Any]]:
-        """The next audio is of this segment of the request."""
-        return self._begin(self._first_segment + segment)
-
-    def begin_through(self, segment: int) -> list[dict[str, Any]]:
-        """The same; segments before it that had no audio begin and end, too."""
-        passed = [number for number in self._announced if number <= self._first_segment + segment]
-        return [event for number in passed for event in self._begin(number)]
-
-    def end_request(self) -> list[dict[str, Any]]:
-        """All of the request's segments are complete."""
-        return [*self.begin_through(self._given), *self.end()]
-
-    def add(self, samples: int) -> None:
-        """Count audio that was sent."""
-        self._samples += samples
-        if self._current is not None:
-            self.reached = self._announced[self._current]
-
-    def end(self) -> list[dict[str, Any]]:
-        """The segment that is spoken is complete."""
-        if self._current is None:
-            return []
-        place, self._current = self._announced.pop(self._current), None
-        return [{"type": self._done, **place, "start": self._begin_s, "end": self.seconds}]
-
-    def _begin(self, number: int) -> list[dict[str, Any]]:
-        if number == self._current:
-            return []
-        events = self.end()
-        self._current, self._begin_s = number, self.seconds
-        return [*events, {"type": self._begun, **self._announced[number], "start": self._begin_s}]

@@ -10,10 +10,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page, voice_owner
+from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
 from vivavoce.entrypoints.http.errors import BODY_FAILURES, failures, fields_named
 from vivavoce.entrypoints.http.speech_input import MULTIPART, Form, media_type, read_form
 from vivavoce.errors import InvalidRequest
+from vivavoce.service.operations.rate_limiter import voice_owner
 from vivavoce.service.speech import Recording
 from vivavoce.service.voices.names import VoiceSummary
 

@@ -14,13 +14,11 @@ from vivavoce.entrypoints.http.errors import error_body
 from vivavoce.entrypoints.http.speech_input import CommonFields, check_separators, validated
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.service.audio.encode import OutputFormat, parse_format
+from vivavoce.service.operations.utterance import Reply
 from vivavoce.service.text.checks import MAX_TEXT_CHARS, excerpt
 
 MAX_PAUSE_S = 180.0
 """The longest `inactivity_timeout`, as ElevenLabs has it."""
-
-Reply = dict[str, Any]
-"""A message of the server, with its "type"; audio as {"type": "audio", "audio": bytes}."""
 
 
 class Start(CommonFields):

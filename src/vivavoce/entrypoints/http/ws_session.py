@@ -17,10 +17,10 @@ from vivavoce.entrypoints.http.elevenlabs import ElevenLabsDialect
 from vivavoce.entrypoints.http.errors import response_of
 from vivavoce.entrypoints.http.listener import drop_connection
 from vivavoce.entrypoints.http.speech_input import off_loop
+from vivavoce.entrypoints.http.streaming import verdict_body
 from vivavoce.entrypoints.http.ws_messages import (
     ClientMessage,
     Dialect,
-    Reply,
     Signal,
     Start,
     Text,
@@ -28,7 +28,6 @@ from vivavoce.entrypoints.http.ws_messages import (
     json_object,
     pause_s,
 )
-from vivavoce.entrypoints.http.ws_utterance import StreamedUtterance
 from vivavoce.errors import (
     Forbidden,
     InvalidRequest,
@@ -38,8 +37,10 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.service.operations.dispatcher import sent_within
 from vivavoce.service.operations.keys import token_in
 from vivavoce.service.operations.rate_limiter import Principal
+from vivavoce.service.operations.utterance import Reply, StreamedUtterance
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +229,12 @@ class Session:
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
         send = partial(self._send, context=context)
-        utterance = StreamedUtterance(identity, start.output(), about.sample_rate, start_request, send)
+
+        async def refuse(error: VivavoceError) -> None:
+            await send(error_reply(error))
+
+        output, rate = start.output(), about.sample_rate
+        utterance = StreamedUtterance(identity, output, rate, start_request, send, refuse, WebSocketDisconnect)
         self._open[context] = utterance
         if start.text:
             utterance.push(start.text)
@@ -280,7 +286,8 @@ class Session:
             await self._send(error_reply(failure), context)
         # The rest of a text that broke off is not to be spoken in another voice.
         self._stray = "is refused" if failure is None else "is ignored"
-        await self._send(utterance.done(failure), context)
+        verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
+        await self._send({"type": "done", "verdict": verdict}, context)
         if self._dialect.one_utterance or (self._dialect.several and isinstance(failure, VoiceNotFound)):
             await self._close(NORMAL if failure is None else POLICY, "" if failure is None else str(failure))
         await self._close_if_done()
@@ -299,11 +306,7 @@ class Session:
         patience_s = self._state.settings.server.listener_timeout_s
         sending = self._socket.send_bytes(frame) if isinstance(frame, bytes) else self._socket.send_text(frame)
         try:
-            await asyncio.wait_for(sending, patience_s)
-        except (TimeoutError, asyncio.TimeoutError):
-            raise ListenerStalled(
-                f"listener: has not read its audio for {patience_s:g} s; read faster, or ask for less at a time"
-            ) from None
+            await sent_within(patience_s, sending)
         except (OSError, RuntimeError):
             raise WebSocketDisconnect(1006) from None  # as Starlette says it, and as it says it afterwards
         if not self._open or reply["type"] == "audio":

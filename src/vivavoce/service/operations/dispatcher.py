@@ -300,13 +300,10 @@ class ActiveRequest:
     async def sent_within(self, seconds: float, sending: Awaitable[object]) -> None:
         """Wait until a piece was sent; after `seconds`, the request ends with ListenerStalled."""
         try:
-            await asyncio.wait_for(sending, seconds)
-        except (TimeoutError, asyncio.TimeoutError):
-            stalled = ListenerStalled(
-                f"listener: has not read its audio for {seconds:g} s; read faster, or ask for less at a time"
-            )
+            await sent_within(seconds, sending)
+        except ListenerStalled as stalled:
             self.fail(stalled)
-            raise stalled from None
+            raise
 
     async def __aenter__(self) -> ActiveRequest:
         return self
@@ -344,6 +341,16 @@ class ActiveRequest:
             self._timer.cancel()
         self._permit.leave()
         self._dispatcher.end(self._record, verdict, self._began)
+
+
+async def sent_within(seconds: float, sending: Awaitable[object]) -> None:
+    """Wait until a piece was sent; ListenerStalled: its listener has not taken it within `seconds`."""
+    try:
+        await asyncio.wait_for(sending, seconds)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ListenerStalled(
+            f"listener: has not read its audio for {seconds:g} s; read faster, or ask for less at a time"
+        ) from None
 
 
 def _too_late(what: str) -> DeadlineExceeded:

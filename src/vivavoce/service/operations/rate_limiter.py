@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce.errors import Forbidden, InvalidRequest, Overloaded
 
 _BUSY_RETRY_S = 1.0
 """Retry advice where too many requests run at once: when one of them ends is not known."""
@@ -36,6 +36,15 @@ class Principal:
 
 ANONYMOUS = Principal()
 """Every sender at a server without keys."""
+
+
+def voice_owner(principal: Principal, public: bool) -> str:
+    """The owner of voices that a request changes, "" for public ones; Forbidden: the key may not change those."""
+    if not public and principal.owner:
+        return principal.owner
+    if principal.may_publish:
+        return ""
+    raise Forbidden(f"public: the key {principal.name!r} may not change voices that everybody sees; leave public out")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One utterance of a WebSocket: text in piece by piece, its audio out in order, by one engine request or several."""
+"""One utterance, spoken while it is written: text in by pieces, audio out in order, by one engine request or more."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from starlette.websockets import WebSocketDisconnect
-
-from vivavoce.entrypoints.http.streaming import SegmentClock, encode, verdict_body
-from vivavoce.entrypoints.http.ws_messages import Reply, error_reply
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
-from vivavoce.service.audio.encode import OutputFormat
+from vivavoce.service.audio.encode import OutputFormat, encode
 from vivavoce.service.audio.encoders import Encoder
 from vivavoce.service.operations.dispatcher import ActiveRequest
+from vivavoce.service.segment_clock import SegmentClock
 from vivavoce.service.speech import FinishReason, SegmentText, Verdict
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
 
@@ -26,6 +24,9 @@ PIECES_PER_S = 10
 """Frames of a second of audio at least: so finely it can be stopped."""
 MAX_WAITING = 200
 """Flushed passages that have not been spoken."""
+
+Reply = dict[str, Any]
+"""What a listener is sent, with its "type"; audio as {"type": "audio", "audio": bytes}."""
 
 
 @dataclass(eq=False)
@@ -61,7 +62,8 @@ class StreamedUtterance:
 
     Its passages are spoken one after the other, each as a request: one listener is one stream, and two at once would be
     refused where there is room for one. sample_rate: the speech's. start_request: takes the request's id as
-    `request_id`; send: sends a reply.
+    `request_id`; send: sends a reply, and raises `left` where the listener has gone; refuse: is told of a piece of text
+    that is not taken, and raises where the utterance is to end with that.
     """
 
     def __init__(
@@ -71,9 +73,12 @@ class StreamedUtterance:
         sample_rate: int,
         start_request: Callable[..., Awaitable[ActiveRequest]],
         send: Callable[[Reply], Awaitable[None]],
+        refuse: Callable[[VivavoceError], Awaitable[None]],
+        left: type[Exception],
     ) -> None:
         self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
         self._start_request, self._send = start_request, send
+        self._refuse, self._left = refuse, left
         self._characters = 0
         self._lead_in = ""
         """White space since the last flush, which belongs to what follows."""
@@ -88,8 +93,8 @@ class StreamedUtterance:
         """All of its text has come."""
         self._passage = self._begin_passage(0)  # at once, so that a bad voice is known at once
         self.delivery = asyncio.create_task(self._deliver())
-        """Ends when all audio was sent; raises VivavoceError, or WebSocketDisconnect."""
-        # A session that closes does not look at it, and asyncio is not to report it.
+        """Ends when all audio was sent; raises VivavoceError, or `left`."""
+        # A door that closes does not look at it, and asyncio is not to report it.
         self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
 
     @property
@@ -156,11 +161,11 @@ class StreamedUtterance:
         sent = {"audio_seconds": self._clock.seconds, "reached": reached}
         return {"type": "cancelled", "request_id": self.request_id, **sent}
 
-    def done(self, error: VivavoceError | None = None) -> Reply:
+    def verdict(self, error: VivavoceError | None = None) -> Verdict:
         """The verdict of all its requests together."""
         reasons = {verdict.reason for verdict in self._verdicts}
         reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
-        together = Verdict(
+        return Verdict(
             FinishReason.ERROR if error else reason,
             self._clock.seconds,
             sum(verdict.segments_spoken for verdict in self._verdicts),
@@ -168,7 +173,6 @@ class StreamedUtterance:
             str(error) if error else None,
             error.code if error else None,
         )
-        return {"type": "done", "verdict": verdict_body(self.request_id, together)}
 
     def _begin_passage(self, first_character: int) -> Passage:
         passage = Passage(first_character)
@@ -218,14 +222,14 @@ class StreamedUtterance:
                 try:
                     await active.push(text)
                 except (InvalidRequest, Overloaded) as error:
-                    await self._send(error_reply(error))
+                    await self._refuse(error)
             await active.end()
         except Exception as error:
             self._failure_of(error, active)
 
     def _failure_of(self, error: Exception, active: ActiveRequest | None = None) -> Exception:
         """What the client is told of an error, with which its request ends; one that was not foreseen is logged."""
-        if isinstance(error, WebSocketDisconnect):
+        if isinstance(error, self._left):
             if active is not None:
                 active.cancel()
             return error
