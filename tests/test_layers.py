@@ -24,6 +24,7 @@ HEIGHT = {
     "errors": 0,
     "files": 0,
     "lru_cache": 0,
+    "protos": 0,
     "rates": 0,
     "version": 0,
     "checkpoint": 1,
@@ -39,7 +40,7 @@ BESIDE = {
     "export": {"models", "checkpoint", "rates", "errors", "files"},
     "measure": {"errors"},
     "evaluate": {"entrypoints.python", "clients", "measure", "rates", "errors", "child"},
-    "clients": {"measure", "rates", "errors"},
+    "clients": {"measure", "protos", "rates", "errors"},
     "bench": {"evaluate", "measure", "rates", "errors"},
 }
 """Rooms beside the stack and what they may see; of the stack only entrypoints may see them."""

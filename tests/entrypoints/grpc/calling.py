@@ -1,21 +1,20 @@
-"""A gRPC server around a fake speaker, and a client whose messages are read from the .proto file alone."""
+"""A gRPC server around a fake speaker, and a client of it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+import pytest
 
 from tests.entrypoints.fake_speaker import FakeSpeaker, tone
-from vivavoce.entrypoints.grpc import server as server_module
-from vivavoce.entrypoints.grpc.server import file_descriptor, message_classes, start_grpc
+from vivavoce.entrypoints.grpc.server import start_grpc
+from vivavoce.protos import message
 from vivavoce.service.audio.samples import to_int16
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing
@@ -23,44 +22,25 @@ from vivavoce.service.operations.request_log import RequestLog, RequestRecord
 from vivavoce.service.operations.settings import ServerSection
 
 METHOD = "/cosyvoice.CosyVoice/Inference"
-PROTO = Path(server_module.__file__).with_name("cosyvoice.proto")
+SPEECH = "/vivavoce.v1.Speech/"
+LATE_S = 120.0
+"""Nothing here takes so long; it ends a test that would hang."""
 TEXT = "Hello there, all of you."
 
 
-def spoken(text: str) -> bytes:
+def spoken(text: str, seed: int = 0) -> bytes:
     """What the fake speaker makes of a text, as samples on the wire."""
-    return to_int16(tone(len(text), 0)).astype("<i2").tobytes()
-
-
-def described() -> FileDescriptorProto:
-    """What the .proto file says; its fields are numbered from 1."""
-    text = re.sub(r"//.*", "", PROTO.read_text(encoding="utf-8"))
-    messages: dict[str, list[str]] = {}
-    oneofs: dict[str, str] = {}
-    for line in re.findall(r"[^;{}]*[;{}]", text):
-        words = line.strip("\n ;{").split()
-        if words[:1] == ["message"]:
-            messages[words[1]] = []
-        elif words[:1] == ["oneof"]:
-            oneofs[list(messages)[-1]] = words[1]
-        elif len(words) == 4 and words[2] == "=":
-            fields = messages[list(messages)[-1]]
-            fields.append(f"{words[0]} {words[1]}")
-            assert int(words[3]) == len(fields)
-    return file_descriptor(PROTO.name, "cosyvoice", {name: ", ".join(f) for name, f in messages.items()}, oneofs)
-
-
-MESSAGES = message_classes(described())
+    return to_int16(tone(len(text), seed)).astype("<i2").tobytes()
 
 
 def request(kind: str, **fields: str | bytes) -> bytes:
     """A serialised Request with that payload."""
-    message: Any = MESSAGES["Request"]()
-    payload = getattr(message, kind)
+    made: Any = message("cosyvoice.Request")()
+    payload = getattr(made, kind)
     payload.SetInParent()
     for name, value in fields.items():
         setattr(payload, name, value)
-    return message.SerializeToString()
+    return made.SerializeToString()
 
 
 def sft(text: str) -> bytes:
@@ -68,9 +48,38 @@ def sft(text: str) -> bytes:
 
 
 def audio(response: bytes) -> bytes:
-    message: Any = MESSAGES["Response"]()
-    message.ParseFromString(response)
-    return message.tts_audio
+    made: Any = message("cosyvoice.Response")()
+    made.ParseFromString(response)
+    return made.tts_audio
+
+
+def asked(name: str = "SpeakRequest", /, **fields: Any) -> bytes:
+    """A serialised message of vivavoce.v1."""
+    return message(f"vivavoce.v1.{name}")(**fields).SerializeToString()
+
+
+def read(name: str, content: bytes) -> Any:
+    made: Any = message(f"vivavoce.v1.{name}")()
+    made.ParseFromString(content)
+    return made
+
+
+async def rest(call: Any) -> list[Any]:
+    """What a call of Speak is still answered."""
+    replies = []
+    while (answer := await call.read()) is not grpc.aio.EOF:
+        replies.append(read("SpeakResponse", answer))
+    return replies
+
+
+def kinds(replies: Sequence[Any]) -> list[str]:
+    """What answers of Speak hold, audio pieces in a row once."""
+    found = [reply.WhichOneof("message") for reply in replies]
+    return [kind for place, kind in enumerate(found) if kind != "audio" or found[place - 1] != "audio"]
+
+
+def heard(replies: Sequence[Any]) -> bytes:
+    return b"".join(reply.audio.audio for reply in replies)
 
 
 def pairs(metadata: Any) -> dict[str, str]:
@@ -102,6 +111,32 @@ class Caller:
         code, details = await call.code(), await call.details()
         assert code is not grpc.StatusCode.OK
         return code, details, pairs(await call.trailing_metadata())
+
+    def speak(self, **metadata: str) -> Any:
+        """A call of Speak, to write to and to read from."""
+        sent = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+        return self.channel.stream_stream(SPEECH + "Speak")(metadata=sent)
+
+    async def answers(self, *requests: bytes, **metadata: str) -> list[Any]:
+        """All answers to these; raises as the client does."""
+        call = self.speak(**metadata)
+        for request in requests:
+            await call.write(request)
+        await call.done_writing()
+        return await rest(call)
+
+    async def ask(self, method: str, answer: str, content: bytes, **metadata: str) -> Any:
+        """The one answer of another method."""
+        sent = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+        return read(answer, await self.channel.unary_unary(SPEECH + method)(content, metadata=sent))
+
+
+async def failing(call: Awaitable[Any]) -> tuple[str, str, dict[str, str]]:
+    """Status, message and trailing metadata of a call that fails, if it does soon."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(call, LATE_S)
+    error = caught.value
+    return error.code().name, error.details() or "", pairs(error.trailing_metadata())
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ import pytest
 
 from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import FakeSpeaker, Unguided
-from tests.entrypoints.grpc.calling import METHOD, TEXT, audio, calling, described, pairs, request, sft, spoken
-from vivavoce.entrypoints.grpc.server import FILE, start_grpc
+from tests.entrypoints.grpc.calling import METHOD, TEXT, audio, calling, pairs, request, sft, spoken
+from vivavoce.entrypoints.grpc.server import start_grpc
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.operations.rate_limiter import ANONYMOUS
@@ -23,10 +23,6 @@ from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recordi
 
 SECOND = struct.pack("<4h", 0, 1000, -1000, 32767) * 4000
 """One second of samples at 16 kHz."""
-
-
-def test_the_messages_are_those_of_the_proto_file() -> None:
-    assert described() == FILE
 
 
 def test_the_bytes_on_the_wire() -> None:

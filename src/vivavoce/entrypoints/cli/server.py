@@ -117,7 +117,7 @@ async def _other_protocols(
 
         grpc, port = await start_grpc(dispatcher, keys, server)
         stack.push_async_callback(grpc.stop, GRPC_GRACE_S)
-        lines.append(f"CosyVoice's gRPC service is at {server.host}:{port}")
+        lines.append(f"The gRPC service is at {server.host}:{port}")
     if home is not None:
         port = await stack.enter_async_context(serving_wyoming(dispatcher, keys, server, home))
         lines.append(f"Home Assistant's protocol Wyoming is at {server.host}:{port}")

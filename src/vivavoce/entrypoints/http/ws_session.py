@@ -229,12 +229,10 @@ class Session:
         deadline = await deadline_of(self._socket)
         start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
         send = partial(self._send, context=context)
-
-        async def refuse(error: VivavoceError) -> None:
-            await send(error_reply(error))
-
-        output, rate = start.output(), about.sample_rate
-        utterance = StreamedUtterance(identity, output, rate, start_request, send, refuse, WebSocketDisconnect)
+        output, rate, left = start.output(), about.sample_rate, WebSocketDisconnect
+        utterance = StreamedUtterance(
+            identity, output, rate, start_request, send, lambda error: send(error_reply(error)), left
+        )
         self._open[context] = utterance
         if start.text:
             utterance.push(start.text)
