@@ -27,6 +27,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.entrypoints.grpc.calling import METHOD, audio, request
 from tests.entrypoints.http.serve_process import LATE_S, ServerProcess, serving_process
 from tests.entrypoints.http.websocket_serving import CANCEL, END, PING, answered, audio_of, of_type, start, text
+from vivavoce.clients.grpc import SpeechClient
 from vivavoce.evaluate import PocketSphinx, Recogniser, word_errors
 from vivavoce.evaluate.error_rate import words
 from vivavoce.evaluate.recogniser import as_floats, prepare
@@ -265,6 +266,29 @@ def test_cosyvoices_own_services_speak_the_same(server: ServerProcess) -> None:
         over_grpc = b"".join(audio(answer) for answer in answers)
     assert over_grpc == over_http.content
     assert len(over_grpc) > RATE // 2
+
+
+def test_our_own_grpc_service_speaks_as_http_does(server: ServerProcess) -> None:
+    """A text as a whole, and one that comes in pieces as over the WebSocket, with its marks."""
+    how: dict[str, Any] = {"voice": "calm", "seed": 3}
+    with SpeechClient(server.grpc_address) as client:
+        assert "calm" in [voice.name for voice in client.voices()]
+        whole = b"".join(client.speak(SHORT, **how))
+        pieces = [f"{word} " for word in f"{SHORT} {SENTENCES[2]}".split()]
+        coming = client.speak(pieces, **how)
+        came = b"".join(coming)
+
+    async def over_websocket() -> list[dict[str, Any]]:
+        async with connect(server.url.replace("http", "ws") + "/v1/audio/stream") as socket:
+            return await answered(socket, start(**how), *map(text, pieces), END)
+
+    told = asyncio.run(over_websocket())
+    assert differ(whole, speak(server).content) < ROUNDING
+    assert differ(came, audio_of(told)) < ROUNDING
+    marks = [(one.start_character, one.end_character, one.start, one.end) for one in coming.segments]
+    keys = ("start_character", "end_character", "start", "end")
+    assert marks == [tuple(one[key] for key in keys) for one in of_type(told, "segment_done")]
+    assert coming.done.audio_seconds == told[-1]["verdict"]["audio_seconds"] == len(came) / 2 / RATE
 
 
 def test_a_signal_lets_streams_finish_and_leaves_nothing(server: ServerProcess, long: list[dict[str, Any]]) -> None:

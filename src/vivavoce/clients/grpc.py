@@ -1,0 +1,117 @@
+"""A client of this server's own gRPC service; docs/grpc.md shows more.
+
+    with SpeechClient("localhost:50000") as client:
+        speech = client.speak("Hello there.", voice="calm")
+        for pcm in speech:
+            play(pcm, speech.started.sample_rate)
+
+Messages are those of `protos/vivavoce.proto`. It needs grpcio and protobuf, no torch. What the server refuses raises
+`grpc.RpcError`: `code()` is the status, `details()` one line why, `trailing_metadata()` has the stable `error-code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import grpc
+
+from vivavoce.protos import message
+
+PACKAGE = "vivavoce.v1"
+
+
+class SpeechClient(AbstractContextManager["SpeechClient"]):
+    """A connection to a server, for any number of threads. credentials: for TLS, `grpc.ssl_channel_credentials()`."""
+
+    def __init__(
+        self, address: str, *, key: str | None = None, credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        self._channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+        self._metadata = (("x-api-key", key),) if key else ()
+
+    def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> Speech:
+        """Have a text spoken; returns at once.
+
+        text: all of it, or pieces as they are written, read in a thread, in which None is a flush: what has come is
+        spoken without waiting for more. start: fields of `Start`, such as voice="calm", seed=1, or
+        recording={"content": …, "transcript": …}; timeout_s: the longest wait for all of the speech.
+        ValueError, TypeError: there is no such field, or its value is of another type.
+        """
+        make = message(f"{PACKAGE}.SpeakRequest")
+        whole, pieces = (text, ()) if isinstance(text, str) else ("", text)
+        first = make(start={**start, "text": whole})
+
+        def requests() -> Iterator[Any]:
+            yield first
+            for piece in pieces:
+                yield make(flush={}) if piece is None else make(text=piece)
+
+        method = self._channel.stream_stream(
+            f"/{PACKAGE}.Speech/Speak", make.SerializeToString, message(f"{PACKAGE}.SpeakResponse").FromString
+        )
+        return Speech(method(requests(), timeout=timeout_s, metadata=self._metadata))
+
+    def voices(self) -> list[Any]:
+        """The voices that may be asked for, as `Voice` messages."""
+        return list(self._ask("ListVoices", "ListVoicesRequest", "ListVoicesResponse").voices)
+
+    def add_voice(self, name: str, recording: bytes, transcript: str = "", **more: Any) -> Any:
+        """Keep the voice of a recording (an audio file's bytes); more: fields of `AddVoiceRequest`."""
+        sent = {"content": recording, "transcript": transcript}
+        return self._ask("AddVoice", "AddVoiceRequest", "Voice", name=name, recording=sent, **more)
+
+    def remove_voice(self, name: str, *, public: bool = False) -> None:
+        """Forget a stored voice."""
+        self._ask("RemoveVoice", "RemoveVoiceRequest", "RemoveVoiceResponse", name=name, public=public)
+
+    def close(self) -> None:
+        """End the connection, and what is being spoken through it."""
+        self._channel.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, method: str, request: str, answer: str, /, **fields: Any) -> Any:
+        make, read = message(f"{PACKAGE}.{request}"), message(f"{PACKAGE}.{answer}").FromString
+        call = self._channel.unary_unary(f"/{PACKAGE}.Speech/{method}", make.SerializeToString, read)
+        return call(make(**fields), metadata=self._metadata)
+
+
+class Speech(Iterator[bytes]):
+    """One utterance: its audio piece by piece, which together are one file of the format that was asked for.
+
+    segments: of those whose audio is complete, which characters they speak and when (`Segment`); done: how it ended
+    (`Done`), after the last piece.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._started: Any = None
+        self.segments: list[Any] = []
+        self.done: Any = None
+
+    @property
+    def started(self) -> Any:
+        """The request's id, the sample rate and warnings (`Started`); waits until the server has accepted it."""
+        if self._started is None:
+            self._started = next(self._call).started
+        return self._started
+
+    def __next__(self) -> bytes:
+        for answer in self._call:
+            kind = answer.WhichOneof("message")
+            if kind == "audio":
+                return bytes(answer.audio.audio)
+            if kind == "segment_done":
+                self.segments.append(answer.segment_done)
+            elif kind == "started":
+                self._started = answer.started
+            elif kind == "done":
+                self.done = answer.done
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """Stop: the server frees what it held; audio that was not read is lost."""
+        self._call.cancel()

@@ -1,0 +1,130 @@
+"""`vivavoce.clients.grpc`, as docs/grpc.md shows it, against a server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.entrypoints.fake_speaker import FakeSpeaker, Gate
+from tests.entrypoints.grpc.calling import Caller, calling, spoken
+from vivavoce.clients.grpc import SpeechClient
+from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce.service.voices.names import VoiceSummary
+
+MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
+KEY = new_key()
+
+
+class Server:
+    """A server in a thread with an event loop of its own."""
+
+    def __init__(self, speaker: FakeSpeaker, keys: KeyRing | None = None) -> None:
+        self._speaker, self._keys = speaker, keys
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    async def _run(self) -> None:
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with calling(self._speaker, keys=self._keys) as self.caller:
+            self._began.set()
+            await self._stop.wait()
+
+    caller: Caller
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        assert self._began.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.caller.port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(FakeSpeaker(stored={("", "calm"): VoiceSummary("calm", "built_in", True)})) as running:
+        yield running
+
+
+def test_the_manuals_programs(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    programs = re.findall(r"^```python\n(.*?)^```", MANUAL, re.DOTALL | re.MULTILINE)
+    assert len(programs) == 2
+    found: dict[str, bytes] = {}
+    for program in programs:
+        exec(program.replace("localhost:50000", server.address), found)
+    assert (tmp_path / "hello.wav").read_bytes()[44:] == spoken("Hello there.", seed=1)
+    assert found["pcm"] == spoken("This sentence is spoken ") + spoken("while the next one is written. ") + spoken(
+        "Here it is."
+    )
+
+
+def test_it_tells_what_was_spoken_when_and_how_it_ended(server: Server) -> None:
+    with SpeechClient(server.address) as client:
+        speech = client.speak("One. Two.", voice="calm", sampling={"top_k": 5})
+        assert (speech.started.sample_rate, speech.done) == (24_000, None)
+        assert b"".join(speech) == spoken("One. ") + spoken("Two.")
+        assert [(one.segment, one.start_character, one.end_character) for one in speech.segments] == [
+            (0, 0, 5),
+            (1, 5, 9),
+        ]
+        assert (speech.done.finish_reason, speech.done.audio_seconds) == ("stop", 0.09)
+        with pytest.raises(ValueError, match="voices"):
+            client.speak("Hello.", voices="calm")
+        with pytest.raises(grpc.RpcError) as caught:
+            assert next(client.speak("Hello.", voice="nobody"))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert server.caller.speaker.orders[0].sampling.top_k == 5
+
+
+def test_text_is_read_while_it_is_spoken_and_stops_when_wished() -> None:
+    gate, heard = Gate(1), threading.Event()
+    with Server(FakeSpeaker(gate=gate)) as server, SpeechClient(server.address) as client:
+
+        def written() -> Iterator[str]:
+            yield "Once upon a time. "
+            assert heard.wait(60)
+            yield "Never heard."
+
+        speech = client.speak(written())
+        assert next(speech) == spoken("Once upon a time. ")[:4800]
+        heard.set()
+        speech.cancel()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(speech)
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+        (stream,) = server.caller.speaker.streams
+        asyncio.run_coroutine_threadsafe(stream.cancelled.wait(), server.loop).result(60)
+
+
+def test_voices_and_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    add_key(path, new_entry(KEY, "berta"))
+    with Server(FakeSpeaker(), KeyRing(path)) as server:
+        with SpeechClient(server.address, key=KEY) as client:
+            assert client.add_voice("mine", b"RIFF", "Well.", description="me").transcript == "Well."
+            assert [voice.name for voice in client.voices()] == ["anna", "mine"]
+            assert b"".join(client.speak("Hello.", voice="mine")) == spoken("Hello.")
+            client.remove_voice("mine")
+            assert [voice.name for voice in client.voices()] == ["anna"]
+        with SpeechClient(server.address) as stranger, pytest.raises(grpc.RpcError) as caught:
+            stranger.voices()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_it_needs_no_torch() -> None:
+    check = "import sys, vivavoce.clients.grpc; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
