@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from tests.entrypoints.certificates import certified, needs_openssl
 from tests.entrypoints.fake_speaker import FakeSpeaker, Gate
 from tests.entrypoints.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
@@ -26,14 +28,14 @@ KEY = new_key()
 class Server:
     """A server in a thread with an event loop of its own."""
 
-    def __init__(self, speaker: FakeSpeaker, keys: KeyRing | None = None) -> None:
-        self._speaker, self._keys = speaker, keys
+    def __init__(self, speaker: FakeSpeaker, keys: KeyRing | None = None, **settings: Any) -> None:
+        self._speaker, self._keys, self._settings = speaker, keys, settings
         self._began = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     async def _run(self) -> None:
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with calling(self._speaker, keys=self._keys) as self.caller:
+        async with calling(self._speaker, keys=self._keys, **self._settings) as self.caller:
             self._began.set()
             await self._stop.wait()
 
@@ -123,6 +125,17 @@ def test_voices_and_keys(tmp_path: Path) -> None:
         with SpeechClient(server.address) as stranger, pytest.raises(grpc.RpcError) as caught:
             stranger.voices()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@needs_openssl
+def test_a_port_with_tls(tmp_path: Path) -> None:
+    files = certified(tmp_path)
+    credentials = grpc.ssl_channel_credentials(files["tls_certificate"].read_bytes())
+    with (
+        Server(FakeSpeaker(), **files) as server,
+        SpeechClient(server.address, credentials=credentials) as client,
+    ):
+        assert b"".join(client.speak("Hello.")) == spoken("Hello.")
 
 
 def test_it_needs_no_torch() -> None:
