@@ -31,7 +31,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         self._channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
         self._metadata = (("x-api-key", key),) if key else ()
 
-    def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> Speech:
+    def speak(self, text: str | Iterable[str | None], *, timeout_s: float | None = None, **start: Any) -> SpokenText:
         """Have a text spoken; returns at once.
 
         text: all of it, or pieces as they are written, read in a thread, in which None is a flush: what has come is
@@ -51,7 +51,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         method = self._channel.stream_stream(
             f"/{PACKAGE}.Speech/Speak", make.SerializeToString, message(f"{PACKAGE}.SpeakResponse").FromString
         )
-        return Speech(method(requests(), timeout=timeout_s, metadata=self._metadata))
+        return SpokenText(method(requests(), timeout=timeout_s, metadata=self._metadata))
 
     def voices(self) -> list[Any]:
         """The voices that may be asked for, as `Voice` messages."""
@@ -79,7 +79,7 @@ class SpeechClient(AbstractContextManager["SpeechClient"]):
         return call(make(**fields), metadata=self._metadata)
 
 
-class Speech(Iterator[bytes]):
+class SpokenText(Iterator[bytes]):
     """One utterance: its audio piece by piece, which together are one file of the format that was asked for.
 
     segments: of those whose audio is complete, which characters they speak and when (`Segment`); done: how it ended

@@ -27,30 +27,30 @@ async def speak(call: Call) -> Metadata:
     deadline = call.port.deadline(call)
     async with call.port.speaking(call) as content:
         first = parsed(f"{PACKAGE}.SpeakRequest", content)
-        start, listener = first.start, Listener(call)
+        start, talk = first.start, Conversation(call)
         ask = partial(call.port.dispatcher.speak, call.principal, _order(start, call.principal.owner))
         utterance = StreamedUtterance(
             call.request_id,
             parse_format(start.response_format or "pcm", start.sample_rate or None),
             call.port.dispatcher.speaker.about.sample_rate,
             partial(ask, door=ENTRY_POINT, deadline=deadline),
-            listener.send,
+            talk.send,
             _refuse,
             grpc.aio.BaseError,
         )
         try:
             if start.text:
                 utterance.end()
-            await listener.take_in(first, utterance)
+            await talk.take_in(first, utterance)
             await utterance.delivery
         finally:
-            async with listener.turn:  # a message on its way is not given up: gRPC could send no status then
+            async with talk.turn:  # a message on its way is not given up: gRPC could send no status then
                 utterance.cancel()
             await asyncio.wait({utterance.delivery})
         ended = utterance.verdict()
         told = {name: getattr(ended, name) for name in ("segments_spoken", "segments_given")}
         told |= {"finish_reason": ended.reason.value, "audio_seconds": ended.audio_s}
-        await listener.send({"type": "done", **told})
+        await talk.send({"type": "done", **told})
     return ((FINISH_REASON, ended.reason.value),)
 
 
@@ -87,8 +87,8 @@ async def remove_voice(call: Call) -> Metadata:
     return ()
 
 
-class Listener:
-    """The client of one utterance, who writes and hears at once."""
+class Conversation:
+    """A client that writes and hears one utterance at once."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
