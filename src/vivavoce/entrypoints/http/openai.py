@@ -26,11 +26,13 @@ DOOR = "openai"
 PCM_RATE = 24_000
 """Of samples without a header: OpenAI's clients play them at this rate, whatever the model."""
 _AUDIO = {"schema": {"type": "string", "format": "binary"}}
+_EVENT = {"schema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
+"""Of a stream of server-sent events the schema is that of one: its data are JSON with a `type`."""
 SPEECH = {
     "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
     "content": {
         **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm", "PCMU", "PCMA")},
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": _EVENT,
     },
 }
 
