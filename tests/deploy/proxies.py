@@ -82,7 +82,7 @@ def command(name: str, folder: Path, servers: Sequence[Upstream], front: Front) 
         return [NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", f"{user}daemon off;"]
     config = yaml.safe_load((DEPLOY / "envoy" / "envoy.yaml").read_text(encoding="utf-8"))
     config = json.loads(json.dumps(config))  # what one anchor names is several things now
-    for place in _addresses(config):
+    for place in addresses(config):
         host, port = place["address"], place["port_value"]
         if (server := re.fullmatch(r"vivavoce-(\d)", host)) is not None:
             port = getattr(servers[int(server[1])], inside[port])
@@ -92,19 +92,25 @@ def command(name: str, folder: Path, servers: Sequence[Upstream], front: Front) 
             if (own := one["endpoint"].get("health_check_config")) is not None:
                 address = one["endpoint"]["address"]["socket_address"]["port_value"]
                 own["port_value"] = next(one.http if address != 1 else 1 for one in servers if one.grpc == address)
+    return envoy(config, folder)
+
+
+def envoy(config: dict[str, Any], folder: Path) -> list[str]:
+    """How Envoy is started with this configuration."""
     (folder / "envoy.yaml").write_text(json.dumps(config), encoding="utf-8")
     return [ENVOY, "-c", str(folder / "envoy.yaml"), "--concurrency", "2", "--use-dynamic-base-id"]
 
 
-def _addresses(value: Any) -> Iterator[dict[str, Any]]:
+def addresses(value: Any) -> Iterator[dict[str, Any]]:
+    """Where Envoy listens and asks: {address, port_value}, to be changed in place."""
     if isinstance(value, dict):
         if set(value) == {"address", "port_value"}:
             yield value
         for part in value.values():
-            yield from _addresses(part)
+            yield from addresses(part)
     elif isinstance(value, list):
         for part in value:
-            yield from _addresses(part)
+            yield from addresses(part)
 
 
 @asynccontextmanager
@@ -112,9 +118,17 @@ async def proxy(name: str, folder: Path, servers: Sequence[Upstream]) -> AsyncIt
     """The proxy before these three servers, from when it listens until the block is left."""
     assert len(servers) == 3
     front = Front(*free_ports(4), folder / f"{name}.log")
-    words = command(name, folder, servers, front)
-    with front.log.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=asyncio.subprocess.PIPE)
+    async with running(name, command(name, folder, servers, front), front.log):
+        if name == "envoy":
+            await _all_found_ready(front, servers)
+        yield front
+
+
+@asynccontextmanager
+async def running(name: str, words: Sequence[str], log: Path) -> AsyncIterator[None]:
+    """The program, from when it listens; what it writes to stdout goes to the log."""
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(*words, stdout=file, stderr=asyncio.subprocess.PIPE)
         assert process.stderr is not None
         said: list[bytes] = []
         try:
@@ -122,12 +136,10 @@ async def proxy(name: str, folder: Path, servers: Sequence[Upstream]) -> AsyncIt
                 said.append(await asyncio.wait_for(process.stderr.readline(), LATE_S))
             assert said[-1], b"".join(said).decode()
             reading = asyncio.create_task(process.stderr.read())
-            if name == "envoy":
-                await _all_found_ready(front, servers)
-            yield front
+            yield
         finally:
             if process.returncode is None:
-                process.terminate()
+                process.kill()
             await process.wait()
         await reading
 
