@@ -139,7 +139,7 @@ async def running(name: str, words: Sequence[str], log: Path) -> AsyncIterator[N
             yield
         finally:
             if process.returncode is None:
-                process.kill()
+                process.terminate()  # nginx's workers outlive a master that is killed
             await process.wait()
         await reading
 

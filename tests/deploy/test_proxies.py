@@ -175,20 +175,19 @@ async def test_websockets_and_grpc_go_through(name: str, tmp_path: Path) -> None
 async def test_what_is_refused_is_asked_for_elsewhere_whole(name: str, tmp_path: Path) -> None:
     refusals: list[VivavoceError | None] = [Overloaded("engine: full"), EngineStopped("engine: it is started"), None]
     async with fleet(name, tmp_path, lambda place: Asked(refuses_with=refusals[place])) as servers:
-        for _ in range(6):
+        for _ in range(12):
             answer = await servers.speak()
             assert (answer.status_code, answer.content) == (200, PCM)
-        assert servers.spoken == [0, 0, 6]
-        assert sum(speaker.asked for speaker in servers.speakers) > 6
+        assert servers.spoken == [0, 0, 12]
+        assert sum(speaker.asked for speaker in servers.speakers) > 12
         # With a body that no memory of a connection holds: what comes after a refusal is the same.
         recording = bytes(range(256)) * (10 * MIB // 256)
         body = {"input": TEXT, "response_format": "pcm", "prompt_audio": base64.b64encode(recording).decode()}
         for _ in range(3):
             answer = await servers.client.post("/v1/audio/speech", json=body)
             assert answer.status_code == 200
-        orders = [order.voice for order in servers.speakers[2].orders[6:]]
+        orders = [order.voice for order in servers.speakers[2].orders[12:]]
         assert orders == [Recording(recording)] * 3
-        assert sum(speaker.asked for speaker in servers.speakers) > 10
         # All refuse: the client gets the last one's words, and when to come again.
         servers.speakers[2].refuses_with = Overloaded("engine: full", retry_after_s=7)
         servers.speakers[1].refuses_with = servers.speakers[0].refuses_with = servers.speakers[2].refuses_with
@@ -222,9 +221,10 @@ async def test_a_server_that_drains_keeps_its_streams_and_gets_no_more(name: str
             answers = [await servers.speak() for _ in range(9)]
             assert [one.status_code for one in answers] == [200] * 9
             assert servers.spoken[place] == 1
-            async with connect(f"{servers.front.url.replace('http', 'ws')}/v1/audio/stream") as client:
-                await send(client, start(voice="anna"), text(TEXT), END)
-                assert len(audio_of(await replies_until(client, "done"))) == len(PCM)
+            for _ in range(4):
+                async with connect(f"{servers.front.url.replace('http', 'ws')}/v1/audio/stream") as client:
+                    await send(client, start(voice="anna"), text(TEXT), END)
+                    assert len(audio_of(await replies_until(client, "done"))) == len(PCM)
             assert (await servers.client.get("/health/ready")).status_code == 200, "of another one"
             assert not draining.done()
             gate.set()

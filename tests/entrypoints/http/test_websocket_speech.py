@@ -366,3 +366,14 @@ def test_the_same_origin_is_the_same_host_and_port(
 ) -> None:
     headers = Headers({"host": host, **({} if origin is None else {"origin": origin})})
     assert is_own_page(headers, scheme, allowed) is expected
+
+
+async def test_a_server_that_takes_no_requests_says_so_before_it_accepts() -> None:
+    """A proxy in front can ask another one then."""
+    async with serving() as served:
+        await served.dispatcher.drain(LATE_S)
+        with pytest.raises(InvalidStatus) as refused:
+            async with served.connect():
+                pass
+        assert refused.value.response.status_code == 503
+        assert int(refused.value.response.headers["retry-after"]) >= 1

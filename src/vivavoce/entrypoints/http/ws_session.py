@@ -29,6 +29,7 @@ from vivavoce.entrypoints.http.ws_messages import (
     pause_s,
 )
 from vivavoce.errors import (
+    EngineStopped,
     Forbidden,
     InvalidRequest,
     ListenerStalled,
@@ -106,6 +107,8 @@ class Session:
             if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
                 origin = socket.headers["origin"][:100]
                 raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
+            if not self._state.dispatcher.ready:  # a proxy can ask another server only before it is accepted
+                raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
             await deadline_of(socket)  # one that cannot be is told before anything else
         except VivavoceError as refusal:
             await socket.send_denial_response(response_of(refusal))
