@@ -201,6 +201,12 @@ async def test_what_is_refused_is_asked_for_elsewhere_whole(name: str, tmp_path:
         for speaker in servers.speakers:
             speaker.refuses_with = None
         assert [(await servers.speak()).status_code for _ in range(6)] == [200] * 6
+        # A WebSocket is refused before it is one, so that another server can have it.
+        servers.speakers[0].is_ready = servers.speakers[1].is_ready = False
+        for _ in range(4):
+            async with connect(f"{servers.front.url.replace('http', 'ws')}/v1/audio/stream") as client:
+                await send(client, start(voice="anna"), text(TEXT), END)
+                assert len(audio_of(await replies_until(client, "done"))) == len(PCM)
 
 
 @pytest.mark.parametrize("name", PROXIES)
