@@ -22,7 +22,7 @@ override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
 export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE HOST PORT TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak serve test check parity clients soak clean
+.PHONY: help setup speak serve test check docs parity clients soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ check: $(DEV) ## check format, style and types
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
+
+docs: $(DEV) ## build the pages of docs/ as a site: build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folder
 	@[ -n "$$REFERENCE" ] || { echo 'usage: make parity REFERENCE=folder of recorded tensors' >&2; exit 2; }

@@ -50,7 +50,7 @@ def test_the_recognisers_run(package, factory, tmp_path, monkeypatch):
     module = ModuleType(package)
     module.__dict__.update(STAND_INS[factory])
     monkeypatch.setitem(sys.modules, package, module)
-    (code,) = re.findall(rf"```\n(from {package} .*?)```", DOCUMENTATION, re.DOTALL)
+    (code,) = re.findall(rf"```py\n(from {package} .*?)```", DOCUMENTATION, re.DOTALL)
     (tmp_path / f"own_{factory.lower()}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     recogniser = recogniser_named(f"own_{factory.lower()}:{factory}")()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ import httpx
 import pytest
 import schemathesis
 import soundfile
-import typer
 from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CheckContext, not_a_server_error
@@ -29,7 +27,6 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.entrypoints.fake_speaker import RATE, FakeSpeaker, tone
 from tests.entrypoints.http.serving import Served, make_state, serving
-from vivavoce.entrypoints.cli.main import app
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.speech_input import SamplingFields, SpeechFields
@@ -91,32 +88,11 @@ def test_curl_runs(code: str, server: Served, folder: Path) -> None:
         assert re.findall(r'"id":"(\w+)"', done.stdout) == ["me", *(2 * ["anna", "calm", "me"]), "me"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [line for page in PAGES.values() for line in re.findall(r"^(vivavoce (?:serve|keys)\b.*)$", page, re.MULTILINE)],
-)
-def test_commands_are_understood(line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
-    command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    command.make_context(command.name, words)
-
-
 def test_every_field_is_in_the_table() -> None:
     table = MANUAL[MANUAL.index("| field | default") : MANUAL.index("The first four")]
     assert set(re.findall(r"^\| `(\w+)` ", table, re.MULTILINE)) == set(SpeechFields.model_fields)
     sampling = next(line for line in table.splitlines() if line.startswith("| `sampling`"))
     assert set(re.findall(r"`(\w+)`", sampling)) == {"sampling", *SamplingFields.model_fields}
-
-
-def test_links_lead_somewhere() -> None:
-    for target, place in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", MANUAL):
-        page = ROOT / "docs" / target if target else ROOT / "docs" / "server.md"
-        assert page.exists(), target
-        if place:
-            headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-            assert place in {heading.lower().replace(" ", "-") for heading in headings}, place
 
 
 def no_failure_of_the_server(context: CheckContext, answer: schemathesis.Response, case: schemathesis.Case) -> None:
