@@ -4,6 +4,7 @@ PYTHON3 ?= python3
 PYTHON := .venv/bin/python
 SETUP := .venv/.setup
 DEV := .venv/.setup-dev
+RELEASE := .venv/.setup-release
 SERVER := .venv/.setup-server
 OUT ?= out.wav
 
@@ -22,7 +23,7 @@ override TORCH_INDEX_URL := $(value TORCH_INDEX_URL)
 export TEXT OUT VOICE PROMPT_TEXT MODEL REFERENCE HOST PORT TORCH_INDEX_URL
 
 .DEFAULT_GOAL := help
-.PHONY: help setup speak serve test check docs parity clients soak clean
+.PHONY: help setup speak serve test check docs dist parity clients soak clean
 
 help: ## list the commands
 	@awk -F ': .*## ' '/^[a-z]+: .*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +58,18 @@ check: $(DEV) ## check format, style and types
 
 docs: $(DEV) ## build the pages of docs/ as a site: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+# The wheel is made of the sdist, then tried where nothing else is.
+EXTRAS := redis,server,telemetry,triton-client,wyoming
+dist: $(RELEASE) ## build sdist and wheel, have the wheel speak in an empty environment, list what it is installed with: dist/
+	rm -rf dist build/empty
+	$(PYTHON) -m build --outdir dist
+	$(PYTHON) -m twine check --strict dist/*
+	$(PYTHON3) -m venv build/empty
+	@[ -z "$$TORCH_INDEX_URL" ] || build/empty/bin/python -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
+	build/empty/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/*.whl)[$(EXTRAS)]"
+	cd build && empty/bin/vivavoce doctor && empty/bin/vivavoce speak "Hello world." --out empty/hello.wav
+	$(PYTHON) -m cyclonedx_py environment --output-file dist/sbom.cdx.json build/empty/bin/python
 
 parity: $(DEV) ## compare with recorded tensors of the original: REFERENCE=folder
 	@[ -n "$$REFERENCE" ] || { echo 'usage: make parity REFERENCE=folder of recorded tensors' >&2; exit 2; }
@@ -93,6 +106,10 @@ $(SETUP): pyproject.toml constraints.txt
 
 $(SERVER): $(SETUP)
 	$(PYTHON) -m pip install -c constraints.txt -e '.[server]'
+	@touch $@
+
+$(RELEASE): $(SETUP)
+	$(PYTHON) -m pip install -c constraints.txt -e '.[release]'
 	@touch $@
 
 $(DEV): $(SETUP)
