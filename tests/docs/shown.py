@@ -18,7 +18,7 @@ PAGES = {
 """What is written in each of them."""
 COMMAND_LANGUAGES = ("", "bash", "console", "sh")
 """Of blocks of code that hold commands; a block of something else names its language, or `text`."""
-SHELL_WORDS = {"export", "source", ".", "cd", "wait", "tee"}
+SHELL_WORDS = {"export", "source", ".", "cd", "wait", "tee", "printf"}
 SEPARATORS = {"|", "||", "&&", ";", "&"}
 
 
