@@ -24,6 +24,7 @@ ROWS = {
 
 
 def test_every_package_has_its_row() -> None:
+    assert len([line for line in LISTED if line.startswith("| ")]) == len(ROWS)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed: dict[str, list[str]] = {}
     for extra, lines in {"always": project["dependencies"], **project["optional-dependencies"]}.items():
