@@ -53,8 +53,12 @@ def commands(text: str, page: str = "") -> Iterator[Shown]:
 def _parts(typed: str, page: str, block: int) -> Iterator[Shown]:
     lexer = shlex.shlex(typed, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
+    try:
+        found = [*lexer, ";"]
+    except ValueError:  # quotation marks that do not close: no command
+        found = [typed, ";"]
     words: list[str] = []
-    for word in [*lexer, ";"]:
+    for word in found:
         if word not in SEPARATORS:
             words.append(word)
             continue

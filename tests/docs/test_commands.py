@@ -177,12 +177,14 @@ def test_curl_asks_for_what_there_is() -> None:
 def test_commands_are_told_from_other_blocks() -> None:
     page = (
         "```\nA=1 vivavoce speak 'a | b' -o x.wav |\n  /opt/ffplay -  # ends\npython3 - <<'END'\nx\nEND\n```\n"
+        "```\nthe server's process\n```\n"
         "```bash\nmake \\\n  test && vivavoce config example > file\n```\n```text\nno\n```\n"
     )
     assert list(commands(page)) == [
         Shown("", 1, ("vivavoce", "speak", "a | b", "-o", "x.wav")),
         Shown("", 1, ("ffplay", "-")),
         Shown("", 1, ("python", "-")),
-        Shown("", 8, ("make", "test")),
-        Shown("", 8, ("vivavoce", "config", "example"), "file"),
+        Shown("", 8, ("the server's process",)),
+        Shown("", 11, ("make", "test")),
+        Shown("", 11, ("vivavoce", "config", "example"), "file"),
     ]
