@@ -18,7 +18,8 @@ PAGES = {
 """What is written in each of them."""
 COMMAND_LANGUAGES = ("", "bash", "console", "sh")
 """Of blocks of code that hold commands; a block of something else names its language, or `text`."""
-SHELL_WORDS = {"export", "source", ".", "cd", "wait", "tee", "printf"}
+SHELL_WORDS = {"export", "source", ".", "cd", "wait", "tee", "printf", "read"}
+KEYWORDS = {"while", "do", "done", "for", "if", "then", "fi"}
 SEPARATORS = {"|", "||", "&&", ";", "&"}
 
 
@@ -62,11 +63,12 @@ def _parts(typed: str, page: str, block: int) -> Iterator[Shown]:
         if word not in SEPARATORS:
             words.append(word)
             continue
-        while words and re.match(r"[A-Za-z_]+=", words[0]):
+        while words and (words[0] in KEYWORDS or re.match(r"[A-Za-z_]+=", words[0])):
             words.pop(0)
-        into = words[words.index(">") + 1] if ">" in words else None
-        if words:
-            program, *arguments = words[: words.index(">")] if ">" in words else words
+        typed_words = words[: words.index(">")] if ">" in words else words
+        into = words[len(typed_words) + 1] if ">" in words else None
+        if typed_words:
+            program, *arguments = typed_words
             name = program.rpartition("/")[2] if program != "." else program
             yield Shown(page, block, ({"python3": "python"}.get(name, name), *arguments), into)
         words = []
