@@ -66,8 +66,8 @@ dist: $(RELEASE) ## build sdist and wheel, have the wheel speak in an empty envi
 	$(PYTHON) -m build --outdir dist
 	$(PYTHON) -m twine check --strict dist/*
 	$(PYTHON3) -m venv build/empty
-	@[ -z "$$TORCH_INDEX_URL" ] || build/empty/bin/python -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
-	build/empty/bin/python -m pip install --quiet -c constraints.txt "$$(echo dist/*.whl)[$(EXTRAS)]"
+	@[ -z "$$TORCH_INDEX_URL" ] || build/empty/bin/python -I -m pip install --no-deps --index-url "$$TORCH_INDEX_URL" -c constraints.txt torch
+	build/empty/bin/python -I -m pip install --quiet -c constraints.txt "$$(echo dist/*.whl)[$(EXTRAS)]"
 	cd build && empty/bin/vivavoce doctor && empty/bin/vivavoce speak "Hello world." --out empty/hello.wav
 	$(PYTHON) -m cyclonedx_py environment --output-file dist/sbom.cdx.json build/empty/bin/python
 

@@ -76,6 +76,11 @@ def test_the_sdist_holds_all_that_the_wheel_is_made_of(built: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
 
 
+def clean() -> dict[str, str]:
+    """The environment without what leads to the sources."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIVAVOCE"))}
+
+
 def test_the_wheel_speaks(wheel: Path, tmp_path: Path) -> None:
     """With the packages of this environment, but without the sources; `make dist` tries it where nothing else is."""
     venv.EnvBuilder(symlinks=True).create(tmp_path / "venv")
@@ -96,8 +101,7 @@ def test_the_wheel_speaks(wheel: Path, tmp_path: Path) -> None:
     # What .pth files name is not searched for further ones: the editable installation of the sources is not among it.
     beside = [path for path in sys.path if path.endswith("site-packages")]
     (installed / "packages.pth").write_text("\n".join(beside), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIVAVOCE"))}
-    environment |= {"VIVAVOCE_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    environment = {**clean(), "VIVAVOCE_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
 
     def run(*words: str) -> str:
         command = [str(python.with_name("vivavoce")), *words]
@@ -120,7 +124,7 @@ def test_make_dist(tmp_path: Path) -> None:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)
     command = ["make", "-C", str(tmp_path), "-o", ".venv/.setup-release", "dist", f"PYTHON={sys.executable}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "build" / "empty" / "hello.wav").stat().st_size > 10_000
     assert '"torch"' in (tmp_path / "dist" / "sbom.cdx.json").read_text(encoding="utf-8")
