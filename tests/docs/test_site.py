@@ -21,7 +21,7 @@ from vivavoce import errors
 from vivavoce.entrypoints.http.app import build_app, build_legacy_app
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-AWAITED = {"several-gpus.md", "fleets.md", "ray.md", "planning.md"}
+AWAITED = {"several-gpus.md", "ray.md", "planning.md"}
 """Pages of the navigation that may not be written yet; the site leaves them out."""
 
 
