@@ -1,0 +1,87 @@
+"""Which of several engines is asked for a request: pure functions over what each engine says of itself.
+
+A voice's requests prefer one engine, which then holds the voice's state and its recording's features. The preference
+is a hash (rendezvous hashing, Thaler and Ravishankar 1998), so nothing is remembered and nothing has to be shared: when
+an engine is away, only the voices that preferred it move, and they come back with it. A voice that many ask for would
+make a hot spot. So an engine is preferred only up to `SPILL` times its fair share of all streams (Mirrokni et al. 2018,
+"Consistent hashing with bounded loads"). Beyond that the engine with the most headroom is asked: to make the state of
+one more voice costs a prefill, or once the extraction of a recording, which is cheaper than a late stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
+from vivavoce.service.speech import Recording
+
+SPILL = 1.1
+"""How much more than its fair share of all streams an engine may have and still be asked for its voices first."""
+_TOLD_APART = 1 << 16
+"""Bytes of a recording that are hashed: enough to tell two apart, and it may have millions."""
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What is known of one engine at one moment.
+
+    name: unlike the others', and the same for as long as the fleet lives; ready: it takes requests; streams: that it
+    has, those sent a moment ago included; capacity: streams that it keeps up with as its admission reckons, 1 or more.
+    """
+
+    name: str
+    ready: bool = True
+    streams: int = 0
+    capacity: int = 1
+
+    @property
+    def headroom(self) -> float:
+        """Share of its real time that would be left after one more stream, 1 … 0; below 0: it would be too much."""
+        return 1 - (self.streams + 1) / self.capacity
+
+
+def voice_key(owner: str, voice: str | Recording | None) -> bytes | None:
+    """What requests in one voice have in common; None, for the model's default voice: every engine holds it.
+
+    The owner is part of it, as two owners' voices of one name are two voices.
+    """
+    if voice is None:
+        return None
+    if isinstance(voice, Recording):
+        return b"%d " % len(voice.content) + bytes(voice.content[:_TOLD_APART])
+    return f"{owner}\0{voice}".encode("utf-8", "surrogatepass")
+
+
+def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[EngineLoad]:
+    """The engines that are ready, in the order in which they are asked for one more stream; key: as `voice_key`.
+
+    The one that the voice prefers is first while it has at most `SPILL` times its fair share; the others follow by
+    their headroom, the most first. Of equals the one that stands first in `engines` is.
+    """
+    ready = sorted((one for one in engines if one.ready), key=lambda one: -one.headroom)
+    if key is not None and len(ready) > 1:
+        digest = hashlib.blake2b(key, digest_size=16).digest()
+        preferred = max(ready, key=lambda one: hashlib.blake2b(digest + one.name.encode()).digest())
+        streams, capacity = sum(one.streams for one in ready) + 1, sum(one.capacity for one in ready)
+        if preferred.streams + 1 <= math.ceil(SPILL * streams * preferred.capacity / capacity):
+            ready.sort(key=lambda one: one is not preferred)
+    return ready
+
+
+def may_be_asked_elsewhere(refusal: VivavoceError) -> bool:
+    """Whether another engine may take what one has refused so: it is full, or has gone.
+
+    Bad input is bad everywhere, and the store of voices is one for all.
+    """
+    return isinstance(refusal, (Overloaded, OutOfMemory, EngineStopped))
+
+
+def kindest(refusals: Sequence[VivavoceError]) -> VivavoceError:
+    """Of what all engines have refused a request with, the one to tell: the one that asks for the shortest wait.
+
+    Full engines come before those that have gone: their wait is reckoned.
+    """
+    return min(refusals, key=lambda one: (not isinstance(one, Overloaded), one.retry_after_s or math.inf))
