@@ -10,6 +10,7 @@ More load never turns a refusal into acceptance; a stream may start on every mac
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -211,6 +212,11 @@ class AdmissionController:
             reason = f"first chunk: it would come after {expected:.2f} s, the limit is {limit:.2f} s"
             return _overloaded(reason, self.first_chunk_s(load.streams, load.starting))
         return None
+
+    def capacity(self) -> int:
+        """How many equal streams stay within the headroom and the slots; 1 at least, as the first is always let in."""
+        fitting = range(2, self._slots + 1)  # more streams never take a smaller share
+        return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 
     def share_of_real_time(self, streams: int) -> float:
         """Seconds of work per second of audio for `streams` equal streams that are batched together.

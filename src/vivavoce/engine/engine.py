@@ -201,6 +201,11 @@ class Engine:
         """What batches of each stage have cost so far, by their size."""
         return self._costs.snapshot()
 
+    @property
+    def capacity(self) -> int:
+        """Streams that it keeps up with, as far as batches were measured so far."""
+        return self._admission.capacity()
+
     @overload
     def submit(self, request: EngineRequest) -> Handle: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,7 +45,8 @@ class SpeakerStatistics:
 
     engine: counters since the engine's process began; memory_used, memory_total: bytes of the device (of the process,
     and of the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were made, and taken
-    from memory; voice_store: "ok", or what is wrong with it in one line; starts: engine processes begun so far.
+    from memory; voice_store: "ok", or what is wrong with it in one line; starts: engine processes begun so far;
+    streams, capacity: that the engine has, and keeps up with as its admission reckons.
     """
 
     engine: StatisticsSnapshot
@@ -55,6 +56,8 @@ class SpeakerStatistics:
     voices_remembered: int
     voice_store: str = "ok"
     starts: int = 1
+    streams: int = 0
+    capacity: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,3 +111,9 @@ class Speaker(Protocol):
 
     async def statistics(self) -> SpeakerStatistics | None:
         """What it has done so far; None where that is not known."""
+
+
+def engines_of(speaker: Speaker) -> Mapping[str, Speaker]:
+    """The engines behind a speaker that has several, by their names; of others, none."""
+    engines: Mapping[str, Speaker] = getattr(speaker, "engines", {})
+    return engines

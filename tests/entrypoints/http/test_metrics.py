@@ -183,6 +183,28 @@ def test_the_speakers_figures(busy: httpx.Response) -> None:
     assert value(families, "vivavoce_stage_queued_seconds_count", stage="flow") == 2
 
 
+@dataclass
+class Fleet(FakeSpeaker):
+    """Two engines that told, and one that has gone."""
+
+    @property
+    def engines(self) -> dict[str, BusySpeaker]:
+        told = [busy_engine(), replace(busy_engine(), streams=3, capacity=40), EngineStopped("gone")]
+        return {f"cuda:{place}": BusySpeaker(told=one) for place, one in enumerate(told)}
+
+
+async def test_each_of_several_engines_has_its_figures() -> None:
+    families = await scraped(make_state(Fleet()))
+    for place, up in enumerate((1, 1, 0)):
+        assert value(families, "vivavoce_engine_up", engine=f"cuda:{place}") == up
+    assert value(families, "vivavoce_engine_streams", engine="cuda:1") == 3
+    assert value(families, "vivavoce_engine_capacity", engine="cuda:1") == 40
+    sizes = families["vivavoce_stage_batch_size"].samples
+    assert {sample.labels["engine"] for sample in sizes} == {"cuda:0", "cuda:1"}
+    assert value(families, "vivavoce_stage_batch_size_count", engine="cuda:0", stage="decode") == 2
+    assert value(families, "vivavoce_streams_active") == 0, "of the server"
+
+
 async def test_requests_are_counted_by_door_and_outcome() -> None:
     speaker = FakeSpeaker()
     state = make_state(speaker)

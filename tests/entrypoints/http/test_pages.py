@@ -252,6 +252,21 @@ async def test_a_voice_store_that_fails_is_told_and_not_where_it_is() -> None:
     assert (ready.status_code, ready.json()) == (200, {"status": "ready", "voice_store": "unavailable"})
 
 
+@dataclass
+class TwoEngines(FakeSpeaker):
+    """One of them is away."""
+
+    @property
+    def engines(self) -> dict[str, FakeSpeaker]:
+        return {"cuda:0": FakeSpeaker(), "cuda:1": FakeSpeaker(is_ready=False)}
+
+
+async def test_each_of_several_engines_is_told() -> None:
+    ready = await ask("/health/ready", "GET", TwoEngines(), False)
+    told = {"status": "ready", "engines": {"cuda:0": "ready", "cuda:1": "unavailable"}}
+    assert (ready.status_code, ready.json()) == (200, told)
+
+
 PAGE = "https://app.example"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
 from vivavoce.service.engine_process.routing import (
+    IDLE,
     SPILL,
     EngineLoad,
     kindest,
@@ -17,7 +18,7 @@ from vivavoce.service.engine_process.routing import (
 )
 from vivavoce.service.speech import Recording
 
-IDLE = [EngineLoad(name, capacity=20) for name in ("0", "1", "2")]
+THREE = [EngineLoad(name, capacity=20) for name in ("0", "1", "2")]
 
 
 def first(engines: list[EngineLoad], voice: str) -> str:
@@ -41,20 +42,28 @@ def test_engines_that_are_not_ready_are_not_asked() -> None:
 
 
 def test_a_voice_stays_at_one_engine_and_voices_are_spread() -> None:
-    chosen = Counter(first(IDLE, f"voice {number}") for number in range(300))
+    chosen = Counter(first(THREE, f"voice {number}") for number in range(300))
     assert set(chosen) == {"0", "1", "2"}
     assert min(chosen.values()) > 60  # a fair hash gives each about 100
-    one_more = [EngineLoad("0", streams=1, capacity=20), *IDLE[1:]]
-    voices = [f"voice {number}" for number in range(300) if first(IDLE, f"voice {number}") != "0"]
-    assert all(first(one_more, voice) == first(IDLE, voice) for voice in voices)
+    one_more = [EngineLoad("0", streams=1, capacity=20), *THREE[1:]]
+    voices = [f"voice {number}" for number in range(300) if first(THREE, f"voice {number}") != "0"]
+    assert all(first(one_more, voice) == first(THREE, voice) for voice in voices)
 
 
 def test_only_the_voices_of_an_engine_that_goes_move() -> None:
     voices = [f"voice {number}" for number in range(100)]
-    gone = [EngineLoad("0", ready=False, capacity=20), *IDLE[1:]]
+    gone = [EngineLoad("0", ready=False, capacity=20), *THREE[1:]]
     for voice in voices:
-        was, now = first(IDLE, voice), first(gone, voice)
+        was, now = first(THREE, voice), first(gone, voice)
         assert now == was if was != "0" else now != "0"
+
+
+def test_an_engine_that_is_busy_with_one_stream_leaves_the_next_to_one_that_is_idle() -> None:
+    """Engines that keep up with one or two streams: a processor's."""
+    slow = [EngineLoad("0", streams=1, capacity=2), EngineLoad("1", streams=0, capacity=2)]
+    assert {first(slow, f"voice {number}") for number in range(20)} == {"1"}
+    equal = [EngineLoad("0", streams=1, capacity=2), EngineLoad("1", streams=1, capacity=2)]
+    assert {first(equal, f"voice {number}") for number in range(20)} == {"0", "1"}
 
 
 @pytest.mark.parametrize("capacities", [(20, 20), (100, 10), (400, 400)])
@@ -64,7 +73,7 @@ def test_a_voice_that_all_ask_for_makes_no_hot_spot(capacities: tuple[int, int])
         engines = [EngineLoad(str(i), True, streams[i], capacities[i]) for i in (0, 1)]
         streams[int(first(engines, "everybody's"))] += 1
         for taken, capacity in zip(streams, capacities, strict=True):
-            assert taken <= SPILL * sum(streams) * capacity / sum(capacities) + 1
+            assert taken <= max(SPILL * sum(streams) / sum(capacities), IDLE) * capacity + 1
     assert all(taken <= SPILL * capacity + 1 for taken, capacity in zip(streams, capacities, strict=True))
 
 

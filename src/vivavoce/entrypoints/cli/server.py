@@ -20,6 +20,7 @@ from vivavoce.entrypoints.http.listener import MARGIN, Listener, bind
 from vivavoce.entrypoints.wyoming import serving_wyoming
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.engine_process.client import EngineClient
+from vivavoce.service.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.logs import configure
 from vivavoce.service.operations.dispatcher import RequestDispatcher
@@ -194,12 +195,12 @@ async def _listen(
 
 async def _speaker(
     settings: ServerSettings, stack: AsyncExitStack, stop: asyncio.Event
-) -> tuple[Speaker | None, EngineClient | None]:
-    """What speaks (None: a signal came first), and the engine, if it is one of our own."""
+) -> tuple[Speaker | None, EngineClient | EngineFleet | None]:
+    """What speaks (None: a signal came first), and the engine or engines, if they are our own."""
     server = settings.server
     if server.upstream is None:
         sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging)
-        engine = EngineClient(sections)
+        engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine
     from vivavoce.entrypoints.upstream.triton_speaker import TritonSpeaker

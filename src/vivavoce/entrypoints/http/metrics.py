@@ -17,8 +17,8 @@ from starlette.responses import Response
 from vivavoce.entrypoints.http.app_state import AppState, current_principal
 from vivavoce.entrypoints.http.errors import failures
 from vivavoce.errors import EngineStopped
-from vivavoce.service.operations.metrics import server_families, speaker_families
-from vivavoce.service.speaker import Speaker
+from vivavoce.service.operations.metrics import labelled, server_families, speaker_families
+from vivavoce.service.speaker import Speaker, engines_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
     )
     async def metrics(request: Request) -> Response:
         speaker = dispatcher.speaker
-        of_speaker = await _of_speaker(speaker, patience_s)
+        engines = engines_of(speaker)
+        told = await asyncio.gather(*(_of_speaker(one, patience_s) for one in (engines or {"": speaker}).values()))
         try:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
         except (TypeError, ValueError):  # of a version that is no number
@@ -56,10 +57,10 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
             model = ""
 
         def page() -> bytes:
-            up = speaker.ready and of_speaker is not None
-            server = server_families(model=model, up=up, draining=dispatcher.draining)
+            server = server_families(model=model, draining=dispatcher.draining)
             listeners = dispatcher.metrics.families(callers)
-            return encode(_Page([*server, *listeners, *(of_speaker or ()), *process.collect()]))
+            of_engines = labelled(dict(zip(engines, told, strict=True))) if engines else told[0]
+            return encode(_Page([*server, *listeners, *of_engines, *process.collect()]))
 
         # A thousand lines take tens of milliseconds, for which no stream should wait.
         body = await asyncio.to_thread(page)
@@ -78,15 +79,15 @@ class _Page(Collector):
         return iter(self._found)
 
 
-async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric] | None:
-    """The speaker's metrics; None: it did not answer, however that failed: monitoring outlives what it watches."""
+async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric]:
+    """The speaker's metrics, that it is down if it did not answer, however that failed: monitoring outlives it."""
     try:
         statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
-        return [] if statistics is None else list(speaker_families(statistics))
+        return list(speaker_families(statistics, speaker.ready))
     except (TimeoutError, asyncio.TimeoutError):
         log.warning("metrics: the engine did not tell its figures within %(seconds)g s", {"seconds": patience_s})
     except EngineStopped:
         pass  # it is being started or stopped: vivavoce_engine_up says so
     except Exception as error:
         log.warning("metrics: the engine could not tell its figures", exc_info=error)
-    return None
+    return list(speaker_families(None, False))

@@ -18,6 +18,7 @@ from vivavoce.entrypoints.http.app_state import AppState, KnownPrincipal
 from vivavoce.errors import EngineStopped
 from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
 from vivavoce.service.operations.dispatcher import RequestDispatcher
+from vivavoce.service.speaker import engines_of
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
 RETRY_AFTER_S = 5
@@ -59,7 +60,11 @@ def health_router(state: AppState) -> APIRouter:
     @routes.get("/health", include_in_schema=False)
     async def ready() -> Response:
         reason = _unready_reason(state.dispatcher)
-        told = {"status": "ready"} if reason is None else {"status": "unavailable", "reason": reason}
+        told: dict[str, object] = {"status": "ready"}
+        if reason is not None:
+            told = {"status": "unavailable", "reason": reason}
+        if engines := engines_of(state.dispatcher.speaker):
+            told["engines"] = {name: "ready" if one.ready else "unavailable" for name, one in engines.items()}
         if state.dispatcher.speaker.voice_store != "ok":
             told["voice_store"] = "unavailable"  # what is wrong is in the log: it may name folders and machines
         wait = {} if reason is None else {"retry-after": str(RETRY_AFTER_S)}

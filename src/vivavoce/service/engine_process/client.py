@@ -17,6 +17,7 @@ from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
+from vivavoce.service.engine_process.routing import EngineLoad
 from vivavoce.service.logs import log_event
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
@@ -103,13 +104,13 @@ class RemoteStream:
 class EngineClient:
     """See `Speaker`; made and used in one event loop.
 
-    command: what is run, with the number of its socket's file descriptor after it.
+    command: what is run, with the number of its socket's file descriptor after it; name: where there are several.
     """
 
     def __init__(
-        self, settings: EngineProcessSettings, command: Sequence[str] = python_command(PROCESS_MODULE)
+        self, settings: EngineProcessSettings, command: Sequence[str] = python_command(PROCESS_MODULE), name: str = ""
     ) -> None:
-        self._settings, self._command = settings, tuple(command)
+        self._settings, self._command, self._name = settings, tuple(command), name
         self._numbers = itertools.count(1)
         self._streams: dict[int, RemoteStream] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
@@ -121,14 +122,20 @@ class EngineClient:
         self.voice_store = "ok"
         """See `Speaker`."""
         self._can_speak = asyncio.Event()
+        self._capacity = 1
+        """See `EngineLoad`; until the process is asked, equal to that of others."""
         self._starts = 0
         self._first_start_s: float | None = None
         """What the first process took to get ready; None: it is not yet."""
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Start the process and wait until the model can speak; VivavoceError: it cannot be loaded, and why."""
+    async def start(self, about: ModelAbout | None = None) -> None:
+        """Start the process and wait until the model can speak; VivavoceError: it cannot be loaded, and why.
+
+        about: the model that another process has loaded already: then one that cannot begin is started again, too.
+        """
+        self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
         await self._first
 
@@ -147,6 +154,11 @@ class EngineClient:
     def ready(self) -> bool:
         """See `Speaker`."""
         return self._can_speak.is_set() and not self.stuck
+
+    @property
+    def load(self) -> EngineLoad:
+        """What is to be known for a choice among engines."""
+        return EngineLoad(self._name, self.ready, len(self._streams), self._capacity)
 
     @property
     def process_id(self) -> int | None:
@@ -187,7 +199,8 @@ class EngineClient:
     async def statistics(self) -> SpeakerStatistics | None:
         """See `Speaker`."""
         statistics: SpeakerStatistics = await self._ask("call", ("statistics", ()))
-        return replace(statistics, starts=self._starts, voice_store=self.voice_store)  # which only this process knows
+        known: dict[str, Any] = {"streams": len(self._streams), "capacity": self._capacity, "starts": self._starts}
+        return replace(statistics, voice_store=self.voice_store, **known)  # which only this process knows
 
     async def close(self) -> None:
         """End the process, and what it still speaks."""
@@ -237,8 +250,8 @@ class EngineClient:
                 return
             troubles = 0 if was_ready and now() - began >= STEADY_S else troubles + 1
             pause_s = PAUSES_S[min(max(0, troubles - was_ready), len(PAUSES_S) - 1)]
-            told = {"ending": ending, "pause_s": pause_s}
-            log.error("engine ended: its process (%(ending)s) is started again in %(pause_s)g s", told)
+            told = {"name": self._name and f" of {self._name}", "ending": ending, "pause_s": pause_s}
+            log.error("engine ended: its process%(name)s (%(ending)s) is started again in %(pause_s)g s", told)
 
     async def _run_one(self) -> tuple[bool, str]:
         """One process from its beginning to its end: whether it could speak, and how it ended."""
@@ -274,7 +287,8 @@ class EngineClient:
             while True:
                 await asyncio.sleep(PULSE_S)
                 limit_s = STUCK_S
-                before, self.voice_store = self.voice_store, await self._pulse()
+                before = self.voice_store
+                self.voice_store, self._capacity = await self._pulse()
                 if self.voice_store != before:
                     state = "is in order again" if self.voice_store == "ok" else self.voice_store
                     log.warning("voice store: %(state)s", {"state": state.removeprefix("voice store: ")})
@@ -285,8 +299,8 @@ class EngineClient:
         except EngineStopped:
             return
 
-    async def _pulse(self) -> str:
-        """What the process says when it is asked whether it is there; TimeoutError: nothing."""
+    async def _pulse(self) -> tuple[str, int]:
+        """What the process says when it is asked whether it is there, see `Message`; TimeoutError: nothing."""
         asking = asyncio.ensure_future(self._ask("ping"))
         try:
             # In steps: if this process was stopped itself, it finds the answer after its first step.
@@ -294,7 +308,8 @@ class EngineClient:
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
                     self.stuck = False
-                    return str(await asking)
+                    state, capacity = await asking
+                    return state, capacity
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
                     log.warning(
@@ -352,7 +367,8 @@ class EngineClient:
         if isinstance(opening, ModelAbout):
             self._about = opening
             self._can_speak.set()
-            log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts)
+            told = {"engine": self._name} if self._name else {}
+            log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **told)
             if not self._first.done():
                 self._first.set_result(None)
         elif self._first.done():

@@ -34,8 +34,8 @@ class Message(NamedTuple):
     to the process: speak: a `SpeechRequest`, whose answer (None) tells that it is accepted; text: more of a text that
     arrives, None: all of it has come; heard: the segment of which the listener has taken audio; cancel: None; call: the
     name of a `ModelService` method and its arguments, answered with its result; ping: None, answered with the voice
-    store's state ("ok", or what is wrong) as long as the process gets on with texts and recordings. A process whose
-    engine has failed ends.
+    store's state ("ok", or what is wrong) and the streams that the engine keeps up with (`EngineLoad.capacity`) as long
+    as the process gets on with texts and recordings. A process whose engine has failed ends.
 
     from it: answer: what was asked for, or the `VivavoceError` that it was refused with; event: the next `SpeechEvent`
     of a request; end: its `Verdict`, or the `VivavoceError` that it failed with.

@@ -156,7 +156,7 @@ class EngineServer:
         state = await self._service.check_store()
         while not self._service.moved_since(asked):
             await asyncio.sleep(LOOK_S)
-        self._send(Message(number, "answer", state))
+        self._send(Message(number, "answer", (state, self._service.synthesizer.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
         """What a client may be told; the rest is in the log."""

@@ -5,7 +5,8 @@ is a hash (rendezvous hashing, Thaler and Ravishankar 1998), so nothing is remem
 an engine is away, only the voices that preferred it move, and they come back with it. A voice that many ask for would
 make a hot spot. So an engine is preferred only up to `SPILL` times its fair share of all streams (Mirrokni et al. 2018,
 "Consistent hashing with bounded loads"). Beyond that the engine with the most headroom is asked: to make the state of
-one more voice costs a prefill, or once the extraction of a recording, which is cheaper than a late stream.
+one more voice costs a prefill, or once the extraction of a recording, which is cheaper than a late stream. While an
+engine has next to nothing to do, shares say nothing yet, and its voices stay.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from vivavoce.service.speech import Recording
 
 SPILL = 1.1
 """How much more than its fair share of all streams an engine may have and still be asked for its voices first."""
+IDLE = 0.05
+"""Or this share of its capacity, if that is more."""
 _TOLD_APART = 1 << 16
 """Bytes of a recording that are hashed: enough to tell two apart, and it may have millions."""
 
@@ -58,15 +61,15 @@ def voice_key(owner: str, voice: str | Recording | None) -> bytes | None:
 def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[EngineLoad]:
     """The engines that are ready, in the order in which they are asked for one more stream; key: as `voice_key`.
 
-    The one that the voice prefers is first while it has at most `SPILL` times its fair share; the others follow by
-    their headroom, the most first. Of equals the one that stands first in `engines` is.
+    The one that the voice prefers is first while it has at most `SPILL` times its fair share, or is as good as idle;
+    the others follow by their headroom, the most first. Of equals the one that stands first in `engines` is.
     """
     ready = sorted((one for one in engines if one.ready), key=lambda one: -one.headroom)
     if key is not None and len(ready) > 1:
         digest = hashlib.blake2b(key, digest_size=16).digest()
         preferred = max(ready, key=lambda one: hashlib.blake2b(digest + one.name.encode()).digest())
-        streams, capacity = sum(one.streams for one in ready) + 1, sum(one.capacity for one in ready)
-        if preferred.streams + 1 <= math.ceil(SPILL * streams * preferred.capacity / capacity):
+        mean = sum(one.streams for one in ready) / sum(one.capacity for one in ready)
+        if preferred.streams <= max(SPILL * mean, IDLE) * preferred.capacity:
             ready.sort(key=lambda one: one is not preferred)
     return ready
 

@@ -6,7 +6,7 @@ shown at a port for monitoring alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, chain
 
@@ -127,15 +127,19 @@ class RequestMetrics:
         self._wall.labels(door)
 
 
-def server_families(*, model: str, up: bool, draining: bool) -> Iterator[Metric]:
-    """Of the server as a whole. model: "" until it is known; up: the engine takes requests and told its figures."""
+def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
+    """Of the server as a whole. model: "" until it is known."""
     yield InfoMetricFamily("vivavoce_build", "What runs here.", {"version": __version__, "model": model})
-    yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
     yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
 
 
-def speaker_families(speaker: SpeakerStatistics) -> Iterator[Metric]:
-    """Of the engine's process, at one moment."""
+def speaker_families(speaker: SpeakerStatistics | None, up: bool) -> Iterator[Metric]:
+    """Of one engine at one moment. speaker: what it told, if anything; up: it takes requests and told its figures."""
+    yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
+    if speaker is None:
+        return
+    yield _gauge("engine_streams", "Requests that the engine was sent and has not ended.", speaker.streams)
+    yield _gauge("engine_capacity", "Streams that the engine keeps up with, as it measured itself.", speaker.capacity)
     yield _counter("engine_starts", "Engine processes begun; above 1: it was restarted.", speaker.starts)
     yield _gauge("device_memory_bytes", "Memory in use on the engine's device.", speaker.memory_used)
     yield _gauge("device_memory_total_bytes", "Memory of the engine's device.", speaker.memory_total)
@@ -144,6 +148,17 @@ def speaker_families(speaker: SpeakerStatistics) -> Iterator[Metric]:
     store_ok = speaker.voice_store == "ok"
     yield _gauge("voice_store_ok", "1 if stored voices can be read and written, else 0.", store_ok)
     yield from _engine_families(speaker.engine)
+
+
+def labelled(engines: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """Families of several engines, by the engines' names, as one family each, whose samples have the label `engine`."""
+    merged: dict[str, Metric] = {}
+    for engine, families in engines.items():
+        for family in families:
+            samples = [one._replace(labels={**one.labels, "engine": engine}) for one in family.samples]
+            family.samples = []
+            merged.setdefault(family.name, family).samples += samples
+    return list(merged.values())
 
 
 def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:

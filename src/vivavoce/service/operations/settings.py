@@ -101,6 +101,7 @@ _TritonAddress = Annotated[str, _like(r"triton://[^/?#@\s]+:\d+/*", "triton://HO
 _WebAddress = Annotated[str, _like(r"(?i:https?)://\S*", "an address such as http://localhost:4318")]
 _Model = Annotated[str, _path("a downloaded model's name, or a model's folder")]
 _Device = Annotated[str, _like(r"auto|cpu|(cuda|mps)(:\d{1,3})?", "auto, cpu, cuda, cuda:N or mps")]
+_Gpus = Annotated[str, _like(r"all|\d{1,3}(,\d{1,3})*", "all, or numbers of GPUs such as 0,1")]
 _Variant = Annotated[str, _like(_NAME_PARTS, "the middle of a file's name, as llm.VARIANT.pt")]
 _VoiceName = Annotated[str, Field(min_length=1, max_length=200)]
 _VoicePlace = Annotated[str, _path("a folder, or redis://HOST:PORT"), AfterValidator(_redis)]
@@ -214,6 +215,12 @@ class ModelSection(_Section):
     """A downloaded model's name, or a model's folder; unset: mini, a small demo in English."""
     device: _Device = _setting("auto", "--device: auto, cpu, cuda, cuda:N or mps.")
     """Where it computes: auto (CUDA if there is one), cpu, cuda, cuda:N or mps (untested)."""
+    gpus: _Gpus | None = _unset(
+        "0,1", "--gpus all|N,N: An engine on each of these GPUs, behind one server.  [default: one on --device]"
+    )
+    """An engine on each of these GPUs, behind one server: all, or their numbers; unset: one, on model.device."""
+    engines: int = _setting(1, "--engines: That share one device, each a process; for CPUs.", ge=1, le=64)
+    """Engines that share one device, each in a process of its own: for CPUs, whose threads are divided among them."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "--dtype: float32, bfloat16 or float16.  [default: auto, float16 on a GPU]"
     )

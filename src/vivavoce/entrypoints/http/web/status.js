@@ -43,6 +43,11 @@ function sampleOf(metrics) {
   return {
     at: performance.now() / 1000,
     up: metrics.sum("vivavoce_engine_up"),
+    engines: {
+      up: metrics.by("vivavoce_engine_up", "engine"),
+      streams: metrics.by("vivavoce_engine_streams", "engine"),
+      capacity: metrics.by("vivavoce_engine_capacity", "engine"),
+    },
     draining: metrics.sum("vivavoce_draining"),
     model: metrics.label("vivavoce_build_info", "model"),
     version: metrics.label("vivavoce_build_info", "version"),
@@ -74,6 +79,7 @@ async function read() {
     samples = [...samples.slice(-(KEPT - 1)), sample];
     tell(byId("trouble", HTMLElement), "");
     write(byId("state", HTMLElement), words(sample));
+    write(byId("engines", HTMLElement), engines(sample));
     board.classList.remove("stale");
     show(sample);
   } catch (error) {
@@ -90,6 +96,17 @@ function words({ up, draining, model, version }) {
   const health = draining === 1 ? "Shutting down." : up === 0 ? "The engine is not ready." : "Running.";
   return [t(health), model && t("Model {model}.", { model }), version && t("Version {version}.", { version })]
     .filter(Boolean).join(" ");
+}
+
+/**
+ * Each engine of several; one alone has no name.
+ * @param {Sample} sample
+ */
+function engines({ engines: { up, streams, capacity } }) {
+  return [...up].filter(([name]) => name).map(([name, ready]) => ready
+    ? t("{name}: {used} of {total} streams", {
+      name, used: whole(streams.get(name) ?? NaN), total: whole(capacity.get(name) ?? NaN) })
+    : t("{name}: not ready", { name })).join(" · ");
 }
 
 /** @param {Sample} now */

@@ -222,6 +222,8 @@ export const ZH = {
   "none yet": "暂无",
   "Running.": "运行中。",
   "Shutting down.": "正在关闭。",
+  "{name}: {used} of {total} streams": "{name}：{used} / {total} 路",
+  "{name}: not ready": "{name}：未就绪",
   "The engine is not ready.": "引擎尚未就绪。",
   "Model {model}.": "模型 {model}。",
   "Version {version}.": "版本 {version}。",

@@ -1,0 +1,260 @@
+"""A speaker over several engines, each in a process of its own; `routing` says which of them is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
+from typing import TypeVar
+
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded, VivavoceError
+from vivavoce.service.engine_process.client import EngineClient, RemoteStream
+from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
+from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
+from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.voices.names import VoiceSummary
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+MOST_LOST = 2
+"""Engines that may end under one request: one that ends all that take it must not end a whole fleet."""
+
+
+def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
+    """One engine, or as many as the settings say; none is started yet. InvalidRequest: a GPU is not there.
+
+    Engines that share a device keep the setting that says how many they are: each takes its share of the threads.
+    """
+    model = settings.model
+    if model.gpus is not None:
+        places = {f"cuda:{number}": f"cuda:{number}" for number in gpu_numbers(model.gpus)}
+    else:
+        places = {str(number) if model.engines > 1 else "": model.device for number in range(model.engines)}
+    engines = {}
+    for name, device in places.items():
+        own = settings._replace(model=model.model_copy(update={"device": device, "gpus": None}))
+        engines[name] = EngineClient(own, name=name)
+    return EngineFleet(engines) if len(engines) > 1 else next(iter(engines.values()))
+
+
+def gpu_numbers(wanted: str) -> list[int]:
+    """The GPUs of a setting `gpus`; InvalidRequest: they are not there, as CUDA's driver counts them."""
+    present = count_gpus()
+    numbers = list(range(present)) if wanted == "all" else [int(number) for number in wanted.split(",")]
+    if not numbers:
+        raise InvalidRequest("model.gpus: all are 0 GPUs here (`vivavoce doctor` tells why); use engines for a CPU")
+    for number in numbers:
+        if number >= present:
+            raise InvalidRequest(f"model.gpus: {number} is not there, the limit is {present} GPUs, counted from 0")
+    return numbers
+
+
+def count_gpus() -> int:
+    """CUDA devices that this process may use: CUDA_VISIBLE_DEVICES counts. Needs the driver's library, not torch."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+class FleetStream:
+    """See `SpeechStream`. If its engine ends before any of its audio is taken, another one speaks the same request.
+
+    Until then what is pushed is kept, and segments are told with the first audio: another engine tells its own.
+    """
+
+    def __init__(self, fleet: EngineFleet, request: SpeechRequest) -> None:
+        self._fleet, self._request = fleet, request
+        self._stream: RemoteStream
+        self._taken_by: set[str] = set()
+        """The engine that speaks, and those that have ended before."""
+        self._pieces: list[str | None] | None = []
+        """What was pushed, None at its end; no list: it sounds, and stays where it is."""
+        self.sample_rate = fleet.about.sample_rate
+        self.verdict: Verdict | None = None
+        """See `SpeechStream`."""
+
+    async def begin(self, *refusals: VivavoceError) -> None:
+        """Find an engine that takes it and had not done so before; errors as in `Speaker.speak`, or of `refusals`."""
+        name, self._stream = await self._fleet.taken_in(self._request, self._taken_by, refusals)
+        self._taken_by.add(name)
+        for piece in self._pieces or ():  # no other comes in between: nothing here waits
+            await (self._stream.end() if piece is None else self._stream.push(piece))
+        if self.verdict is not None:  # it was cancelled meanwhile
+            self._stream.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """See `SpeechStream`."""
+        going = True
+        while going:
+            try:
+                async for event in self._events():
+                    yield event
+                going = False
+            except VivavoceError as error:
+                if self.verdict is not None:
+                    return  # it was cancelled, and nobody listens
+                stays = self._pieces is None or len(self._taken_by) >= MOST_LOST
+                try:
+                    if stays or not isinstance(error, EngineStopped):
+                        raise
+                    await self.begin(error)
+                    log.warning("request moved: another engine speaks it; %(error)s", {"error": error})
+                except VivavoceError as last:
+                    self.verdict = Verdict(FinishReason.ERROR, error=str(last), error_code=last.code)
+                    raise
+        self.verdict = self.verdict or self._stream.verdict
+
+    async def _events(self) -> AsyncIterator[SpeechEvent]:
+        held: list[SpeechEvent] = []
+        async for event in self._stream:
+            held.append(event)
+            if isinstance(event, AudioChunk) and self._pieces is not None:
+                ended = self._stream.verdict
+                if ended is not None and ended.error_code == EngineStopped.code:
+                    raise EngineStopped(ended.error or "")  # rather the whole from another engine than a beginning
+                self._pieces = None
+            if self._pieces is None:
+                for one in held:
+                    yield one
+                held.clear()
+        for one in held:
+            yield one
+
+    async def push(self, text: str) -> None:
+        """See `SpeechStream`."""
+        await self._stream.push(text)
+        if self._pieces is not None:
+            self._pieces.append(text)
+
+    async def end(self) -> None:
+        """See `SpeechStream`."""
+        await self._stream.end()
+        if self._pieces is not None:
+            self._pieces.append(None)
+
+    def cancel(self) -> None:
+        """See `SpeechStream`."""
+        self._stream.cancel()
+        self.verdict = self.verdict or Verdict(FinishReason.CANCELLED)
+
+
+class EngineFleet:
+    """See `Speaker`; made and used in one event loop. engines: by their names, in the order in which they start.
+
+    All read and write the same store of voices, and look there for each request: what is added or removed through one
+    is seen by all.
+    """
+
+    def __init__(self, engines: Mapping[str, EngineClient]) -> None:
+        self.engines = engines
+        """See `engines_of`."""
+        self._first = next(iter(engines.values()))
+
+    async def start(self) -> None:
+        """Start the first engine, and when it can speak the others, all at once; VivavoceError: the first one cannot.
+
+        It may have a model to download and kernels to compile, which the others then find. One of them that cannot
+        begin is logged and started again: there are engines to speak without it.
+        """
+        await self._first.start()
+        names = list(self.engines)[1:]
+        starting = (self.engines[name].start(self._first.about) for name in names)
+        for name, ended in zip(names, await asyncio.gather(*starting, return_exceptions=True), strict=True):
+            if isinstance(ended, VivavoceError):
+                log.error("engine not started: %(name)s: %(error)s", {"name": name, "error": ended})
+
+    @property
+    def about(self) -> ModelAbout:
+        """See `Speaker`."""
+        return self._first.about
+
+    @property
+    def ready(self) -> bool:
+        """See `Speaker`: one of the engines does."""
+        return any(one.ready for one in self.engines.values())
+
+    @property
+    def stuck(self) -> bool:
+        """See `Speaker`."""
+        return not self.ready and any(one.stuck for one in self.engines.values())
+
+    @property
+    def voice_store(self) -> str:
+        """See `Speaker`."""
+        states = (one.voice_store for one in self.engines.values() if one.ready)
+        return next((state for state in states if state != "ok"), "ok")
+
+    async def speak(self, request: SpeechRequest) -> FleetStream:
+        """See `Speaker`; Overloaded: all engines refuse, and the shortest wait that one of them asks for."""
+        stream = FleetStream(self, request)
+        await stream.begin()
+        return stream
+
+    async def taken_in(
+        self, request: SpeechRequest, taken_by: Set[str], refusals: tuple[VivavoceError, ...]
+    ) -> tuple[str, RemoteStream]:
+        """The engine that takes a request, and its stream; taken_by: engines that are not asked; errors as `begin`."""
+        key = voice_key(request.owner, request.voice)
+
+        async def ask(engine: EngineClient) -> tuple[str, RemoteStream]:
+            return engine.load.name, await engine.speak(request)
+
+        return await self._asked(ask, key, taken_by=taken_by, refusals=refusals)
+
+    async def voices(self, owner: str) -> list[VoiceSummary]:
+        """See `Speaker`."""
+        return await self._asked(lambda engine: engine.voices(owner))
+
+    async def add_voice(
+        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+    ) -> VoiceSummary:
+        """See `Speaker`."""
+
+        def add(engine: EngineClient) -> Awaitable[VoiceSummary]:
+            return engine.add_voice(owner, name, recording, description=description, replace=replace)
+
+        return await self._asked(add, voice_key(owner, recording), _is_full)
+
+    async def remove_voice(self, owner: str, name: str) -> None:
+        """See `Speaker`."""
+        await self._asked(lambda engine: engine.remove_voice(owner, name), None, _is_full)
+
+    async def statistics(self) -> SpeakerStatistics | None:
+        """See `Speaker`: None, as each engine has its own."""
+        return None
+
+    async def close(self) -> None:
+        """End all processes, and what they still speak."""
+        await asyncio.gather(*(one.close() for one in self.engines.values()))
+
+    async def _asked(
+        self,
+        ask: Callable[[EngineClient], Awaitable[Result]],
+        key: bytes | None = None,
+        elsewhere: Callable[[VivavoceError], bool] = may_be_asked_elsewhere,
+        *,
+        taken_by: Set[str] = frozenset(),
+        refusals: tuple[VivavoceError, ...] = (),
+    ) -> Result:
+        """What the first engine answers that does not refuse; elsewhere: which refusals send a request to the next."""
+        for load in order([one.load for one in self.engines.values()], key):
+            try:
+                if load.name not in taken_by:
+                    return await ask(self.engines[load.name])
+            except VivavoceError as refusal:
+                if not elsewhere(refusal):
+                    raise
+                refusals = (*refusals, refusal)
+        raise kindest(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
+
+
+def _is_full(refusal: VivavoceError) -> bool:
+    """What an engine was at when it ended may be done: nobody else does that again."""
+    return isinstance(refusal, Overloaded)
