@@ -119,6 +119,11 @@ class Outbox(Generic[T]):
             self._changed.wait_for(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
             return self.outcome is None
 
+    async def until_text_wanted(self) -> bool:
+        """The same in an event loop."""
+        await self.until(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
+        return self.outcome is None
+
     def get(self) -> T | None:
         """The next thing that was made, None at the end; blocks. Raises what the request ended with."""
         with self._changed:
@@ -164,6 +169,7 @@ class ArrivingText:
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
         self._push, self._text_sent, self.wait_until_wanted = push, outbox.text_sent, outbox.wait_for_text_wanted
+        self.until_wanted = outbox.until_text_wanted
         self._closed = False
 
     def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:

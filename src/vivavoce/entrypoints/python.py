@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, TypedDict
@@ -20,7 +20,7 @@ from vivavoce.engine.cost_model import CostSnapshot
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
-from vivavoce.errors import InvalidText
+from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.service.session import RequestSession, Text
 from vivavoce.service.speech import Mode, SpeakOptions
@@ -64,7 +64,7 @@ _INTERNAL = {"transcript": "prompt_text", "instructions": "instruct"}
 def load(
     model: str | Path | None = None,
     *,
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
     dtype: str = "auto",
     variant: str | None = None,
     voices: str | Path | None = None,
@@ -76,7 +76,8 @@ def load(
     Args:
         model: an official CosyVoice2 folder, or the name of a downloaded one ("CosyVoice2-0.5B"). None: the
             mini model in the package, a demo that speaks English and shows how the program works.
-        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested.
+        device: "auto" (a CUDA device if there is one), "cpu", "cuda", "cuda:1"; "mps" is untested. Several, such as
+            ["cuda:0", "cuda:1"]: an engine on each, in a process of its own; one that ends takes what it had to speak.
         dtype: of language model and flow: "auto" (float16 on CUDA, else float32), "float32", "bfloat16", "float16".
         variant: take `llm.VARIANT.pt` and the like where the folder has them.
         voices: folder of stored voices, or the URL of a redis (`redis://host`); None: the user's own folder.
@@ -89,12 +90,16 @@ def load(
     Raises:
         VivavoceError: the model or the device cannot be used; the message says why and what to do.
     """
-    where = choose_device(device)
-    processes = count_text_processes(text_processes, where, on_cpu=0)
+    devices = [choose_device(name) for name in ([device] if isinstance(device, str) else device)]
+    if not devices:
+        raise InvalidRequest("device: the list is empty; name a device, or leave it out")
+    processes = count_text_processes(text_processes, devices[0], on_cpu=0)
     folder = model_folder(model)
-    synthesizer = Synthesizer.load(
-        folder, where, choose_dtype(dtype, where, folder), variant, settings or EngineSettings(), processes
-    )
+    how = choose_dtype(dtype, devices[0], folder), variant, settings or EngineSettings(), processes
+    if len(devices) == 1:
+        synthesizer = Synthesizer.load(folder, devices[0], *how)
+    else:
+        synthesizer = Synthesizer.spread(folder, devices, *how)
     if not synthesizer.front_end.card.trained:
         card = synthesizer.front_end.card
         _untrained.warning("model: %(name)s is %(what)s", {"name": card.name, "what": card.description})
@@ -123,7 +128,7 @@ class Vivavoce:
         self.sample_rate: int = front_end.config.rates.sample_rate
         """Samples per second of all audio that comes out."""
         self.device: torch.device = synthesizer.engine.models.device
-        """Where the networks run."""
+        """Where the networks run: the first of several."""
         self.dtype: torch.dtype = synthesizer.engine.models.dtype
         """Of language model and flow."""
 

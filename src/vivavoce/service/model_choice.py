@@ -102,3 +102,15 @@ def count_text_processes(asked: int | None, device: torch.device, on_cpu: int = 
     if not 0 <= asked <= 64:
         raise InvalidRequest(f"text_processes: {asked} is outside of 0 … 64; choose a few")
     return asked
+
+
+def share_device(device: torch.device, engines: int, bounded: bool) -> None:
+    """Leave the other engines on a device their part of it: of a CPU's threads, for what this thread begins.
+
+    bounded: each has its own bound of memory. InvalidRequest: they are on a GPU and have none.
+    """
+    if engines > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // engines))
+    elif engines > 1 and not bounded:
+        problem = f"engines: {engines} on one {device.type} device would each take all of its memory"
+        raise InvalidRequest(f"{problem}; bound the memory of each, or give each a GPU of its own")

@@ -10,13 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, Spoken
@@ -25,8 +28,10 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
+from vivavoce.service.engine_group import EngineGroup, Place
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
 from vivavoce.service.merged_folder import merged_folder
+from vivavoce.service.model_choice import share_device
 from vivavoce.service.session import RequestSession, Text, in_thread
 from vivavoce.service.speech import Mark, SpeakOptions, check_seed, marks_of
 from vivavoce.service.text.reading import stays
@@ -156,6 +161,23 @@ class _Making:
         return Speech(spoken.samples, self.rate, timings, marks)
 
 
+def open_engine(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    variant: str | None,
+    settings: EngineSettings,
+    beside: int = 1,
+) -> Engine:
+    """The engine of an official folder; beside: engines on the device, this one included."""
+    share_device(device, beside, bounded=settings.memory_bytes is not None)
+    apart = settings.lm_backend != "torch"
+    models = build_models(folder, device, dtype, variant, language_model=not apart)
+    if apart:
+        models = replace(models, merged=merged_folder(folder, dtype, variant))
+    return Engine(models, settings)
+
+
 class Synthesizer:
     """An engine and the front end of its model."""
 
@@ -173,11 +195,24 @@ class Synthesizer:
         text_processes: int = 0,
     ) -> Synthesizer:
         """Load an official folder; see `build_models` and `TextFrontEnd` for the arguments and errors."""
-        apart = settings.lm_backend != "torch"
-        models = build_models(folder, device, dtype, variant, language_model=not apart)
-        if apart:
-            models = replace(models, merged=merged_folder(folder, dtype, variant))
-        return cls(Engine(models, settings), load_front_end(folder, models.config, text_processes))
+        engine = open_engine(folder, device, dtype, variant, settings)
+        return cls(engine, load_front_end(folder, cast(ModelConfig, engine.models.config), text_processes))
+
+    @classmethod
+    def spread(
+        cls,
+        folder: Path,
+        devices: Sequence[torch.device],
+        dtype: torch.dtype,
+        variant: str | None,
+        settings: EngineSettings,
+        text_processes: int,
+    ) -> Synthesizer:
+        """`load` with an engine on each of these devices, in a process of its own; of one named twice each a part."""
+        how = [(device, dtype, variant, settings, devices.count(device)) for device in devices]
+        launches = {f"{place} {one[0]}": partial(open_engine, folder, *one) for place, one in enumerate(how)}
+        engines = EngineGroup(launches, Place(devices[0], dtype))
+        return cls(cast(Engine, engines), load_front_end(folder, text_processes=text_processes))
 
     def close(self) -> None:
         """Finish what was asked for, and stop."""

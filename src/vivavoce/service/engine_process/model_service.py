@@ -11,12 +11,18 @@ import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.errors import InvalidRequest, Overloaded, TooLarge, VoiceStoreAway
+from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.audio.samples import MAX_REFERENCE_S
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.pools import WorkPool
-from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
+from vivavoce.service.model_choice import (
+    choose_device,
+    choose_dtype,
+    count_text_processes,
+    model_folder,
+    share_device,
+)
 from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording
@@ -184,7 +190,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     """Load model and voices, and warm up; errors as `vivavoce.load`."""
     model, voices = settings.model, settings.voices
     device = choose_device(model.device)
-    share_device(device, model)
+    share_device(device, model.engines, bounded=model.memory_gb is not None)
     decoding = DecodingProcess()  # it starts while the model loads
     folder = model_folder(model.model)
     synthesizer = Synthesizer.load(
@@ -214,20 +220,6 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
     )
     registry.warn_of_missing()
     return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding)
-
-
-def share_device(device: torch.device, model: ModelSection) -> None:
-    """Leave the other engines on the device their part of it: of a CPU's threads, for what this thread begins.
-
-    InvalidRequest: they are on a GPU, and each would take all of its memory.
-    """
-    if model.engines == 1:
-        return
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // model.engines))
-    elif model.memory_gb is None:
-        problem = f"model.engines: {model.engines} on one {device.type} device would each take all of its memory"
-        raise InvalidRequest(f"{problem}; give each its share in model.memory_gb, or one GPU each with model.gpus")
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:

@@ -1,0 +1,293 @@
+"""Several engines as one, each in a process of its own; texts and voices stay in the process that asks.
+
+The interpreter runs one thread at a time, and launching one fast GPU's batches takes most of it: two in one process
+would wait for each other. `main` is such a process, with the number of its socket's file descriptor as its argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import torch
+
+from vivavoce.child import python_command
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import Handle, More, Outbox, Outcome
+from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
+from vivavoce.engine.statistics import StatisticsSnapshot, summed
+from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
+from vivavoce.service.engine_process.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
+
+_OPENING = 0
+"""The number of what an engine answers when it is loaded: its slots, or why it cannot be."""
+_GONE = "engine: its process has ended, and what it had to speak is lost; ask again: another one speaks then"
+
+
+class RemoteEngine:
+    """The end of one engine's process, for any thread. What it has to speak ends with it, by EngineStopped."""
+
+    def __init__(self, open_engine: Callable[[], Engine], name: str) -> None:
+        """open_engine: is pickled and called there."""
+        self._name, self._numbers, self._lock = name, itertools.count(1), threading.RLock()
+        self._answers: dict[int, Future[Any]] = {_OPENING: Future()}
+        self._outboxes: dict[int, Outbox[AudioChunk]] = {}
+        self._voices: weakref.WeakKeyDictionary[Conditioning, int] = weakref.WeakKeyDictionary()
+        self._capacity = 1
+        self.opened = self._answers[_OPENING]
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [*python_command(__name__), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._connection = Connection(ours.detach())
+        self._send(open_engine)
+        threading.Thread(target=self._read, name="vivavoce-engine", daemon=True).start()
+
+    @property
+    def load(self) -> EngineLoad:
+        """See `routing`."""
+        return EngineLoad(self._name, not self._connection.closed, len(self._outboxes), self._capacity)
+
+    def ask(self, kind: str, value: object, number: int | None = None) -> Future[Any]:
+        """What it answers; "call": a method's name and arguments, or a property's name and ()."""
+        with self._lock:
+            number = number or next(self._numbers)
+            answer = self._answers[number] = Future()
+            if not self._send((kind, number, value)):
+                answer.set_exception(EngineStopped(_GONE))
+        return answer
+
+    def submit(self, request: EngineRequest) -> Handle:
+        """See `Engine.submit`; blocks for the answer."""
+        number, outbox = next(self._numbers), Outbox[AudioChunk]()
+        self._outboxes[number] = outbox
+        try:
+            self.ask("submit", replace(request, segments=tuple(map(self._named, request.segments))), number).result()
+        except BaseException:
+            self._outboxes.pop(number, None)
+            raise
+
+        def push(more: More) -> None:
+            outbox.want_text(False)  # until it says so again
+            self._send(("text", number, self._named(more) if isinstance(more, SegmentRequest) else more))
+            outbox.text_sent(-1)
+
+        def cancel() -> None:
+            self._send(("cancel", number, None))
+
+        return Handle(outbox, cancel, push)
+
+    def close(self) -> None:
+        """Finish what was asked for, and end."""
+        with suppress(EngineStopped):
+            self.ask("call", ("close", ())).result()
+        self._send(("leave", 0, None))
+        self._process.wait()
+
+    def _named(self, segment: SegmentRequest) -> SegmentRequest:
+        """The same with a number for its voice, which is sent once for as long as it is in use."""
+        voice = segment.conditioning
+        with self._lock:
+            if (number := self._voices.get(voice)) is None:
+                number = self._voices[voice] = next(self._numbers)
+                self._send(("voice", number, voice))
+                weakref.finalize(voice, self._send, ("forget", number, None)).atexit = False
+        return replace(segment, conditioning=cast(Conditioning, number))
+
+    def _send(self, message: object) -> bool:
+        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._lock, suppress(OSError):
+            self._connection.send_bytes(content)
+            return True
+        return False
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                kind, number, value = pickle.loads(self._connection.recv_bytes())
+                outbox = self._outboxes.get(number)
+                if kind == "answer":
+                    answer = self._answers.pop(number)
+                    answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
+                elif outbox is not None and kind == "made":
+                    outbox.put(value)
+                elif outbox is not None and kind == "wanted":
+                    outbox.want_text(True)
+                elif kind == "end":
+                    outcome, self._capacity = value
+                    self._outboxes.pop(number).end(outcome)
+        with self._lock:
+            self._connection.close()
+        for answer in self._answers.values():
+            answer.set_exception(EngineStopped(_GONE))
+        for outbox in self._outboxes.values():
+            outbox.end(Outcome(EngineStopped(_GONE)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines are: as much of an engine's `models` and `memory` as speaking asks for."""
+
+    device: torch.device
+    dtype: torch.dtype
+    slots: int = 0
+
+
+class EngineGroup:
+    """As much of an `Engine` as speaking asks for; a request is spoken by the engine that `routing` says.
+
+    An engine that ends is not started again: the others go on.
+    """
+
+    def __init__(self, engines: Mapping[str, Callable[[], Engine]], place: Place) -> None:
+        """Load the first one, then all others at once: they find what it has compiled. Errors as the first of them."""
+        self._engines: dict[str, RemoteEngine] = {}
+        slots: list[int] = []
+        try:
+            for name, open_engine in engines.items():
+                self._engines[name] = RemoteEngine(open_engine, name)
+                if not slots:
+                    slots.append(self._engines[name].opened.result())
+            slots += [one.opened.result() for one in list(self._engines.values())[1:]]
+        except BaseException:
+            self.close()
+            raise
+        self.models, self.memory = place, replace(place, slots=sum(slots))
+
+    def submit(self, request: EngineRequest) -> Handle:
+        """See `Engine.submit`; Overloaded: all refuse."""
+        voice = str(id(request.segments[0].conditioning)).encode() if request.segments else None
+        refusals: list[VivavoceError] = []
+        for load in order([one.load for one in self._engines.values()], voice):
+            try:
+                return self._engines[load.name].submit(request)
+            except VivavoceError as refusal:
+                if not may_be_asked_elsewhere(refusal):
+                    raise
+                refusals.append(refusal)
+        raise kindest(refusals or [EngineStopped("engine: all processes have ended; load the model again")])
+
+    def check_load(self, streaming: bool) -> None:
+        """Nothing: only the engines know, and refuse by themselves."""
+
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
+        """See `Engine.warm_up`; all at once."""
+        self._all("warm_up", seconds, streams)
+
+    @property
+    def statistics(self) -> StatisticsSnapshot:
+        """See `Engine`: the sums of those that run."""
+        return summed(self._all("statistics"))
+
+    @property
+    def costs(self) -> Any:
+        """See `Engine`: of the first that runs; they are taken to be alike."""
+        return self._all("costs")[0]
+
+    def close(self) -> None:
+        """Finish what was asked for, and stop."""
+        for one in self._engines.values():
+            one.close()
+
+    def _all(self, method: str, *arguments: object) -> list[Any]:
+        running = [one for one in self._engines.values() if one.load.ready]
+        return [answer.result() for answer in [one.ask("call", (method, arguments)) for one in running]]
+
+
+async def _serve(connection: Connection) -> None:
+    """Load what the first message makes, then do what the others say until the other end has gone."""
+    handles: dict[int, Handle] = {}
+    voices: dict[int, Conditioning] = {}
+
+    def send(*message: object) -> None:
+        connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def named(segment: SegmentRequest) -> SegmentRequest:
+        return replace(segment, conditioning=voices[cast(int, segment.conditioning)])
+
+    async def answer(number: int, work: Callable[[], Any]) -> Any:
+        made, told = None, None
+        try:
+            made = told = await asyncio.to_thread(work)
+        except Exception as failure:
+            told = failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
+        send("answer", number, told if number != _OPENING or made is None else made.memory.slots)
+        return made
+
+    async def tell_wanted(number: int) -> None:
+        if await handles[number].text.until_wanted():
+            send("wanted", number, None)
+
+    async def speak(number: int, request: EngineRequest) -> None:
+        try:
+            handle = handles[number] = engine.submit(replace(request, segments=tuple(map(named, request.segments))))
+        except VivavoceError as refusal:
+            send("answer", number, refusal)
+            return
+        send("answer", number, None)
+        telling = asyncio.ensure_future(tell_wanted(number)) if request.arrival is Arrival.TOKENS else None
+        with suppress(VivavoceError):  # the outcome has it
+            async for chunk in handle:
+                send("made", number, chunk)
+        send("end", number, (handle.outcome, engine.capacity))
+        del handles[number], telling
+
+    def take_text(number: int, more: More) -> None:
+        text = handles[number].text
+        try:
+            if more is None:
+                text.close()
+            elif isinstance(more, Exception):
+                text.fail(more)
+            else:
+                text.push(named(more) if isinstance(more, SegmentRequest) else more)
+                if isinstance(more, tuple):
+                    running.append(asyncio.ensure_future(tell_wanted(number)))
+        except VivavoceError as error:
+            text.fail(error)
+
+    running: deque[asyncio.Future[Any]] = deque(maxlen=10_000)  # tasks that nobody holds may be collected
+    opened = await answer(_OPENING, pickle.loads(await asyncio.to_thread(connection.recv_bytes)))
+    engine = cast(Engine, opened)
+    kind = "open" if opened is not None else "leave"
+    while kind != "leave":
+        kind, number, value = pickle.loads(await asyncio.to_thread(connection.recv_bytes))
+        if kind == "call":
+            method, arguments = value
+            found = getattr(engine, method)
+            work = partial(found, *arguments) if callable(found) else partial(getattr, engine, method)
+            running.append(asyncio.ensure_future(answer(number, work)))
+        elif kind == "submit":
+            running.append(asyncio.ensure_future(speak(number, value)))
+        elif kind == "voice":
+            voices[number] = value
+        elif kind == "forget":
+            voices.pop(number, None)
+        elif number in handles and kind == "text":
+            take_text(number, value)
+        elif number in handles:
+            handles[number].cancel()
+
+
+def main() -> None:
+    """The process; it ends when the one that asks has gone, or could not be given an engine."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
+    with suppress(EOFError, OSError):
+        asyncio.run(_serve(Connection(int(sys.argv[1]))))
+    os._exit(0)  # threads of an engine may never end

@@ -1,0 +1,124 @@
+"""Several engines in processes of their own behind one `Vivavoce`: the same audio, and what happens when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from vivavoce.engine.request import SamplingParams
+from vivavoce.entrypoints.python import Vivavoce, load
+from vivavoce.errors import EngineStopped, InvalidRequest
+from vivavoce.service.engine_group import EngineGroup
+
+SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)
+TEXTS = [f"One two three, number {number}." for number in range(6)]
+ROUNDING = 0.005
+"""Larger batches sum in another order; other tokens are another length or another wave."""
+
+
+@pytest.fixture(scope="module")
+def alone(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vivavoce]:
+    with load(babble, device="cpu", voices=tmp_path_factory.mktemp("voices")) as tts:
+        yield tts
+
+
+@pytest.fixture(scope="module")
+def both(babble: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vivavoce]:
+    with load(babble, device=["cpu", "cpu"], voices=tmp_path_factory.mktemp("voices")) as tts:
+        yield tts
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return len(one) == len(other) and bool(np.abs(one - other).max() < ROUNDING * np.abs(other).max())
+
+
+def streamed(tts: Vivavoce, text: object) -> tuple[np.ndarray, object]:
+    stream = tts.stream(text, sampling=SHORT, seed=3)  # type: ignore[arg-type]
+    samples = np.concatenate([chunk.samples for chunk in stream])
+    return samples, stream.marks
+
+
+def test_texts_are_spoken_by_all_and_as_one_engine_would(alone: Vivavoce, both: Vivavoce) -> None:
+    assert (both.sample_rate, both.device, both.dtype) == (alone.sample_rate, alone.device, alone.dtype)
+    spoken = list(both.speak_many(TEXTS, sampling=SHORT))
+    for one, wanted in zip(spoken, alone.speak_many(TEXTS, sampling=SHORT), strict=True):
+        assert same(one.samples, wanted.samples)
+        assert one.marks == wanted.marks
+        assert one.timings.flow_s > 0
+    group = cast(EngineGroup, both._synthesizer.engine)
+    each = [answer.result() for answer in [one.ask("call", ("statistics", ())) for one in group._engines.values()]]
+    assert sum(one.requests.finished for one in each) == both.statistics.requests.finished == len(TEXTS)
+    assert all(one.requests.finished for one in each)
+    assert both.statistics.streams.first_chunk_s.bounds == each[0].streams.first_chunk_s.bounds
+    assert type(both.costs) is type(alone.costs)
+
+
+@pytest.mark.parametrize("text", [TEXTS[0] * 4, ["One two ", "three four ", "five."]])
+def test_streams_and_texts_that_arrive(alone: Vivavoce, both: Vivavoce, text: object) -> None:
+    (samples, marks), (wanted, wanted_marks) = streamed(both, text), streamed(alone, text)
+    assert same(samples, wanted)
+    assert marks == wanted_marks
+
+
+async def test_the_event_loop_goes_on(both: Vivavoce) -> None:
+    async def pieces() -> AsyncIterator[str]:
+        for piece in ("One two ", "three."):
+            yield piece
+
+    speech, chunks = await asyncio.gather(both.aspeak(TEXTS[0], sampling=SHORT), heard(both, pieces()))
+    assert speech.duration_s > 0
+    assert chunks > 0
+
+
+async def heard(tts: Vivavoce, text: AsyncIterator[str]) -> int:
+    return sum([1 async for _ in tts.astream(text, sampling=SHORT)])
+
+
+def test_who_leaves_frees_its_place_and_bad_input_is_refused(both: Vivavoce) -> None:
+    group = cast(EngineGroup, both._synthesizer.engine)
+    stream = both.stream(TEXTS[0] * 20, sampling=SHORT)
+    next(stream)
+    stream.close()
+    both.speak(TEXTS[0], sampling=SHORT)
+    while any(one.load.streams for one in group._engines.values()):
+        pass
+    assert both.statistics.requests.cancelled >= 1
+    with pytest.raises(InvalidRequest, match="tau_r"):
+        both.speak("Hello.", sampling=SamplingParams(tau_r=9.0))
+
+
+def test_devices_that_are_none_are_refused(babble: Path) -> None:
+    with pytest.raises(InvalidRequest, match="device: the list is empty"):
+        load(babble, device=[])
+    with pytest.raises(InvalidRequest, match="'abacus'"):
+        load(babble, device=["cpu", "abacus"])
+
+
+def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivavoce) -> None:
+    """The last one: it ends an engine, and then the other."""
+    group = cast(EngineGroup, both._synthesizer.engine)
+    first, other = group._engines.values()
+    streams = [both.stream(TEXTS[0] * 20, sampling=SHORT, seed=seed) for seed in range(4)]
+    assert min(first.load.streams, other.load.streams) > 0
+    os.kill(first._process.pid, signal.SIGKILL)
+    ends = []
+    for stream in streams:
+        try:
+            ends.append(sum(len(chunk.samples) for chunk in stream) > 0)
+        except EngineStopped as error:
+            ends.append(str(error))
+    assert set(map(type, ends)) == {bool, str}
+    assert both.speak(TEXTS[0], sampling=SHORT).duration_s > 0
+    os.kill(other._process.pid, signal.SIGKILL)
+    other._process.wait()
+    with pytest.raises(EngineStopped):
+        both.speak(TEXTS[0])
+    with pytest.raises(EngineStopped, match="load the model again"):
+        both.speak(TEXTS[0])
