@@ -16,9 +16,9 @@ import pytest
 from tests.service.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
-from vivavoce.service.engine_process import fleet as fleet_module
+from vivavoce.service.engine_process import places
 from vivavoce.service.engine_process.client import EngineClient, RemoteStream
-from vivavoce.service.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, gpu_numbers, open_engines
+from vivavoce.service.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.routing import EngineLoad
 from vivavoce.service.operations.settings import ModelSection
@@ -220,7 +220,7 @@ async def test_it_is_ready_and_in_order_as_long_as_one_engine_is() -> None:
 
 
 async def test_engines_are_placed_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "count_gpus", lambda: 3)
+    monkeypatch.setattr(places, "count_gpus", lambda: 3)
 
     def devices(**model: Any) -> dict[str, str]:
         opened = open_engines(EngineProcessSettings(ModelSection(**model)))
@@ -233,11 +233,14 @@ async def test_engines_are_placed_as_the_settings_say(monkeypatch: pytest.Monkey
     assert devices(gpus="2,0") == {"cuda:2": "cuda:2", "cuda:0": "cuda:0"}
     assert devices(gpus="all") == {f"cuda:{number}": f"cuda:{number}" for number in range(3)}
     assert devices(gpus="1") == {"alone": "cuda:1"}
-    with pytest.raises(InvalidRequest, match="gpus: 3 is not there, the limit is 3"):
-        gpu_numbers("0,3")
-    monkeypatch.setattr(fleet_module, "count_gpus", lambda: 0)
-    with pytest.raises(InvalidRequest, match="gpus: all are 0"):
-        gpu_numbers("all")
+    for wrong, problem in {"0,3": "here are 3", "1,1": "named twice", "1,two": "is neither all nor"}.items():
+        with pytest.raises(InvalidRequest, match=f"gpus: .*{problem}"):
+            places.devices_of(wrong, 1, "auto")
+    with pytest.raises(InvalidRequest, match="gpus: 0,1 gives each GPU one engine"):
+        places.devices_of("0,1", 2, "auto")
+    monkeypatch.setattr(places, "count_gpus", lambda: 0)
+    with pytest.raises(InvalidRequest, match="here are 0"):
+        places.devices_of("all", 1, "auto")
 
 
 @pytest.fixture(scope="module")

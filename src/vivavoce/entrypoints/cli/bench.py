@@ -21,6 +21,7 @@ from vivavoce.entrypoints.cli.model import (
     BackendChoice,
     EngineChoice,
     ModelChoice,
+    Spread,
     load_model,
     named_voices,
     note_if_no_real_model,
@@ -41,6 +42,7 @@ EXAMPLES = (
     "vivavoce bench --concurrency 8 --requests 64",
     "vivavoce bench --model CosyVoice2-0.5B --rate 4 -n 200 --json bench.json --plot bench.png",
     "vivavoce bench --tokens 125 --policy official --warmup 4 --json -",
+    "vivavoce bench --model CosyVoice2-0.5B --gpus 0,1 --offline --concurrency 512 --requests 1024",
     "vivavoce bench offline --help",
 )
 app = typer.Typer(epilog=examples(*EXAMPLES))
@@ -156,6 +158,7 @@ class BenchRequest:
     model: ModelChoice
     command: str
     backends: BackendChoice = field(default_factory=BackendChoice)
+    spread: Spread = field(default_factory=Spread)
 
     def check(self) -> None:
         """Refuse mistakes before a model loads."""
@@ -167,6 +170,7 @@ class BenchRequest:
         self.load.chunk_policy()
         self.load.sampling()
         self.engine.settings(self.backends)
+        self.spread.over(self.model.device)
         if self.output.quality and self.load.tokens is not None:
             raise InvalidRequest(
                 "quality: speech of a forced length says nothing whole; leave --tokens or --quality out"
@@ -183,6 +187,7 @@ def bench(
     output: BenchOutput,
     model: ModelChoice,
     backends: BackendChoice,
+    spread: Spread,
     quiet: flags.QuietOption = False,
 ) -> None:
     """Put a load on the engine: time to first audio, gaps, underruns, throughput, memory.
@@ -192,7 +197,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context)
         return
-    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]), backends)
+    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]), backends, spread)
     if run_bench(request, Reporter(quiet)):
         raise typer.Exit(1)
 
@@ -212,7 +217,10 @@ def run_bench(
     """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
     with reporter.working("starting …"):
         request.check()
-    tts = load_model(request.model, reporter, request.engine, request.backends)[0] if load is None else load(request)
+    if load is None:
+        tts = load_model(request.model, reporter, request.engine, request.backends, request.spread)[0]
+    else:
+        tts = load(request)
     try:
         report = measured(request, tts, reporter)
     finally:
@@ -238,17 +246,19 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
             tts.warm_up()
     target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
 
+    own = tts.device if request.spread == Spread() else None  # of other processes' devices this one knows no peak
+
     def show(ended: int) -> None:
         bar("speaking", ended, len(warmup) + len(utterances), "")
 
     async def drive() -> list[Outcome]:
         await run_load(target, warmup, load.load(), show)
-        reset_peaks(tts.device)
+        reset_peaks(own)
         return await run_load(target, utterances, load.load(), lambda ended: show(len(warmup) + ended))
 
     with progress(reporter, transient=True) as bar:
         outcomes = asyncio.run(drive())
-    report = Report({**_settings(request, tts), **machine(tts.device)}, outcomes, resources(tts.device))
+    report = Report({**_settings(request, tts), **machine(tts.device)}, outcomes, resources(own))
     if instruments is None:
         return report
     with reporter.working("listening …") as say:
@@ -342,6 +352,7 @@ def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
         **{name: getattr(policy, name, None) for name in ("first_hop", "max_hop", "lookahead")},
         **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic")},
         **{name: getattr(request.backends, name) for name in ("lm_backend", "flow_backend")},
+        **vars(request.spread),
         "memory_gb": engine.memory,
     }
 

@@ -48,15 +48,15 @@ from vivavoce.service.voices.voice import built_in_voices
 from vivavoce.version import __version__
 
 
-def reset_peaks(device: torch.device) -> None:
+def reset_peaks(device: torch.device | None) -> None:
     """Let the peak of the device's memory count from now on."""
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def resources(device: torch.device) -> dict[str, int | None]:
+def resources(device: torch.device | None) -> dict[str, int | None]:
     """Flat keys of the memory that was used: the device's since `reset_peaks`, this process's since its start."""
-    cuda = device.type == "cuda"
+    cuda = device is not None and device.type == "cuda"
     # Kilobytes, but bytes on macOS.
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {

@@ -33,6 +33,20 @@ class ModelChoice:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Several engines, each in a process of its own."""
+
+    gpus: str | None = flag("An engine on each of these GPUs: all, or numbers.  [default: one on --device]", "N,N")
+    engines: int = flag("Engines that share the device; for CPUs.", "NUMBER", default=1, min=1, max=64)
+
+    def over(self, device: str) -> str | list[str]:
+        """As `vivavoce.load` takes it; errors as `devices_of`."""
+        from vivavoce.service.engine_process.places import devices_of
+
+        return device if self == Spread() else devices_of(self.gpus, self.engines, device)
+
+
+@dataclass(frozen=True)
 class BackendChoice:
     """What runs the networks: fields of `EngineSettings`."""
 
@@ -80,6 +94,7 @@ def load_model(
     reporter: Reporter,
     engine: EngineChoice = EngineChoice(),
     backends: BackendChoice = BackendChoice(),
+    spread: Spread = Spread(),
 ) -> tuple[Vivavoce, float]:
     """The model, and the seconds that loading it took; errors as in `vivavoce.load` and `EngineChoice.settings`."""
     name = choice.model or "the default model"
@@ -91,7 +106,7 @@ def load_model(
         started = time.perf_counter()
         tts = load(
             model_folder(choice.model),
-            device=choice.device,
+            device=spread.over(choice.device),
             dtype=choice.dtype,
             variant=choice.variant,
             voices=choice.voices,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk
-from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded, VivavoceError
+from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.service.engine_process.client import EngineClient, RemoteStream
 from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.engine_process.places import devices_of
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
@@ -25,42 +25,18 @@ MOST_LOST = 2
 
 
 def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
-    """One engine, or as many as the settings say; none is started yet. InvalidRequest: a GPU is not there.
+    """One engine, or as many as the settings say; none is started yet. Errors as `devices_of`.
 
     Engines that share a device keep the setting that says how many they are: each takes its share of the threads.
     """
     model = settings.model
-    if model.gpus is not None:
-        places = {f"cuda:{number}": f"cuda:{number}" for number in gpu_numbers(model.gpus)}
-    else:
-        places = {str(number) if model.engines > 1 else "": model.device for number in range(model.engines)}
+    devices = devices_of(model.gpus, model.engines, model.device)
     engines = {}
-    for name, device in places.items():
+    for place, device in enumerate(devices):
+        name = device if model.gpus is not None else str(place) if len(devices) > 1 else ""
         own = settings._replace(model=model.model_copy(update={"device": device, "gpus": None}))
         engines[name] = EngineClient(own, name=name)
     return EngineFleet(engines) if len(engines) > 1 else next(iter(engines.values()))
-
-
-def gpu_numbers(wanted: str) -> list[int]:
-    """The GPUs of a setting `gpus`; InvalidRequest: they are not there, as CUDA's driver counts them."""
-    present = count_gpus()
-    numbers = list(range(present)) if wanted == "all" else [int(number) for number in wanted.split(",")]
-    if not numbers:
-        raise InvalidRequest("model.gpus: all are 0 GPUs here (`vivavoce doctor` tells why); use engines for a CPU")
-    for number in numbers:
-        if number >= present:
-            raise InvalidRequest(f"model.gpus: {number} is not there, the limit is {present} GPUs, counted from 0")
-    return numbers
-
-
-def count_gpus() -> int:
-    """CUDA devices that this process may use: CUDA_VISIBLE_DEVICES counts. Needs the driver's library, not torch."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 class FleetStream:

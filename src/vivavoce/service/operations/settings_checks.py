@@ -10,7 +10,7 @@ from pathlib import Path
 from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.service.operations.keys import read_keys
-from vivavoce.service.operations.settings import ModelSection, ServerSection, ServerSettings, is_address, is_loopback
+from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_address, is_loopback
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:
@@ -34,7 +34,9 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     if model.kernels is False and model.deterministic:
         yield "model.deterministic: needs kernels of our own; leave model.kernels out, or model.deterministic"
     yield from (f"model.{problem}" for problem in backend_problems(model))
-    yield from _placement(model)
+    others = {"device": model.device != "auto", "engines": model.engines > 1, "tp": model.tp > 1, "pp": model.pp > 1}
+    for name in (name for name, given in others.items() if given and model.gpus is not None):
+        yield f"model.gpus: {model.gpus} gives each GPU one engine of its own; leave it or model.{name} out"
     if server.metrics_key_required and not settings.auth.keys_file:
         yield "server.metrics_key_required: there are no keys; give auth.keys_file, or leave it out"
     if server.wyoming_port is not None and bool(settings.auth.keys_file) is not bool(server.wyoming_key):
@@ -46,18 +48,6 @@ def contradictions(settings: ServerSettings) -> Iterator[str]:
     if (recording := settings.voices.max_recording_bytes) > (body := server.max_body_bytes):
         more = f"{recording} is more than server.max_body_bytes, {body}"
         yield f"voices.max_recording_bytes: {more}; raise that, or lower this"
-
-
-def _placement(model: ModelSection) -> Iterator[str]:
-    """What is wrong with where the engines are to be."""
-    if model.gpus is None:
-        return
-    numbers = model.gpus.split(",")
-    others = {"device": model.device != "auto", "engines": model.engines > 1, "tp": model.tp > 1, "pp": model.pp > 1}
-    for name in (name for name, given in others.items() if given):
-        yield f"model.gpus: {model.gpus} gives each GPU one engine of its own; leave it or model.{name} out"
-    if len(set(map(int, numbers)) if numbers != ["all"] else numbers) < len(numbers):
-        yield f"model.gpus: {model.gpus} names a GPU twice; name each once"
 
 
 def missing(settings: ServerSettings) -> Iterator[str]:

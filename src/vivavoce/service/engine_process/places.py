@@ -1,0 +1,36 @@
+"""Where several engines are to be, as an operator says it; needs no torch."""
+
+from __future__ import annotations
+
+import ctypes
+
+from vivavoce.errors import InvalidRequest
+
+
+def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
+    """The device of each engine: one on each of `gpus` ("all", or numbers such as "0,1"), or `engines` on one device.
+
+    InvalidRequest: a GPU is not there, as CUDA's driver counts them, or is named twice; or both are given.
+    """
+    if gpus is None:
+        return [device] * engines
+    if engines > 1 or device != "auto":
+        raise InvalidRequest(f"gpus: {gpus} gives each GPU one engine; leave it out, or engines and device")
+    present = count_gpus()
+    try:
+        numbers = list(range(present)) if gpus == "all" else [int(number) for number in gpus.split(",")]
+    except ValueError:
+        raise InvalidRequest(f"gpus: {gpus!r} is neither all nor numbers such as 0,1; give one of them") from None
+    if not numbers or len(set(numbers)) < len(numbers) or not 0 <= min(numbers) <= max(numbers) < present:
+        raise InvalidRequest(f"gpus: {gpus} is none or not there, or named twice; here are {present}, counted from 0")
+    return [f"cuda:{number}" for number in numbers]
+
+
+def count_gpus() -> int:
+    """CUDA devices that this process may use, as the driver counts them: CUDA_VISIBLE_DEVICES holds."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
