@@ -1,0 +1,315 @@
+"""One engine against several behind one server, and one of them killed under load.
+
+    python -m benchmarks.fleet --model /tmp/vivavoce-v2-release --gpus 0,1 --concurrency 64 256
+    python -m benchmarks.fleet --model babble --device cpu --engines 2 --concurrency 4 --requests 8 --tokens 25
+
+`streams`: a server with one engine, then one with all, each asked by as many users for each engine (users who ask
+again when answered, from processes of their own): time to first audio, underruns, audio per second. `offline`: whole
+texts through the Python API, by `vivavoce bench --offline`. `kill`: an engine ends by SIGKILL while all speak: what
+became of each stream, and how long it took until all engines were ready again. A folder that is not there is made, with
+random weights of the release's sizes (--tiny: of tiny ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serve_process import ServeProcess, serve_process
+from vivavoce.bench import ClosedLoop, Outcome, Piece, Refused, Workload, figures, run_load
+from vivavoce.bench.load import Ending, Utterance, those
+from vivavoce.measure import rounded, save_json
+
+PARTS = ("streams", "kill", "offline")
+PATIENCE_S = 60.0
+"""A stream that brings nothing for so long hangs."""
+RECOVERY_S = 300.0
+"""How long an engine may take to come back."""
+RATE = 24_000
+KEYS = (
+    "requests", "ok", "refused", "failed", "ttfb_ms_p50", "ttfb_ms_p99", "gap_ms_p99", "underruns", "underrun_requests",
+    "margin_ms_min", "rtf", "throughput_audio_s_per_s", "audio_s", "wall_s",
+)  # fmt: skip
+HUNG, CUT = "hung", "cut"
+
+
+class ClearError(Exception):
+    """The server answered with an error, or cut the answer, which its client sees."""
+
+
+@dataclass(frozen=True)
+class WireTarget:
+    """See `bench.Target`: streams over a plain socket, which costs its process as little as can be."""
+
+    host: str
+    port: int
+    ratio: float
+    voice: str | None
+    sample_rate: int = RATE
+
+    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
+        """See `bench.Target`."""
+        sampling = {"min_ratio": self.ratio, "max_ratio": self.ratio} if self.ratio else {}
+        wanted = {"input": utterance.text, "response_format": "pcm", "seed": utterance.seed, "sampling": sampling}
+        body = json.dumps(wanted | ({"voice": self.voice} if self.voice else {})).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 22)
+        try:
+            writer.write(head.encode() + body)
+            answer = (await within(reader.readuntil(b"\r\n\r\n"))).decode("latin-1").lower()
+            if not answer.startswith("http/1.1 200"):
+                said = (await within(reader.read())).decode(errors="replace")
+                if " 429 " in answer[:20]:
+                    raise Refused(float(answer.partition("retry-after: ")[2].split("\r\n")[0] or 1))
+                raise ClearError(f"{answer[9:12]} {said}")
+            while size := int(await within(reader.readuntil(b"\r\n")), 16):
+                yield Piece(len(await within(reader.readexactly(size + 2))) // 2 - 1)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise ClearError(CUT) from None
+        finally:
+            writer.close()
+
+
+async def within(work: Any) -> bytes:
+    """What it reads; TimeoutError: nothing has come for long."""
+    read: bytes = await asyncio.wait_for(work, PATIENCE_S)
+    return read
+
+
+def ask(target: WireTarget, utterances: Sequence[Utterance], concurrency: int) -> list[Outcome]:
+    """The users of one process."""
+    return asyncio.run(run_load(target, utterances, ClosedLoop(concurrency)))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Users in several processes, which were started before anything is measured. Their clocks are one (Linux)."""
+
+    pool: ProcessPoolExecutor
+    processes: int
+    options: argparse.Namespace
+
+    def load(self, url: str, concurrency: int, requests: int, purpose: str) -> list[Outcome]:
+        """So many users at once."""
+        host, _, port = url.removeprefix("http://").partition(":")
+        target = WireTarget(host, int(port), self.options.tokens_per_text_token, self.options.voice)
+        utterances = Workload(seed=self.options.seed).utterances(requests, purpose)
+        parts = min(self.processes, concurrency)
+        asked = [
+            self.pool.submit(ask, target, utterances[part::parts], (concurrency + part) // parts)
+            for part in range(parts)
+        ]
+        return [outcome for part in asked for outcome in part.result()]
+
+
+@contextmanager
+def crowd(options: argparse.Namespace) -> Iterator[Crowd]:
+    """Users until the block ends."""
+    with ProcessPoolExecutor(options.clients, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(abs, range(options.clients)))
+        yield Crowd(pool, options.clients, options)
+
+
+@contextmanager
+def server(options: argparse.Namespace, engines: int, log: Path) -> Iterator[ServeProcess]:
+    """`vivavoce serve` with so many engines, all of which are ready."""
+    flags = ["--model", str(options.model), "--admission", options.admission, *places(options, engines)]
+    variables = {"VIVAVOCE_SERVER_MAX_CONNECTIONS": "8192"}
+    with serve_process([*flags, *options.serve_flags], log, variables=variables, patience_s=600.0) as process:
+        await_engines(process.url, time.monotonic())
+        yield process
+
+
+def places(options: argparse.Namespace, engines: int) -> list[str]:
+    """The flags of the first `engines` engines."""
+    if options.gpus:
+        return ["--gpus", ",".join(options.gpus.split(",")[:engines])]
+    return ["--device", options.device, "--engines", str(engines)]
+
+
+def await_engines(url: str, since: float) -> float:
+    """Seconds from that moment until all engines are ready."""
+    while time.monotonic() - since < RECOVERY_S:
+        with urllib.request.urlopen(f"{url}/health/live"):
+            pass
+        try:
+            with urllib.request.urlopen(f"{url}/health") as answer:
+                told = json.load(answer)
+        except urllib.error.HTTPError:
+            told = {"engines": {"": "unavailable"}}
+        if set(told.get("engines", {"": "ready"}).values()) == {"ready"}:
+            return time.monotonic() - since
+        time.sleep(0.05)
+    raise RuntimeError(f"engines: not ready after {RECOVERY_S:g} s")
+
+
+def streams(process: ServeProcess, crowd: Crowd, engines: int) -> dict[str, Any]:
+    """Figures of each number of users for each engine."""
+    options, found = crowd.options, {}
+    for each in options.concurrency:
+        users, requests = each * engines, max(options.requests, 2 * each) * engines
+        crowd.load(process.url, users, users, "warm-up")
+        report = figures(crowd.load(process.url, users, requests, "load"))
+        found[str(each)] = {"users": users, **{key: report[key] for key in KEYS}}
+        print(f"  {engines} engines, {users} users:", {key: report[key] for key in KEYS[1:8]}, flush=True)
+    return found
+
+
+def engine_processes(server_process: int) -> list[int]:
+    """Of a server's engines, in the order in which they were started; Linux alone tells them."""
+    children = Path(f"/proc/{server_process}/task/{server_process}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, command in commands.items() if b"engine_process.process" in command]
+
+
+def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[str, Any]:
+    """What became of each stream when an engine ended by SIGKILL."""
+    options = crowd.options
+    users, requests = max(options.concurrency) * engines, max(options.requests, 3 * max(options.concurrency)) * engines
+    victim, killed = engine_processes(process.process_id)[-1], []
+
+    def strike() -> None:
+        os.kill(victim, 9)
+        killed.append(time.monotonic())
+
+    timer = threading.Timer(options.kill_after_s, strike)
+    timer.start()
+    outcomes = crowd.load(process.url, users, requests, "kill")
+    timer.join()
+    at = killed[0]
+    recovered_s = await_engines(process.url, at)
+    after = figures(crowd.load(process.url, users, users, "after"))
+    ends = Counter("completed" for _ in those(outcomes, Ending.OK))
+    for outcome in those(outcomes, Ending.REFUSED):
+        ends["refused"] += outcome.ending is Ending.REFUSED
+    for outcome in those(outcomes, Ending.FAILED):
+        timed_out = "TimeoutError" in outcome.problem
+        ends[HUNG if timed_out else "cut_after_audio" if outcome.arrivals else "error_before_audio"] += 1
+    lost = [one for one in those(outcomes, Ending.OK) if one.start_s < at < one.end_s]
+    return {
+        "users": users,
+        "streams": len(outcomes),
+        "running_when_killed": sum(one.start_s < at < one.end_s for one in outcomes),
+        **{name: ends[name] for name in ("completed", "refused", "cut_after_audio", "error_before_audio", HUNG)},
+        "moved_to_another_engine": log.read_text(encoding="utf-8").count("request moved"),
+        "completed_that_ran_then_ttfb_ms_max": max((one.ttfb_s for one in lost), default=0.0) * 1000,
+        "recovered_s": recovered_s,
+        "after_ok": after["ok"],
+        "after_ttfb_ms_p99": after["ttfb_ms_p99"],
+        "problems": sorted({one.problem for one in those(outcomes, Ending.FAILED)})[:5],
+    }
+
+
+def offline(options: argparse.Namespace, engines: int, folder: Path) -> dict[str, Any]:
+    """Whole texts through the Python API with so many engines."""
+    report, each = folder / f"offline-{engines}.json", options.offline_concurrency
+    flags = ["--model", str(options.model), *places(options, engines), "--offline", "--admission", "all"]
+    load = ["--concurrency", each * engines, "--requests", 4 * each * engines, "--tokens", options.tokens]
+    command = [sys.executable, "-m", "vivavoce", "bench", *flags, *map(str, load), "--json", str(report), "--quiet"]
+    subprocess.run(command, check=True)
+    told = json.loads(report.read_text())
+    return {key: told[key] for key in ("ok", "failed", "audio_s", "wall_s", "throughput_audio_s_per_s")}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All parts that are wanted."""
+    engines = len(options.gpus.split(",")) if options.gpus else options.engines
+    found: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.fleet", *sys.argv[1:]]),
+        **{"engines": engines, "clients": options.clients, "cpu_cores": os.cpu_count(), "hardware": hardware(options)},
+    }
+    with tempfile.TemporaryDirectory() as place, crowd(options) as users:
+        folder = Path(place)
+        if {"streams", "kill"} & set(options.only):
+            for count in (1, engines) if "streams" in options.only else (engines,):
+                print(f"starting a server with {count} engines", flush=True)
+                with server(options, count, log := folder / f"server-{count}.log") as process:
+                    if "streams" in options.only:
+                        found[f"streams_{count}"] = {"ready_s": process.start_s, **streams(process, users, count)}
+                    if "kill" in options.only and count == engines:
+                        found["kill"] = kill(process, users, count, log)
+                        print("  killed:", found["kill"], flush=True)
+        if "offline" in options.only:
+            for count in (1, engines):
+                found[f"offline_{count}"] = offline(options, count, folder)
+                print(f"  offline, {count} engines:", found[f"offline_{count}"], flush=True)
+    return rounded(found | ratios(found, engines))
+
+
+def ratios(found: dict[str, Any], engines: int) -> dict[str, Any]:
+    """Audio per second of all engines against one, and the 99th percentiles of the time to first audio."""
+    made, one, key = {}, found.get("streams_1", {}), "throughput_audio_s_per_s"
+    for each in (name for name in one if name != "ready_s"):
+        both = found[f"streams_{engines}"][each]
+        made[f"streams_{each}_audio_ratio"] = both[key] / one[each][key]
+        made[f"streams_{each}_ttfb_p99_ratio"] = both["ttfb_ms_p99"] / one[each]["ttfb_ms_p99"]
+    if "offline_1" in found:
+        made["offline_audio_ratio"] = found[f"offline_{engines}"][key] / found["offline_1"][key]
+    return made
+
+
+def hardware(options: argparse.Namespace) -> str:
+    """What the engines run on."""
+    import torch
+
+    from vivavoce.entrypoints.cli.bench_model import processor
+
+    return torch.cuda.get_device_name(int(options.gpus.split(",")[0])) if options.gpus else processor()
+
+
+def main() -> None:
+    """Measure, print as it comes, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder, which is made if it is not there, or a name")
+    parser.add_argument("--tiny", action="store_true", help="a folder that is made has tiny sizes")
+    parser.add_argument("--gpus", help="numbers, such as 0,1; without them: --engines on --device")
+    parser.add_argument("--engines", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[64, 256], help="users for each engine")
+    parser.add_argument("--requests", type=int, default=0, help="for each engine; at least twice the users")
+    parser.add_argument("--tokens-per-text-token", type=float, default=8.0, help="how long speech is; 0: as it ends")
+    parser.add_argument("--tokens", type=int, default=250, help="of offline speech")
+    parser.add_argument("--offline-concurrency", type=int, default=256, help="for each engine")
+    parser.add_argument("--voice", help="a voice's name; none: the model's first, which all engines hold")
+    parser.add_argument("--admission", default="all", help="refuse shows how the server is without gaps")
+    parser.add_argument("--kill-after-s", type=float, default=3.0)
+    parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 4)), help="processes")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument(
+        "--serve-flags", nargs=argparse.REMAINDER, default=[], help="the last ones: more for the server"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fleet/fleet.json"))
+    options = parser.parse_args()
+    if "/" in options.model and not Path(options.model).exists():
+        from benchmarks.gpu.model import make_model
+        from vivavoce.checkpoint.config import Generation
+        from vivavoce.models.random_checkpoint import RELEASE, TINY
+
+        options.model = make_model(Path(options.model), TINY if options.tiny else RELEASE, Generation.V2)
+    found = measure(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    save_json(found, options.out)
+    print(json.dumps({key: value for key, value in found.items() if "ratio" in key}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
