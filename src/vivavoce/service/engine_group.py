@@ -43,8 +43,8 @@ _GONE = "engine: its process has ended, and what it had to speak is lost; ask ag
 class RemoteEngine:
     """The end of one engine's process, for any thread. What it has to speak ends with it, by EngineStopped."""
 
-    def __init__(self, open_engine: Callable[[], Engine], name: str) -> None:
-        """open_engine: is pickled and called there."""
+    def __init__(self, open_engine: Callable[[], Engine], name: str, variables: Mapping[str, str]) -> None:
+        """open_engine: is pickled and called there; variables: of its environment, beside this process's."""
         self._name, self._numbers, self._lock = name, itertools.count(1), threading.RLock()
         self._answers: dict[int, Future[Any]] = {_OPENING: Future()}
         self._outboxes: dict[int, Outbox[AudioChunk]] = {}
@@ -54,7 +54,9 @@ class RemoteEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [*python_command(__name__), str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **variables}
+            )
         self._connection = Connection(ours.detach())
         self._send(open_engine)
         threading.Thread(target=self._read, name="vivavoce-engine", daemon=True).start()
@@ -155,13 +157,16 @@ class EngineGroup:
     An engine that ends is not started again: the others go on.
     """
 
-    def __init__(self, engines: Mapping[str, Callable[[], Engine]], place: Place) -> None:
-        """Load the first one, then all others at once: they find what it has compiled. Errors as the first of them."""
+    def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], place: Place) -> None:
+        """Load the first one, then all others at once: they find what it has compiled. Errors as the first of them.
+
+        engines: by name what opens each, and the variables of its process.
+        """
         self._engines: dict[str, RemoteEngine] = {}
         slots: list[int] = []
         try:
-            for name, open_engine in engines.items():
-                self._engines[name] = RemoteEngine(open_engine, name)
+            for name, (open_engine, variables) in engines.items():
+                self._engines[name] = RemoteEngine(open_engine, name, variables)
                 if not slots:
                     slots.append(self._engines[name].opened.result())
             slots += [one.opened.result() for one in list(self._engines.values())[1:]]

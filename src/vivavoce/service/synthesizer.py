@@ -29,6 +29,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.service.engine_group import EngineGroup, Place
+from vivavoce.service.engine_process.places import seen_alone
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
 from vivavoce.service.merged_folder import merged_folder
 from vivavoce.service.model_choice import share_device
@@ -209,8 +210,11 @@ class Synthesizer:
         text_processes: int,
     ) -> Synthesizer:
         """`load` with an engine on each of these devices, in a process of its own; of one named twice each a part."""
-        how = [(device, dtype, variant, settings, devices.count(device)) for device in devices]
-        launches = {f"{place} {one[0]}": partial(open_engine, folder, *one) for place, one in enumerate(how)}
+        launches = {}
+        for place, device in enumerate(devices):
+            seen_as, variables = seen_alone(str(device))
+            how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
+            launches[f"{place} {device}"] = partial(open_engine, folder, *how), variables
         engines = EngineGroup(launches, Place(devices[0], dtype))
         return cls(cast(Engine, engines), load_front_end(folder, text_processes=text_processes))
 

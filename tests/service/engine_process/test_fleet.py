@@ -226,13 +226,17 @@ async def test_engines_are_placed_as_the_settings_say(monkeypatch: pytest.Monkey
         opened = open_engines(EngineProcessSettings(ModelSection(**model)))
         engines = opened.engines if isinstance(opened, EngineFleet) else {"alone": opened}
         assert all(one._settings.model.gpus is None for one in engines.values())
-        return {name: one._settings.model.device for name, one in engines.items()}
+        assert all("CUDA_VISIBLE_DEVICES" in one._environment for one in engines.values())
+        seen = {name: one._environment["CUDA_VISIBLE_DEVICES"] for name, one in engines.items()}
+        return {name: f"{one._settings.model.device} of {seen[name]}" for name, one in engines.items()}
 
-    assert devices() == {"alone": "auto"}
-    assert devices(engines=2, device="cpu") == {"0": "cpu", "1": "cpu"}
-    assert devices(gpus="2,0") == {"cuda:2": "cuda:2", "cuda:0": "cuda:0"}
-    assert devices(gpus="all") == {f"cuda:{number}": f"cuda:{number}" for number in range(3)}
-    assert devices(gpus="1") == {"alone": "cuda:1"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,MIG-7")
+    assert devices() == {"alone": "auto of 3,5,MIG-7"}
+    assert devices(engines=2, device="cpu") == dict.fromkeys("01", "cpu of 3,5,MIG-7")
+    assert devices(gpus="2,0") == {"cuda:2": "cuda:0 of MIG-7", "cuda:0": "cuda:0 of 3"}
+    assert devices(gpus="all") == {f"cuda:{place}": f"cuda:0 of {one}" for place, one in enumerate(("3", "5", "MIG-7"))}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices(gpus="1") == {"alone": "cuda:0 of 1"}
     for wrong, problem in {"0,3": "here are 3", "1,1": "named twice", "1,two": "is neither all nor"}.items():
         with pytest.raises(InvalidRequest, match=f"gpus: .*{problem}"):
             places.devices_of(wrong, 1, "auto")

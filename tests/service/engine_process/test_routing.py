@@ -32,7 +32,9 @@ def test_without_a_voice_the_engine_with_the_most_headroom_comes_first() -> None
         EngineLoad("small", streams=0, capacity=2),
         EngineLoad("full", streams=20, capacity=20),
     ]
-    assert [one.name for one in order(engines)] == ["large", "small", "busy", "full"]
+    assert [one.name for one in order(engines)] == ["small", "large", "busy", "full"]
+    idle = [EngineLoad("slow", capacity=2), EngineLoad("fast", capacity=100)]
+    assert [one.name for one in order(idle)] == ["fast", "slow"]
 
 
 def test_engines_that_are_not_ready_are_not_asked() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -104,13 +105,19 @@ class RemoteStream:
 class EngineClient:
     """See `Speaker`; made and used in one event loop.
 
-    command: what is run, with the number of its socket's file descriptor after it; name: where there are several.
+    command: what is run, with the number of its socket's file descriptor after it; name: where there are several;
+    variables: of the process's environment, beside this one's.
     """
 
     def __init__(
-        self, settings: EngineProcessSettings, command: Sequence[str] = python_command(PROCESS_MODULE), name: str = ""
+        self,
+        settings: EngineProcessSettings,
+        command: Sequence[str] = python_command(PROCESS_MODULE),
+        name: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._settings, self._command, self._name = settings, tuple(command), name
+        self._environment = {**os.environ, **(variables or {})}
         self._numbers = itertools.count(1)
         self._streams: dict[int, RemoteStream] = {}
         self._questions: dict[int, asyncio.Future[Any]] = {}
@@ -331,6 +338,7 @@ class EngineClient:
                     [*self._command, str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    env=self._environment,
                     start_new_session=True,  # Ctrl-C is for the server, which lets requests finish
                 )
             self._starts += 1

@@ -11,7 +11,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.service.engine_process.client import EngineClient, RemoteStream
 from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.places import devices_of
+from vivavoce.service.engine_process.places import devices_of, seen_alone
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
@@ -34,8 +34,9 @@ def open_engines(settings: EngineProcessSettings) -> EngineClient | EngineFleet:
     engines = {}
     for place, device in enumerate(devices):
         name = device if model.gpus is not None else str(place) if len(devices) > 1 else ""
-        own = settings._replace(model=model.model_copy(update={"device": device, "gpus": None}))
-        engines[name] = EngineClient(own, name=name)
+        seen_as, variables = (device, {}) if model.gpus is None else seen_alone(device)
+        own = settings._replace(model=model.model_copy(update={"device": seen_as, "gpus": None}))
+        engines[name] = EngineClient(own, name=name, variables=variables)
     return EngineFleet(engines) if len(engines) > 1 else next(iter(engines.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 from vivavoce.errors import InvalidRequest
 
@@ -24,6 +25,17 @@ def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= min(numbers) <= max(numbers) < present:
         raise InvalidRequest(f"gpus: {gpus} is none or not there, or named twice; here are {present}, counted from 0")
     return [f"cuda:{number}" for number in numbers]
+
+
+def seen_alone(device: str) -> tuple[str, dict[str, str]]:
+    """What a process calls a device of a fleet that is to see no other GPU, and the variables that it is started with.
+
+    CUDA gives every thread device 0 until it asks for another, and takes memory of each device that was asked for.
+    """
+    if not device.startswith("cuda:"):
+        return device, {}
+    number, seen = int(device[5:]), [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return "cuda:0", {"CUDA_VISIBLE_DEVICES": seen[number] if number < len(seen) else str(number)}
 
 
 def count_gpus() -> int:

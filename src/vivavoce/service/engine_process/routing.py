@@ -42,8 +42,11 @@ class EngineLoad:
 
     @property
     def headroom(self) -> float:
-        """Share of its real time that would be left after one more stream, 1 … 0; below 0: it would be too much."""
-        return 1 - (self.streams + 1) / self.capacity
+        """Share of its real time that is left: 1 where it has nothing to do, and 0 or less where it has too much.
+
+        So each engine that is idle gets its turn, and an estimate of its capacity that was too low does not stay so.
+        """
+        return 1 - self.streams / self.capacity
 
 
 def voice_key(owner: str, voice: str | Recording | None) -> bytes | None:
@@ -62,9 +65,9 @@ def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[Engin
     """The engines that are ready, in the order in which they are asked for one more stream; key: as `voice_key`.
 
     The one that the voice prefers is first while it has at most `SPILL` times its fair share, or is as good as idle;
-    the others follow by their headroom, the most first. Of equals the one that stands first in `engines` is.
+    the others follow by their headroom, the most first. Of equals the one of the largest capacity is first.
     """
-    ready = sorted((one for one in engines if one.ready), key=lambda one: -one.headroom)
+    ready = sorted((one for one in engines if one.ready), key=lambda one: (-one.headroom, -one.capacity))
     if key is not None and len(ready) > 1:
         digest = hashlib.blake2b(key, digest_size=16).digest()
         preferred = max(ready, key=lambda one: hashlib.blake2b(digest + one.name.encode()).digest())
