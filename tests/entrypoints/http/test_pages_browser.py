@@ -360,6 +360,12 @@ def test_status_shows_the_servers_figures(world: World) -> None:
     width = page.locator("[data-tile=streams] .area").evaluate("(area) => area.clientWidth")
     page.locator("[data-tile=streams] .area").hover(position={"x": width - 2, "y": 9})
     expect(page.locator("[data-tile=streams] .told")).to_contain_text(re.compile(r"\d s ago · speaking 3"))
+    expect(page.locator("#engines")).to_be_hidden()
+    each = (
+        '_up{engine="cuda:0"} 1\n_streams{engine="cuda:0"} 3\n_capacity{engine="cuda:0"} 40\n_up{engine="cuda:1"} 0\n'
+    )
+    page.route("**/metrics", lambda route: route.fulfill(body=each.replace("_", "vivavoce_engine_")))
+    expect(page.locator("#engines")).to_have_text("cuda:0: 3 of 40 streams · cuda:1: not ready")
     page.route("**/metrics", lambda route: route.abort())
     expect(page.locator("#tiles")).to_have_class(re.compile("stale"))
     expect(page.locator("#state")).to_contain_text("old.")

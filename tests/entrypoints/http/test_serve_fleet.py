@@ -51,6 +51,13 @@ class Client:
         return np.frombuffer(bytes(self.audio[: len(self.audio) & ~1]), "<i2").astype(np.float32)
 
 
+def await_ready(server: ServerProcess, count: int) -> None:
+    """Wait until so many engines' processes have become ready."""
+    after = 0
+    for _ in range(count):
+        after = 1 + server.log.lines.index(server.log.await_event("engine ready", after), after)
+
+
 async def all_heard(server: ServerProcess, count: int) -> list[Client]:
     """So many clients at once; when a third of them has ended or been begun, an engine is killed."""
     clients = [Client(seed) for seed in range(count)]
@@ -81,6 +88,7 @@ def test_an_engine_that_is_killed_takes_no_stream_that_did_not_sound(
     flags = ("--model", babble, "--engines", engines, "--admission", "all", "--slots", SLOTS)
     with serving_process(tmp_path, *flags, VIVAVOCE_MODEL_WARM_UP_S=0, VIVAVOCE_SERVER_MAX_CONNECTIONS=200) as server:
         names = {str(number): "ready" for number in range(engines)}
+        await_ready(server, engines)
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready", "engines": names}
         before = len(server.log.lines)
         clients = asyncio.run(all_heard(server, count))
@@ -90,7 +98,7 @@ def test_an_engine_that_is_killed_takes_no_stream_that_did_not_sound(
         assert server.log.await_event("request moved: another engine speaks it", before)
         ended = [line for line in server.log.lines[before:] if line["event"] == "speech ended"]
         assert [line["error_code"] for line in ended if line["reason"] == "error"] == ["engine_stopped"] * len(cut)
-        server.log.await_event("engine ready", before)
+        await_ready(server, engines + 1)
         assert httpx.get(f"{server.url}/health").json()["engines"] == names
         for one, wanted in zip(clients, asyncio.run(alone(server, [one.seed for one in clients])), strict=True):
             assert len(one.samples) == len(wanted) if one.whole else len(one.samples) < len(wanted)

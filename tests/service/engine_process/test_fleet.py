@@ -48,6 +48,9 @@ class FakeEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(self.name, self.ready, len(self.streams), 10)
 
+    async def start(self, about: ModelAbout | None = None) -> None:
+        await self._asked()
+
     async def speak(self, request: SpeechRequest) -> RemoteStream:
         await self._asked()
         self.streams.append(RemoteStream(24_000, lambda kind, value: self.sent.append((kind, value))))
@@ -219,6 +222,20 @@ async def test_it_is_ready_and_in_order_as_long_as_one_engine_is() -> None:
         await fleet.speak(SpeechRequest("Hello."))
 
 
+async def test_the_first_engine_starts_alone_and_its_trouble_is_the_servers(caplog: pytest.LogCaptureFixture) -> None:
+    one, other, third = (FakeEngine(str(number)) for number in range(3))
+    other.refusal = EngineStopped("engine: it cannot be started")
+    fleet = fleet_of(one, other, third)
+    await fleet.start()
+    assert (one.asked, other.asked, third.asked) == (1, 0, 0)
+    await steps()
+    assert (other.asked, third.asked) == (1, 1)
+    assert "engine not started: 1: engine: it cannot be started" in caplog.text
+    one.refusal = EngineStopped("engine: the model cannot be loaded")
+    with pytest.raises(EngineStopped, match="cannot be loaded"):
+        await fleet.start()
+
+
 async def test_engines_are_placed_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "count_gpus", lambda: 3)
 
@@ -265,6 +282,7 @@ def fleet(
         fleet = open_engines(settings)
         assert isinstance(fleet, EngineFleet)
         await fleet.start()
+        await asyncio.gather(*(one.until_ready() for one in fleet.engines.values()))
         return fleet
 
     yield (fleet := loop.run_until_complete(opened()))

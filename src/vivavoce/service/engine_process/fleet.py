@@ -133,19 +133,22 @@ class EngineFleet:
         self.engines = engines
         """See `engines_of`."""
         self._first = next(iter(engines.values()))
+        self._starting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the first engine, and when it can speak the others, all at once; VivavoceError: the first one cannot.
+        """Start the first engine and wait until it can speak; then the others begin to start, all at once.
 
-        It may have a model to download and kernels to compile, which the others then find. One of them that cannot
-        begin is logged and started again: there are engines to speak without it.
+        VivavoceError: the first one cannot. It may have a model to download and kernels to compile, which the others
+        then find. One of them that cannot begin is logged and started again: there are engines to speak without it.
         """
         await self._first.start()
-        names = list(self.engines)[1:]
-        starting = (self.engines[name].start(self._first.about) for name in names)
-        for name, ended in zip(names, await asyncio.gather(*starting, return_exceptions=True), strict=True):
-            if isinstance(ended, VivavoceError):
-                log.error("engine not started: %(name)s: %(error)s", {"name": name, "error": ended})
+        self._starting = [asyncio.ensure_future(self._start(name)) for name in list(self.engines)[1:]]
+
+    async def _start(self, name: str) -> None:
+        try:
+            await self.engines[name].start(self._first.about)
+        except VivavoceError as error:
+            log.error("engine not started: %(name)s: %(error)s", {"name": name, "error": error})
 
     @property
     def about(self) -> ModelAbout:
@@ -209,6 +212,8 @@ class EngineFleet:
 
     async def close(self) -> None:
         """End all processes, and what they still speak."""
+        for one in self._starting:
+            one.cancel()
         await asyncio.gather(*(one.close() for one in self.engines.values()))
 
     async def _asked(
