@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.statistics import SECONDS, SIZES, Histogram, Statistics, StatisticsSnapshot, log_bounds
+from vivavoce.engine.statistics import SECONDS, SIZES, Histogram, Statistics, StatisticsSnapshot, log_bounds, summed
 
 
 def test_batches_count_for_their_stage_alone() -> None:
@@ -74,3 +74,18 @@ def test_a_bound_belongs_to_its_bucket_and_the_last_bucket_is_open() -> None:
         histogram.observe(value)
     assert histogram.counts == [2, 2, 1]
     assert (histogram.count, histogram.maximum, histogram.total) == (5, 1e9, 4.5 + 1e9)
+
+
+def test_engines_together_are_the_sum_of_each() -> None:
+    one, other = Statistics(), Statistics()
+    one.batch(Stage.FLOW, 3, 0.2, [0.01, 0.5])
+    other.batch(Stage.FLOW, 4, 0.1, [0.02])
+    one.now.slots.total, other.now.slots.total, one.now.audio_s, other.now.audio_s = 8, 16, 1.5, 2.5
+    one.now.streams.lateness_s.observe(0.3)
+    both = summed([one.snapshot(waiting=2), other.snapshot()])
+    assert (both.waiting, both.slots.total, both.audio_s, both.streams.underruns) == (2, 24, 4.0, 1)
+    flow = both.stage(Stage.FLOW)
+    assert (flow.batches, flow.rows, flow.batch_size.maximum, flow.queued_s.count) == (2, 7, 4, 3)
+    assert flow.busy_s.bounds == SECONDS
+    assert flow.busy_s.total == pytest.approx(0.3)
+    assert summed([]) == StatisticsSnapshot()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import cast
@@ -14,7 +16,7 @@ import pytest
 
 from vivavoce.engine.request import SamplingParams
 from vivavoce.entrypoints.python import Vivavoce, load
-from vivavoce.errors import EngineStopped, InvalidRequest
+from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 from vivavoce.service.engine_group import EngineGroup
 
 SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)
@@ -99,6 +101,16 @@ def test_devices_that_are_none_are_refused(babble: Path) -> None:
         load(babble, device=[])
     with pytest.raises(InvalidRequest, match="'abacus'"):
         load(babble, device=["cpu", "abacus"])
+
+
+def test_an_engine_that_cannot_be_loaded_is_an_error_and_leaves_no_process(babble: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(babble, tmp_path / "broken")
+    (broken / "hift.pt").write_bytes(b"nothing")
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text()
+    with pytest.raises(CheckpointError):
+        load(broken, device=["cpu", "cpu"])
+    assert children.read_text() == before
 
 
 def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivavoce) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from vivavoce.errors import InvalidRequest
 from vivavoce.service import model_choice
-from vivavoce.service.model_choice import choose_dtype
+from vivavoce.service.model_choice import choose_dtype, share_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -28,3 +28,18 @@ def test_a_large_model_is_read_in_16_bit_where_a_cpu_multiplies_it(
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="dtype: 'int4' is unknown"):
         choose_dtype("int4", CPU)
+
+
+def test_engines_on_one_device_share_it() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        share_device(CPU, 1, bounded=False)
+        assert torch.get_num_threads() == 4
+        share_device(CPU, 3, bounded=False)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    share_device(CUDA, 2, bounded=True)
+    with pytest.raises(InvalidRequest, match="engines: 2 on one cuda device would each take all"):
+        share_device(CUDA, 2, bounded=False)

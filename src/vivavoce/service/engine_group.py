@@ -45,7 +45,9 @@ class RemoteEngine:
 
     def __init__(self, open_engine: Callable[[], Engine], name: str, variables: Mapping[str, str]) -> None:
         """open_engine: is pickled and called there; variables: of its environment, beside this process's."""
-        self._name, self._numbers, self._lock = name, itertools.count(1), threading.RLock()
+        self._name, self._numbers = name, itertools.count(1)
+        self._state, self._gone = threading.Lock(), False
+        self._sending, self._unsent = threading.Lock(), deque[bytes]()
         self._answers: dict[int, Future[Any]] = {_OPENING: Future()}
         self._outboxes: dict[int, Outbox[AudioChunk]] = {}
         self._voices: weakref.WeakKeyDictionary[Conditioning, int] = weakref.WeakKeyDictionary()
@@ -64,15 +66,16 @@ class RemoteEngine:
     @property
     def load(self) -> EngineLoad:
         """See `routing`."""
-        return EngineLoad(self._name, not self._connection.closed, len(self._outboxes), self._capacity)
+        return EngineLoad(self._name, not self._gone, len(self._outboxes), self._capacity)
 
     def ask(self, kind: str, value: object, number: int | None = None) -> Future[Any]:
-        """What it answers; "call": a method's name and arguments, or a property's name and ()."""
-        with self._lock:
-            number = number or next(self._numbers)
+        """What it answers; "call": a method and its arguments, or a property and (). EngineStopped: it has ended."""
+        number = number or next(self._numbers)
+        with self._state:
+            if self._gone:
+                raise EngineStopped(_GONE)
             answer = self._answers[number] = Future()
-            if not self._send((kind, number, value)):
-                answer.set_exception(EngineStopped(_GONE))
+        self._send((kind, number, value))
         return answer
 
     def submit(self, request: EngineRequest) -> Handle:
@@ -95,29 +98,36 @@ class RemoteEngine:
 
         return Handle(outbox, cancel, push)
 
-    def close(self) -> None:
-        """Finish what was asked for, and end."""
+    def close(self, finish: bool = True) -> None:
+        """End, after what was asked for is finished."""
         with suppress(EngineStopped):
-            self.ask("call", ("close", ())).result()
-        self._send(("leave", 0, None))
+            if finish:
+                self.ask("call", ("close", ())).result()
+        self._send(("leave", 0, None)) if finish else self._process.kill()
         self._process.wait()
+        self._connection.close()
 
     def _named(self, segment: SegmentRequest) -> SegmentRequest:
         """The same with a number for its voice, which is sent once for as long as it is in use."""
         voice = segment.conditioning
-        with self._lock:
+        with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
                 self._send(("voice", number, voice))
                 weakref.finalize(voice, self._send, ("forget", number, None)).atexit = False
         return replace(segment, conditioning=cast(Conditioning, number))
 
-    def _send(self, message: object) -> bool:
-        content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._lock, suppress(OSError):
-            self._connection.send_bytes(content)
-            return True
-        return False
+    def _send(self, message: object) -> None:
+        """Never blocks for itself: garbage that is collected while it sends may have something to send, too."""
+        self._unsent.append(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        while self._unsent and self._sending.acquire(blocking=False):
+            try:
+                while self._unsent:
+                    self._connection.send_bytes(self._unsent.popleft())
+            except OSError:
+                pass  # it has ended, which `_read` sees
+            finally:
+                self._sending.release()
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -134,11 +144,11 @@ class RemoteEngine:
                 elif kind == "end":
                     outcome, self._capacity = value
                     self._outboxes.pop(number).end(outcome)
-        with self._lock:
-            self._connection.close()
-        for answer in self._answers.values():
+        with self._state:
+            self._gone = True
+        for answer in list(self._answers.values()):
             answer.set_exception(EngineStopped(_GONE))
-        for outbox in self._outboxes.values():
+        for outbox in list(self._outboxes.values()):
             outbox.end(Outcome(EngineStopped(_GONE)))
 
 
@@ -171,7 +181,8 @@ class EngineGroup:
                     slots.append(self._engines[name].opened.result())
             slots += [one.opened.result() for one in list(self._engines.values())[1:]]
         except BaseException:
-            self.close()
+            for one in self._engines.values():
+                one.close(finish=False)
             raise
         self.models, self.memory = place, replace(place, slots=sum(slots))
 

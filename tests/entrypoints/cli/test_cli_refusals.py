@@ -89,6 +89,8 @@ EARLY = [
     ("bench --no-kernels --deterministic", "deterministic: needs kernels"),
     ("bench --flow-backend caffe", "flow_backend: 'caffe' is unknown; use one of torch, tensorrt, onnx"),
     ("bench --tp 2", "tp: 2 is for lm_backend vllm or trtllm"),
+    ("bench --gpus 0,1 --engines 2", "gpus: 0,1 gives each GPU one engine"),
+    ("bench --gpus one", "gpus: 'one' is neither all nor numbers"),
     ("bench --policy none", "chunk policy: 'none' is unknown"),
     ("bench --json missing/bench.json", "json: folder"),
     pytest.param("bench --plot missing/bench.png", "plot: folder", marks=DRAWING),
