@@ -38,8 +38,6 @@ from vivavoce.bench.load import Ending, Utterance, those
 from vivavoce.measure import rounded, save_json
 
 PARTS = ("streams", "kill", "offline")
-PATIENCE_S = 60.0
-"""A stream that brings nothing for so long hangs."""
 RECOVERY_S = 300.0
 """How long an engine may take to come back."""
 RATE = 24_000
@@ -62,6 +60,7 @@ class WireTarget:
     port: int
     ratio: float
     voice: str | None
+    patience_s: float
     sample_rate: int = RATE
 
     async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
@@ -74,24 +73,23 @@ class WireTarget:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 22)
         try:
             writer.write(head.encode() + body)
-            answer = (await within(reader.readuntil(b"\r\n\r\n"))).decode("latin-1").lower()
+            answer = (await self._within(reader.readuntil(b"\r\n\r\n"))).decode("latin-1").lower()
             if not answer.startswith("http/1.1 200"):
-                said = (await within(reader.read())).decode(errors="replace")
+                said = (await self._within(reader.read())).decode(errors="replace")
                 if " 429 " in answer[:20]:
                     raise Refused(float(answer.partition("retry-after: ")[2].split("\r\n")[0] or 1))
                 raise ClearError(f"{answer[9:12]} {said}")
-            while size := int(await within(reader.readuntil(b"\r\n")), 16):
-                yield Piece(len(await within(reader.readexactly(size + 2))) // 2 - 1)
+            while size := int(await self._within(reader.readuntil(b"\r\n")), 16):
+                yield Piece(len(await self._within(reader.readexactly(size + 2))) // 2 - 1)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ClearError(CUT) from None
         finally:
             writer.close()
 
-
-async def within(work: Any) -> bytes:
-    """What it reads; TimeoutError: nothing has come for long."""
-    read: bytes = await asyncio.wait_for(work, PATIENCE_S)
-    return read
+    async def _within(self, work: Any) -> bytes:
+        """What it reads; TimeoutError: nothing has come for so long that the stream hangs."""
+        read: bytes = await asyncio.wait_for(work, self.patience_s)
+        return read
 
 
 def ask(target: WireTarget, utterances: Sequence[Utterance], concurrency: int) -> list[Outcome]:
@@ -110,7 +108,9 @@ class Crowd:
     def load(self, url: str, concurrency: int, requests: int, purpose: str) -> list[Outcome]:
         """So many users at once."""
         host, _, port = url.removeprefix("http://").partition(":")
-        target = WireTarget(host, int(port), self.options.tokens_per_text_token, self.options.voice)
+        target = WireTarget(
+            host, int(port), self.options.tokens_per_text_token, self.options.voice, self.options.patience_s
+        )
         utterances = Workload(seed=self.options.seed).utterances(requests, purpose)
         parts = min(self.processes, concurrency)
         asked = [
@@ -145,19 +145,17 @@ def places(options: argparse.Namespace, engines: int) -> list[str]:
     return ["--device", options.device, "--engines", str(engines)]
 
 
-def await_engines(url: str, since: float) -> float:
-    """Seconds from that moment until all engines are ready."""
+def await_engines(url: str, since: float, ready: bool = True) -> float:
+    """Seconds from that moment until all engines are ready, or one of them is not."""
     while time.monotonic() - since < RECOVERY_S:
-        with urllib.request.urlopen(f"{url}/health/live"):
-            pass
         try:
             with urllib.request.urlopen(f"{url}/health") as answer:
-                told = json.load(answer)
+                told = json.load(answer).get("engines", {"": "ready"})
         except urllib.error.HTTPError:
-            told = {"engines": {"": "unavailable"}}
-        if set(told.get("engines", {"": "ready"}).values()) == {"ready"}:
+            told = {"": "unavailable"}
+        if (set(told.values()) == {"ready"}) is ready:
             return time.monotonic() - since
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise RuntimeError(f"engines: not ready after {RECOVERY_S:g} s")
 
 
@@ -184,18 +182,19 @@ def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[s
     """What became of each stream when an engine ended by SIGKILL."""
     options = crowd.options
     users, requests = max(options.concurrency) * engines, max(options.requests, 3 * max(options.concurrency)) * engines
-    victim, killed = engine_processes(process.process_id)[-1], []
+    victim, times = engine_processes(process.process_id)[-1], []
 
     def strike() -> None:
         os.kill(victim, 9)
-        killed.append(time.monotonic())
+        times.append(time.monotonic())
+        await_engines(process.url, times[0], ready=False)
+        times.append(await_engines(process.url, times[0]))
 
     timer = threading.Timer(options.kill_after_s, strike)
     timer.start()
     outcomes = crowd.load(process.url, users, requests, "kill")
     timer.join()
-    at = killed[0]
-    recovered_s = await_engines(process.url, at)
+    at, recovered_s = times
     after = figures(crowd.load(process.url, users, users, "after"))
     ends = Counter("completed" for _ in those(outcomes, Ending.OK))
     for outcome in those(outcomes, Ending.REFUSED):
@@ -291,6 +290,7 @@ def main() -> None:
     parser.add_argument("--voice", help="a voice's name; none: the model's first, which all engines hold")
     parser.add_argument("--admission", default="all", help="refuse shows how the server is without gaps")
     parser.add_argument("--kill-after-s", type=float, default=3.0)
+    parser.add_argument("--patience-s", type=float, default=60.0, help="a stream that brings nothing for so long hangs")
     parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 4)), help="processes")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
