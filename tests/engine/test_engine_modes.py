@@ -388,7 +388,7 @@ def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm
     done = -1
 
     def mark(queue):
-        made.append(Mark(None, queue._clock(), []))
+        made.append(Mark(None, queue.clock(), []))
         return made[-1]
 
     def reached(mark, wait=False):

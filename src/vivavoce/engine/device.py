@@ -73,7 +73,7 @@ class DeviceQueue:
     ) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
         self._depth = DEPTH if self._stream is not None else 1
-        self._clock = clock
+        self.clock = clock
         self._spans: deque[tuple[Mark, Mark, Callable[[float], None]]] = deque()
         """Where each piece begins and ends, and what is told its seconds."""
         self._spare: list[torch.cuda.Event] = []
@@ -83,6 +83,11 @@ class DeviceQueue:
         """Since when the oldest piece is taken to be on the device, on the host's clock."""
         self._last: Mark | None = None
         """End of the newest piece of work, unless something that is not timed was enqueued after it."""
+
+    @property
+    def on_cuda(self) -> bool:
+        """It is a stream of a CUDA device."""
+        return self._stream is not None
 
     @property
     def open(self) -> bool:
@@ -107,7 +112,7 @@ class DeviceQueue:
     def mark(self) -> Mark:
         """A point behind everything launched so far."""
         if self._stream is None:
-            return Mark(None, self._clock(), self._spare)
+            return Mark(None, self.clock(), self._spare)
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return Mark(event, 0.0, self._spare)
@@ -120,7 +125,7 @@ class DeviceQueue:
             made = work()
         self._last = self.mark()
         if not self._spans:
-            self._oldest_at = self._clock()
+            self._oldest_at = self.clock()
         self._spans.append((start, self._last, on_done))
         return made
 
@@ -129,7 +134,7 @@ class DeviceQueue:
         while self._spans and self._spans[0][1].reached(wait):
             wait = False
             start, end, on_done = self._spans.popleft()
-            self._oldest_at = self._clock()
+            self._oldest_at = self.clock()
             if start.event is None or end.event is None:
                 self._usual_s = end.at - start.at
             else:

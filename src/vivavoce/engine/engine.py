@@ -11,7 +11,7 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,9 @@ import torch
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.backends.table import foreign_flow, lm_stage
-from vivavoce.engine.chunk_policy import policy_for
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
-from vivavoce.engine.device import HostThreads, release_idle_team
+from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
@@ -100,6 +100,38 @@ def build_stages(
     return stages
 
 
+def assemble(
+    stages: Stages,
+    settings: EngineSettings,
+    memory: MemoryPlan,
+    rates: Rates,
+    policy: ChunkPolicy,
+    costs: CostModel,
+    queues: tuple[DeviceQueue, DeviceQueue],
+    *,
+    kernels: bool,
+    exclusive: bool,
+    silent: tuple[int, ...] = (),
+    enter: Callable[[], None] | None = None,
+) -> tuple[Loop, AdmissionController, Statistics]:
+    """What decides, over a device's stages or over simulated ones. policy: how streams are taken to be cut; queues: of
+    the language model, and of flow and vocoder; the others are as for `Engine`, `LMRunner` and `Loop`.
+    """
+    statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
+    admission = AdmissionController(costs, settings, rates, memory.slots, policy)
+    lm, flow, vocoder = stages.lm, stages.flow, stages.vocoder
+    if flow is None:  # no stream could want the slots that are spared for them
+        limits = replace(limits, spare_slots=0.0)
+    synthesis, padded, own_pace = None, not kernels, lm is not None and lm.self_paced
+    if flow is not None and vocoder is not None:
+        made = queues[1], costs, statistics
+        synthesis = SynthesisRunner(flow, vocoder, *made, padded=padded, one_by_one=exclusive)
+    runner = None if lm is None else LMRunner(lm, queues[0], costs, statistics, silent)
+    scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace)
+    loop = Loop(runner, synthesis, scheduler, admission, statistics, enter=enter, clock=queues[0].clock)
+    return loop, admission, statistics
+
+
 class Engine:
     """Speaks for any number of users at once; safe to use from any thread.
 
@@ -142,33 +174,18 @@ class Engine:
         priors = CPU_PRIORS if exclusive else GPU_PRIORS if kernels else PLAIN_GPU_PRIORS
         self._costs = CostModel(priors) if costs is None else costs
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
-        self._statistics = Statistics()
-        self._admission = AdmissionController(
-            self._costs, settings, self._rates, memory.slots, policy_for(models.config.generation, None)
-        )
         self._ids = itertools.count()
-        lm, flow, vocoder = self.stages.lm, self.stages.flow, self.stages.vocoder
-        silent = models.config.lm.vocabulary.silent
-        limits = settings.limits.within(memory.batch_frames)
-        if flow is None:  # no stream could want the slots that are spared for them
-            limits = replace(limits, spare_slots=0.0)
-        synthesis = None
-        if flow is not None and vocoder is not None:
-            synthesis = SynthesisRunner(
-                flow, vocoder, device, self._costs, self._statistics, padded=not kernels, one_by_one=exclusive
-            )
-        self._loop = Loop(
-            None if lm is None else LMRunner(lm, device, self._costs, self._statistics, silent),
-            synthesis,
-            Scheduler(
-                self._costs,
-                limits,
-                exclusive=exclusive,
-                padded=not kernels,
-                self_paced=lm is not None and lm.self_paced,
-            ),
-            self._admission,
-            self._statistics,
+        self._loop, self._admission, self._statistics = assemble(
+            self.stages,
+            settings,
+            memory,
+            self._rates,
+            policy_for(models.config.generation, None),
+            self._costs,
+            (DeviceQueue(device, urgent=True), DeviceQueue(device)),
+            kernels=kernels,
+            exclusive=exclusive,
+            silent=models.config.lm.vocabulary.silent,
             enter=None if threads is None else threads.enter,
         )
         # The thread holds the loop, not the engine: an engine that is not used any more stops by itself.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-
-import torch
 
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue
@@ -28,13 +25,13 @@ class LMRunner:
     def __init__(
         self,
         stage: LMInterface,
-        device: torch.device,
+        queue: DeviceQueue,
         costs: CostModel,
         statistics: Statistics,
         silent: tuple[int, ...] = (),
     ) -> None:
         self.stage, self._costs, self._statistics, self._silent = stage, costs, statistics, silent
-        self.queue = DeviceQueue(device, urgent=True)
+        self.queue = queue
         self._sequences: dict[int, SequenceState] = {}
         """By the slot that they hold."""
 
@@ -51,7 +48,7 @@ class LMRunner:
 
     def prefill(self, sequences: Sequence[SequenceState]) -> None:
         """Read the sequences' rows in one forward; sequences without a slot take one."""
-        now = time.perf_counter()
+        now = self.queue.clock()
         begun: list[SequenceState] = []
         queued: list[float] = []
         for sequence in sequences:
@@ -121,7 +118,7 @@ class LMRunner:
             if isinstance(error, EngineStopped):
                 raise
             arrived = []
-        now = time.perf_counter()
+        now = self.queue.clock()
         if self.stage.self_paced:
             self._learn(arrived)
         for slot, ids, ended, failure, _ in arrived:

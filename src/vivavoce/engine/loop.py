@@ -55,7 +55,9 @@ class Loop:
         admission: AdmissionController,
         statistics: Statistics,
         enter: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self._lm, self._synthesis, self._enter = lm, synthesis, enter
         self._runners: list[LMRunner | SynthesisRunner] = [one for one in (lm, synthesis) if one is not None]
         for runner in self._runners:
@@ -152,7 +154,7 @@ class Loop:
 
     def run_once(self) -> bool:
         """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
-        self.busy_since = time.perf_counter()
+        self.busy_since = self._clock()
         moved = False
         while not self._inbox.empty():
             self._inbox.get()()
@@ -167,7 +169,7 @@ class Loop:
         lm, synthesis = self._lm, self._synthesis
         if synthesis is not None and synthesis.queue.open and synthesis.retry():
             return True
-        now = time.perf_counter()
+        now = self._clock()
         at = Situation(
             now=now,
             lm_open=lm is not None and lm.queue.open,
@@ -215,7 +217,7 @@ class Loop:
         if request is None:
             return  # it has ended meanwhile
         try:
-            request.take(more, time.perf_counter())
+            request.take(more, self._clock())
         except Exception as error:
             self._end(request, explained(request.error or error))
         if request.id in self._requests:
@@ -256,7 +258,7 @@ class Loop:
         try:
             if self._drain is not None and request.arrival is not Arrival.WHOLE:
                 # A drain does not wait for text that may never come: what has come is spoken.
-                request.take(None, time.perf_counter())
+                request.take(None, self._clock())
             while request.arrived:
                 sequence = request.arrived.popleft()
                 request.add(sequence)
@@ -272,7 +274,7 @@ class Loop:
 
     def _hand_out(self) -> bool:
         changed = self._lm.collect() if self._lm is not None else []
-        now = time.perf_counter()
+        now = self._clock()
         for sequence in changed:
             request = sequence.request
             if request.closed:
@@ -307,7 +309,7 @@ class Loop:
                     break
                 request.current += 1  # it brought no tokens at all
                 continue
-            (cut, samples), now = made, time.perf_counter()
+            (cut, samples), now = made, self._clock()
             duration_s = len(samples) / rate
             last = cut.final and request.complete and sequence is sequences[-1]
             if duration_s or last or request.arrival is Arrival.SPEECH:
@@ -362,22 +364,26 @@ class Loop:
                 counts.cancelled += cancelled
                 counts.failed += error is not None and not cancelled
                 counts.finished += error is None
-        request.timings.finished_s = time.perf_counter() - request.accepted_at
+        request.timings.finished_s = self._clock() - request.accepted_at
         tokens = tuple(tuple(sequence.tokens) for sequence in request.sequences)
         request.outbox.end(
             Outcome(error, tokens, request.timings, tuple(sequence.cut for sequence in request.sequences))
         )
 
-    def _wait(self) -> None:
-        """Nothing can be begun: wait for the device, or for a message."""
+    def wait_for_device(self) -> bool:
+        """Block until something that was launched is done; False: nothing is under way."""
         busy = [runner for runner in self._runners if runner.busy]
         if busy:
             # The queue that is done first must not run dry while the host waits for the other.
             min(busy, key=lambda runner: runner.queue.due_at).wait()
-        else:
+        return bool(busy)
+
+    def _wait(self) -> None:
+        """Nothing can be begun: wait for the device, or for a message."""
+        if not self.wait_for_device():
             self.busy_since = inf
             message = self._inbox.get()
-            self.busy_since = time.perf_counter()
+            self.busy_since = self._clock()
             message()
 
 

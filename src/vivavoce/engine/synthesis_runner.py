@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,17 +70,17 @@ class SynthesisRunner:
         self,
         flow: FlowInterface,
         vocoder: VocoderInterface,
-        device: torch.device,
+        queue: DeviceQueue,
         costs: CostModel,
         statistics: Statistics,
         *,
         padded: bool = True,
         one_by_one: bool = False,
     ) -> None:
-        self.flow, self.vocoder, self.queue = flow, vocoder, DeviceQueue(device)
+        self.flow, self.vocoder, self.queue = flow, vocoder, queue
         self._costs, self._statistics = costs, statistics
         self._padded, self._one_by_one = padded, one_by_one
-        self._on_cuda = device.type == "cuda"
+        self._on_cuda = queue.on_cuda
         self._batches: list[_Batch] = []
         self._again: deque[tuple[Sequence[FlowItem], bool]] = deque()
         """Items of batches that failed, to be tried in smaller ones; whether it is for the last time."""
@@ -144,7 +143,7 @@ class SynthesisRunner:
 
     def begin(self, items: Sequence[FlowItem]) -> None:
         """Begin a flow batch; marks what its cuts take of their sequences."""
-        now = time.perf_counter()
+        now = self.queue.clock()
         begun, queued = [], []
         for item in items:
             sequence, cut = item
