@@ -3,7 +3,8 @@
 Neither a device nor weights are needed. Memory is divided as the engine divides it. Time is what admission reckons
 with: the costs of batches, as they were fitted under load on one H200, moved to another card by its maker's data sheet.
 Launches stay as they are, arithmetic takes longer by the ratio of products a second, reading by that of bytes a second.
-So figures of other cards are computed, not measured.
+So figures of other cards are computed, not measured. A fleet is planned by simulating one of its engines
+(`simulation.py`), with the costs of batches that run alone.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ from typing import NamedTuple
 import torch
 
 from vivavoce.checkpoint.config import Generation, ModelConfig
-from vivavoce.engine.admission import DURATION_S, MAX_ROWS, PROMPT_S, TEXT_ROWS, AdmissionController, AdmissionLimits
+from vivavoce.engine.admission import (
+    DURATION_S,
+    MAX_ROWS,
+    PROMPT_S,
+    TEXT_ROWS,
+    AdmissionController,
+    AdmissionLimits,
+)
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import PLAIN_GPU_PRIORS, BatchSize, Coefficients, CostModel, Priors, Stage
 from vivavoce.engine.flow_stage.state_pool import PagePool
-from vivavoce.engine.generations import MEASURED_COSTS
+from vivavoce.engine.generations import ALONE_COSTS, MEASURED_COSTS
 from vivavoce.engine.scheduler import Limits
 from vivavoce.engine.settings import CUDA_BYTES, EngineSettings, MemoryPlan, divide, room_beside, suits_kernels
+from vivavoce.engine.simulation import Machine
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models, outline_models
 
 
@@ -95,9 +105,20 @@ class EnginePlan:
             seconds += slots / rows * costs.predict(stage, BatchSize(rows, rows * frames))
         return slots * DURATION_S / seconds
 
+    def machine(self, card: Card) -> Machine:
+        """What is simulated of such a card; InvalidRequest: an engine that is not simulated."""
+        generation = self.models.config.generation
+        if self.memory.batch_frames is None or generation not in ALONE_COSTS:
+            raise InvalidRequest("model: only CosyVoice2 and 3 in 16 bit can be simulated; leave --streams out")
+        return Machine(self.models, self.memory, self._moved(card, ALONE_COSTS[generation]))
+
     def _costs(self, card: Card) -> CostModel:
         generation, kernels = self.models.config.generation, self.memory.batch_frames is not None
         measured = MEASURED_COSTS[generation] if kernels or generation is Generation.V1 else PLAIN_GPU_PRIORS
+        return CostModel(self._moved(card, measured))
+
+    def _moved(self, card: Card, measured: Priors) -> Priors:
+        """What was measured on an H200, for another card."""
         slower, reading = H200.tflops / card.tflops, 1e-9 / card.gb_per_s - 1e-9 / H200.gb_per_s
         # Every batch reads its network's weights, the flow's once a step.
         read = {Stage.FLOW: ("flow", self.models.config.flow.num_steps), Stage.VOCODER: ("vocoder", 1)}
@@ -107,7 +128,7 @@ class EnginePlan:
             by_pair = H200.gb_per_s / card.gb_per_s if stage is Stage.DECODE else slower
             fixed += times * self.weights[network] * reading
             moved[stage] = Coefficients(fixed, row, frame * slower, pair * by_pair)
-        return CostModel(moved)
+        return moved
 
 
 def plan_engine(config: ModelConfig, dtype: torch.dtype, memory_bytes: int, settings: EngineSettings) -> EnginePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 
 import pytest
 from cli_harness import SOURCES, Run
+
+from vivavoce.entrypoints.cli import plan_fleet
+from vivavoce.entrypoints.cli.plan_fleet import Expected, fewest
+from vivavoce.errors import InvalidRequest
 
 
 @pytest.fixture
@@ -65,9 +70,52 @@ def test_a_size_that_was_not_measured_has_a_division_and_no_speed(plan: Any, bab
     assert {card["listeners"] for card in found["cards"]} == {None}
 
 
+def test_gpus_for_listeners_are_found_by_simulation(plan: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_fleet, "FEWEST", 60)
+    found = plan("--streams", "40", "--gpu", "l4", "--ttfb-p99", "0.4s", "--price", "2")
+    less, needed, more = found["expected"]
+    assert (found["card"], found["measured"], found["ttfb_p99_ms"]) == ("L4", False, 400)
+    assert [one["gpus"] for one in found["expected"]] == [found["gpus"] - 1, found["gpus"], found["gpus"] + 1]
+    assert less["gpus"] == 0 or less["ttfb_p99_ms"] > 400 or less["gaps_percent"] > 0.1 or less["refused_percent"] > 0
+    for one in (needed, more):
+        assert one["ttfb_p50_ms"] < one["ttfb_p99_ms"] <= 400
+        assert (one["gaps_percent"], one["refused_percent"]) == (0, 0)
+        assert one["price_per_audio_hour"] == 2 * one["gpus"] / 40
+    text = run("plan", "--streams", "2", "--gpu", "rtx 3060").text
+    assert "1 × RTX 3060 for 2 listeners and a p99 of 1000 ms, 2 if one may fail" in text
+    assert "never measured" in text
+    assert "'soon' is no time" in run("plan", "--streams", "2", "--ttfb-p99", "soon").err
+
+
+def test_fewest_gpus_are_looked_for_without_trying_all() -> None:
+    tried = []
+
+    def expected(gpus: int) -> Expected:
+        tried.append(gpus)
+        return Expected(0.1, 0.2 if gpus >= 700 else 0.4, 0.0, 0.0)
+
+    for guess, most in ((10, 5_000), (3_000, 5_000), (700, 700)):
+        assert fewest(expected, 0.3, guess, most) == 700
+    assert len(tried) < 45
+    with pytest.raises(InvalidRequest, match="200 ms, that of one listener alone"):
+        fewest(expected, 0.1, 1, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("figures", "fits"),
+    [((0.1, 0.3, 0.001, 0.0), True), ((0.1, 0.31, 0.0, 0.0), False), ((0.1, 0.2, 0.002, 0.0), False),
+     ((0.1, 0.2, 0.0, 0.001), False), ((), False)],
+)  # fmt: skip
+def test_nobody_may_wait_be_cut_off_or_refused(figures: tuple[float, ...], fits: bool) -> None:
+    assert Expected(*figures).within(0.3) is fits
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (("--streams", "10"), "streams: they need a card and a released model"),
+        (("--streams", "1", "--gpu", "h200", "--ttfb-p99", "9ms"), "ttfb-p99: 9 ms is below"),
+        (("--streams", "1", "--gpu", "h200", "--model", "CosyVoice-300M"), "model: only CosyVoice2 and 3 in 16 bit"),
         (("--memory", "2"), "memory_bytes: 2000000000 is too little"),
         (("--memory", "0"), "memory: 0 GB cannot be"),
         (("--gpu", "abacus"), "gpu: 'abacus' is not known; use one of H200"),
@@ -87,3 +135,20 @@ def test_no_compiler_is_imported() -> None:
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True)
+
+
+PAGE = (Path(__file__).parents[3] / "docs/planning.md").read_text(encoding="utf-8")
+SIZES = re.findall(r"^\| ([A-Z]\w+[^|]*) \| ([\d,]+) \| (\d+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("card", "streams", "gpus", "times"),
+    [pytest.param(*row, marks=[] if row[:2] == ("H200", "100") else [pytest.mark.long]) for row in SIZES],
+)
+def test_sizes_of_the_page_are_those_that_are_planned(
+    plan: Any, card: str, streams: str, gpus: str, times: str
+) -> None:
+    found = plan("--streams", streams.replace(",", ""), "--gpu", card, "--ttfb-p99", "500ms")
+    needed = found["expected"][1]
+    assert found["gpus"] == int(gpus)
+    assert f"{needed['ttfb_p50_ms']} / {needed['ttfb_p99_ms']}" == times

@@ -1,21 +1,28 @@
-"""`vivavoce plan`: what an engine will hold on a GPU, and how many listeners; no GPU and no weights are needed."""
+"""`vivavoce plan`: what an engine will hold on a GPU, and how many GPUs listeners need; without GPU and weights."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.entrypoints.cli.console import print_table, size_text
 from vivavoce.entrypoints.cli.flags import DtypeOption, JsonOption, MemoryOption, flag
+from vivavoce.entrypoints.cli.plan_fleet import COLUMNS, Listeners, fleet
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from vivavoce.checkpoint.config import ModelConfig
     from vivavoce.engine.planning import Card, EnginePlan
 
-EXAMPLES = ("vivavoce plan", "vivavoce plan --memory 8 --model CosyVoice2-0.5B", 'vivavoce plan --gpu "RTX 4090"')
+EXAMPLES = (
+    "vivavoce plan",
+    "vivavoce plan --memory 8 --model CosyVoice2-0.5B",
+    'vivavoce plan --gpu "RTX 4090"',
+    "vivavoce plan --streams 2000 --gpu h200 --ttfb-p99 300ms --price 2.50",
+)
 _COLUMNS = ("card", "memory, GB", "audio s per s, offline", "listeners at once")
 
 
@@ -24,12 +31,13 @@ def plan(
     memory: MemoryOption = None,
     gpu: str | None = flag("Of the cards that are listed; all of its memory, unless --memory says less.", "NAME"),
     dtype: DtypeOption = "auto",
+    listeners: Listeners = Listeners(),
     as_json: JsonOption = False,
 ) -> None:
-    """Plan an engine: how a GPU's memory is divided, and how many listeners to expect.
+    """Plan an engine: how a GPU's memory is divided, and how many listeners to expect; with --streams, how many GPUs.
 
     Memory is divided as the engine itself divides it. Speeds are those of one measured H200, moved to other cards by
-    their data sheets: computed, not measured.
+    their data sheets: computed, not measured. --streams simulates the engine with such costs.
     """
     from vivavoce.engine.planning import CARDS
 
@@ -41,6 +49,18 @@ def plan(
     config = _config(model)
     division = None if memory is None else _division(planned_engine(config, dtype, memory))
     rows = card_rows(config, dtype, [card for card in cards if memory is None or card.gb >= memory], memory)
+    if listeners.streams is not None:
+        if gpu is None or not rows or rows[0]["listeners"] is None:
+            raise InvalidRequest("streams: they need a card and a released model; name both: --gpu h200 --model NAME")
+        found = fleet(listeners, planned_engine(config, dtype, rows[0]["memory_gb"]), cards[0])
+        if as_json:
+            print(json.dumps(found, ensure_ascii=False, indent=2))
+            return
+        _print_rows(found["expected"], COLUMNS)
+        kind = "costs were measured on this card" if found["measured"] else "computed from data sheets, never measured"
+        asked = f"{listeners.streams} listeners and a p99 of {listeners.ttfb_p99 * 1e3:g} ms"
+        print(f"{found['gpus']} × {cards[0].name} for {asked}, {found['gpus'] + 1} if one may fail. Simulated; {kind}.")
+        return
     if as_json:
         print(json.dumps({"model": model, "plan": division, "cards": rows}, ensure_ascii=False, indent=2))
         return
@@ -48,11 +68,15 @@ def plan(
         print_table([(key, _text(key, value)) for key, value in division.items() if value is not None])
         over = division["planned_bytes"] - division["memory_bytes"]
         print(f"Large batches want {size_text(over)} more.\n" if over > 0 else "")
+    _print_rows(rows, _COLUMNS)
+
+
+def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str]) -> None:
     texts = [
         ["–" if one is None else f"{one:g}" if isinstance(one, float) else str(one) for one in row.values()]
         for row in rows
     ]
-    print_table(texts, _COLUMNS)
+    print_table(texts, columns)
 
 
 def card_rows(config: ModelConfig, dtype: str, cards: list[Card], memory: float | None = None) -> list[dict[str, Any]]:

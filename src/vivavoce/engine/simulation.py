@@ -1,0 +1,298 @@
+"""An engine on a clock of its own: the real loop, scheduler, admission and bookkeeping; batches only take time.
+
+Nothing is computed and nobody waits. A batch of a stage takes the seconds that a cost model says, on a device whose two
+queues run side by side; what plans the batches, lets requests in and keeps the flow's state is the engine's own code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, Stage
+from vivavoce.engine.device import DEPTH, DeviceQueue, Mark
+from vivavoce.engine.engine import assemble
+from vivavoce.engine.flow_stage import FlowChunk, FlowStage
+from vivavoce.engine.flow_stage.planning import FlowRow
+from vivavoce.engine.handle import Outbox, RequestTimings
+from vivavoce.engine.lm_stage import Run, Sampled
+from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest, speech_prompt
+from vivavoce.engine.request_state import RequestState, SequenceState
+from vivavoce.engine.settings import EngineSettings, MemoryPlan
+from vivavoce.engine.stages import Stages
+from vivavoce.engine.vocoder_stage import VocoderStage
+from vivavoce.engine.vocoder_stage.stream import PieceRow, PooledTails, Tails
+from vivavoce.errors import Overloaded
+from vivavoce.models.build import Models
+
+BESIDE = 0.65
+"""Speed of a queue while the other one has work, too, as a share of its speed alone; fitted, like `TURN_S`, to first
+audio of 64 to 600 listeners of CosyVoice2 on one H200 (benchmarks/results/gpu)."""
+TURN_S = 3e-4
+"""What a turn of the loop takes of the host."""
+READ_S = 5e-3
+"""What passes before a request is the engine's: its text is read."""
+PROMPT, PROMPT_TEXT, TEXT = 87, 20, 40
+"""Speech tokens and text ids of each voice's reference, and text ids of each request."""
+_TINY_S = 1e-9
+_ZEROS = torch.zeros(1)
+
+
+class Visit(NamedTuple):
+    """A listener who comes at `at_s` to hear so many speech tokens in the voice of this number."""
+
+    at_s: float
+    tokens: int
+    voice: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is simulated. models: outlines; memory: as it is divided; costs: seconds of batches that run alone;
+    exclusive: all stages take turns on one processor.
+    """
+
+    models: Models
+    memory: MemoryPlan
+    costs: Priors
+    exclusive: bool = False
+
+
+class Device:
+    """A virtual clock, and two queues whose work goes on while it advances; exclusive: a launch waits for its work."""
+
+    def __init__(self, exclusive: bool) -> None:
+        self.now, self.exclusive = 0.0, exclusive
+        self.queues: list[SimulatedQueue] = []
+        self.alarms: deque[tuple[float, Callable[[], object]]] = deque()
+        """What to call when the clock gets there, in order of time."""
+
+    @property
+    def next_alarm(self) -> float:
+        """When the next call is due; ∞: none is."""
+        return self.alarms[0][0] if self.alarms else inf
+
+    def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
+        """Go on until then, or until a mark is reached."""
+        while self.now < until and not (mark and mark.passed):
+            busy = [one for one in self.queues if one.marks]
+            speed = BESIDE if len(busy) > 1 else 1.0
+            ahead = min(((one.marks[0].work - one.done) / speed for one in busy), default=inf)
+            step = max(0.0, min(ahead, until - self.now, self.next_alarm - self.now))
+            self.now = until if step == until - self.now else self.now + step
+            for queue in busy:
+                queue.go_on(step * speed)
+            while self.next_alarm <= self.now:
+                self.alarms.popleft()[1]()
+
+
+@dataclass(eq=False)
+class SimulatedMark(Mark):
+    """A point in a queue's work, which is that of `work` seconds in all."""
+
+    device: Device
+    work: float
+    passed: bool
+
+    def reached(self, wait: bool = False) -> bool:
+        """As of a CUDA device."""
+        if wait:
+            self.device.advance(inf, self)
+        return self.passed
+
+
+class SimulatedQueue(DeviceQueue):
+    """A queue whose launches take what stages `spend` in them."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(torch.device("cpu"), clock=lambda: device.now)
+        self._depth, self._device = 1 if device.exclusive else DEPTH, device
+        self._given = self.done = 0.0
+        self.marks: deque[SimulatedMark] = deque()
+        """Not reached yet, in their order."""
+        device.queues.append(self)
+
+    def spend(self, seconds: float) -> None:
+        """More work."""
+        if self._device.exclusive:
+            self._device.advance(self._device.now + seconds)
+        else:
+            self._given += seconds
+
+    def mark(self) -> SimulatedMark:
+        """A point behind everything launched so far."""
+        made = SimulatedMark(None, self.clock(), [], self._device, self._given, self._given <= self.done)
+        if not made.passed:
+            self.marks.append(made)
+        return made
+
+    def go_on(self, seconds: float) -> None:
+        """Time passes while it works."""
+        self.done += seconds
+        while self.marks and self.marks[0].work <= self.done + _TINY_S:
+            mark = self.marks.popleft()
+            mark.passed, mark.at, self.done = True, self.clock(), max(self.done, mark.work)
+
+
+class _LM:
+    """A language model that says as many ids as are wanted; see `LMInterface`."""
+
+    self_paced = False
+
+    def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
+        self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
+        self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
+        """Of each open slot: ids that are still to be launched, and positions."""
+        self._launches: deque[tuple[Mark, int, list[tuple[int, list[int], int]]]] = deque()
+
+    free_slots = property(lambda self: len(self._free))
+    decoding = property(lambda self: sum(left > 0 for left, _ in self._open.values()))
+    in_flight = property(lambda self: len(self._launches))
+    steps_in_flight = property(lambda self: sum(steps for _, steps, _ in self._launches))
+
+    def check(self, run: Run, slot: int) -> None: ...
+
+    def open(self, params: SamplingParams, seed: int) -> int:
+        self._open[self._free[-1]] = [0, 0]
+        return self._free.pop()
+
+    def close(self, slot: int) -> None:
+        del self._open[slot]
+        self._free.append(slot)
+
+    def prefill(self, runs: Mapping[int, Run]) -> None:
+        self._open.update({slot: [run.forced_at, len(run.rows)] for slot, run in runs.items()})
+        size = BatchSize(len(runs), sum(len(run.rows) for run in runs.values()))
+        self._launch(self._costs[Stage.PREFILL].seconds(size), 1, list(runs), 0)
+
+    def decode(self, steps: int) -> None:
+        active = [number for number, (left, _) in self._open.items() if left]
+        size = BatchSize(len(active), 0, sum(self._open[number][1] for number in active))
+        self._launch(steps * self._costs[Stage.DECODE].seconds(size), steps, active, steps)
+
+    def _launch(self, seconds: float, ids: int, active: Sequence[int], steps: int) -> None:
+        self._queue.spend(seconds)
+        said = [(number, self._open[number], min(ids, self._open[number][0])) for number in active]
+        for _, slot, fewer in said:
+            slot[:] = slot[0] - fewer, slot[1] + fewer
+        self._launches.append((self._queue.mark(), steps, said))
+
+    def collect(self, wait: bool) -> list[Sampled]:
+        arrived = []
+        while self._launches and self._launches[0][0].reached():
+            for number, slot, ids in self._launches.popleft()[2]:
+                if self._open.get(number) is slot:  # else it was closed meanwhile
+                    arrived.append(Sampled(number, (0,) * ids, False))
+        return arrived
+
+    def wait(self) -> None:
+        self._launches[0][0].reached(wait=True)
+
+
+class _Synthesis:
+    """In place of `PackedPath` and `PackedVocoding`, or of the padded ones."""
+
+    def __init__(self, queue: SimulatedQueue, machine: Machine) -> None:
+        self._queue, self._costs, self._config = queue, machine.costs, machine.models.config
+        self._padded = machine.memory.batch_frames is None
+
+    def _seconds(self, stage: Stage, frames: Sequence[int], past: int = 0) -> float:
+        size = BatchSize(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)
+        return self._costs[stage].seconds(size)
+
+    def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
+        return [rows]
+
+    def begin(self, rows: Sequence[FlowRow]) -> SimpleNamespace:
+        flow, up = self._config.flow, self._config.flow.encoder.upsampling
+        seconds = self._seconds(Stage.FLOW, [row.new * up for row in rows], sum(row.past * up for row in rows))
+        hops = [row.chunk.hop if isinstance(row.chunk, FlowChunk) else 0 for row in rows]
+        mels = [_ZEROS.expand(hop * up, flow.num_mel_bins) if hop else None for hop in hops]
+        step = partial(self._queue.spend, seconds / flow.num_steps)
+        return SimpleNamespace(rows=rows, step=lambda _: step(), commit=lambda: None, mels=lambda: mels)
+
+    def release(self, tails: Tails) -> None: ...
+
+    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
+        if rows:
+            self._queue.spend(self._seconds(Stage.VOCODER, [row.frames for row in rows]))
+        return [self._finished(row) for row in rows]
+
+    def _finished(self, row: PieceRow) -> tuple[Tensor, Tails]:
+        overlap, context = row.piece.stream.rule.overlap, row.before.context
+        frames = row.frames - (context - overlap if context else 0) - (0 if row.ends else overlap)
+        samples = _ZEROS.expand(frames * self._config.rates.samples_per_frame)
+        kept = PooledTails(0, row.seen_again, 0)
+        return samples, Tails() if row.ends else Tails(frames=row.before.frames + row.new_frames, pooled=kept)
+
+
+class Simulation:
+    """One engine of a machine; `run` it once."""
+
+    def __init__(self, machine: Machine, settings: EngineSettings, policy: ChunkPolicy) -> None:
+        self._machine, self._policy, self._device = machine, policy, Device(machine.exclusive)
+        queues = SimulatedQueue(self._device), SimulatedQueue(self._device)
+        lm: Any = _LM(queues[0], machine)
+        computing: Any = _Synthesis(queues[1], machine)
+        self.flow = FlowStage(machine.models, state_bytes=machine.memory.state_bytes)
+        vocoder = VocoderStage(machine.models)
+        self.flow.path = vocoder.vocoding = computing
+        self._loop, self._admission, self.statistics = assemble(
+            Stages(lm, self.flow, vocoder),
+            settings,
+            machine.memory,
+            machine.models.config.rates,
+            policy,
+            CostModel(machine.costs),
+            queues,
+            kernels=machine.memory.batch_frames is not None,
+            exclusive=machine.exclusive,
+        )
+        self._voices: dict[int, Conditioning] = {}
+        self._asked: list[RequestTimings | None] = []
+
+    def run(self, visits: Sequence[Visit]) -> list[RequestTimings | None]:
+        """All of the visits, which are in order of time, until the last one has heard everything.
+
+        →  the times of each from its call on; None: it was refused
+        """
+        device, loop = self._device, self._loop
+        device.alarms.extend((visit.at_s + READ_S, partial(self._arrive, visit)) for visit in visits)
+        with torch.inference_mode():
+            while True:
+                if not loop.run_once() and not loop.wait_for_device():
+                    if device.next_alarm == inf:
+                        break
+                    device.advance(device.next_alarm)
+                device.advance(device.now + TURN_S)
+        return self._asked
+
+    def _arrive(self, visit: Visit) -> None:
+        config, number = self._machine.models.config, len(self._asked)
+        voice = self._voices.setdefault(visit.voice, self._voices.get(visit.voice) or self._voice(visit.voice))
+        text, sampling = (1,) * TEXT, SamplingParams(exact_tokens=visit.tokens)
+        rows = speech_prompt(config.lm.vocabulary, voice.lm_text + text, voice.lm_prompt_tokens)
+        sequence = SequenceState(SegmentRequest(voice, text, sampling=sampling), len(rows), PROMPT)
+        sequence.run, sequence.most_tokens = Run(rows, (), visit.tokens, config.lm.vocabulary.eos), visit.tokens
+        state = RequestState(number, self._policy, visit.at_s, config.rates, Outbox(), deque([sequence]))
+        self._asked.append(None)
+        with suppress(Overloaded):
+            self._admission.check(True, state)
+            self._asked[number] = state.timings
+            self._loop.post(partial(self._loop.accept, state))
+
+    def _voice(self, number: int) -> Conditioning:
+        flow, tokens = self._machine.models.config.flow, (1,) * PROMPT
+        mel = torch.zeros(self._machine.models.config.rates.frames_of(PROMPT), flow.num_mel_bins)
+        embedding = torch.full((flow.speaker_size,), float(number))
+        return Conditioning(embedding, (1,) * PROMPT_TEXT, tokens, torch.tensor(tokens), mel)
