@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import door_listeners
+from benchmarks import door_listeners, planner
 from benchmarks.gpu.memory import Meter, figures
 from benchmarks.gpu.report import GOALS, Goal, table
 from benchmarks.gpu.stages import decode_bytes, estimator_flops, vocoder_flops
@@ -148,3 +148,30 @@ def test_a_meter_remembers_the_most_that_was_taken():
     with meter.running():
         pass
     assert (meter.first, meter.most) == (3, 9)
+
+
+def test_a_load_is_foretold_within_limits_and_the_limit_is_where_listeners_wait() -> None:
+    loads = [
+        {"listeners": size, "requests": 100, "ttfb_ms_p50": 100.0, "ttfb_ms_p99": p99, "underrun_requests": 0}
+        for size, runs in ((64, (150.0, 160.0, 260.0)), (300, (290.0, 295.0, 299.0)), (450, (500.0,)))
+        for p99 in runs
+    ]
+    said = {64: (114.0, 250.0), 300: (116.0, 301.0), 450: (90.0, 600.0)}
+    simulated = [
+        {"ttfb_ms_p50": said[run["listeners"]][0], "ttfb_ms_p99": said[run["listeners"]][1], "underrun_requests": 0}
+        for run in loads
+    ]
+    rows, limits = planner.compared({"loads": loads, "simulated": {"here": simulated}}, 300.0)
+    assert [(row["listeners"], row["within"], row["within "]) for row in rows] == [
+        (64, "yes", "yes"),
+        (300, "NO", "yes"),
+        (450, "yes", "yes"),
+    ]
+    assert limits == {"measured": 300, "here": 64}
+
+
+def test_stages_that_were_measured_alone_become_costs() -> None:
+    figures = json.loads(Path("benchmarks/results/gpu/h200.json").read_text(encoding="utf-8"))
+    costs = planner.alone({"stages": figures, "generation": "v2", "tiny": False})
+    for stage, size, seconds in planner.batches(figures):
+        assert costs[stage].seconds(size) == pytest.approx(seconds, rel=0.15), (stage, size)

@@ -124,8 +124,7 @@ def assemble(
         limits = replace(limits, spare_slots=0.0)
     synthesis, padded, own_pace = None, not kernels, lm is not None and lm.self_paced
     if flow is not None and vocoder is not None:
-        made = queues[1], costs, statistics
-        synthesis = SynthesisRunner(flow, vocoder, *made, padded=padded, one_by_one=exclusive)
+        synthesis = SynthesisRunner(flow, vocoder, queues[1], costs, statistics, padded=padded, one_by_one=exclusive)
     runner = None if lm is None else LMRunner(lm, queues[0], costs, statistics, silent)
     scheduler = Scheduler(costs, limits, exclusive=exclusive, padded=padded, self_paced=own_pace)
     loop = Loop(runner, synthesis, scheduler, admission, statistics, enter=enter, clock=queues[0].clock)

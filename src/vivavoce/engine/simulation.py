@@ -58,9 +58,7 @@ class Visit(NamedTuple):
 
 @dataclass(frozen=True)
 class Machine:
-    """What is simulated. models: outlines; memory: as it is divided; costs: seconds of batches that run alone;
-    exclusive: all stages take turns on one processor.
-    """
+    """What is simulated. models: outlines; costs: of batches that run alone; exclusive: stages share one processor."""
 
     models: Models
     memory: MemoryPlan
@@ -77,22 +75,18 @@ class Device:
         self.alarms: deque[tuple[float, Callable[[], object]]] = deque()
         """What to call when the clock gets there, in order of time."""
 
-    @property
-    def next_alarm(self) -> float:
-        """When the next call is due; ∞: none is."""
-        return self.alarms[0][0] if self.alarms else inf
-
     def advance(self, until: float, mark: SimulatedMark | None = None) -> None:
         """Go on until then, or until a mark is reached."""
         while self.now < until and not (mark and mark.passed):
             busy = [one for one in self.queues if one.marks]
             speed = BESIDE if len(busy) > 1 else 1.0
             ahead = min(((one.marks[0].work - one.done) / speed for one in busy), default=inf)
-            step = max(0.0, min(ahead, until - self.now, self.next_alarm - self.now))
+            due = self.alarms[0][0] if self.alarms else inf
+            step = max(0.0, min(ahead, until - self.now, due - self.now))
             self.now = until if step == until - self.now else self.now + step
             for queue in busy:
                 queue.go_on(step * speed)
-            while self.next_alarm <= self.now:
+            while self.alarms and self.alarms[0][0] <= self.now:
                 self.alarms.popleft()[1]()
 
 
@@ -130,7 +124,7 @@ class SimulatedQueue(DeviceQueue):
             self._given += seconds
 
     def mark(self) -> SimulatedMark:
-        """A point behind everything launched so far."""
+        """As of a CUDA device."""
         made = SimulatedMark(None, self.clock(), [], self._device, self._given, self._given <= self.done)
         if not made.passed:
             self.marks.append(made)
@@ -194,9 +188,6 @@ class _LM:
                 if self._open.get(number) is slot:  # else it was closed meanwhile
                     arrived.append(Sampled(number, (0,) * ids, False))
         return arrived
-
-    def wait(self) -> None:
-        self._launches[0][0].reached(wait=True)
 
 
 class _Synthesis:
@@ -262,18 +253,15 @@ class Simulation:
         self._asked: list[RequestTimings | None] = []
 
     def run(self, visits: Sequence[Visit]) -> list[RequestTimings | None]:
-        """All of the visits, which are in order of time, until the last one has heard everything.
-
-        →  the times of each from its call on; None: it was refused
-        """
+        """The times of each visit from its call on, None: it was refused; visits: in order of time."""
         device, loop = self._device, self._loop
         device.alarms.extend((visit.at_s + READ_S, partial(self._arrive, visit)) for visit in visits)
         with torch.inference_mode():
             while True:
                 if not loop.run_once() and not loop.wait_for_device():
-                    if device.next_alarm == inf:
+                    if not device.alarms:
                         break
-                    device.advance(device.next_alarm)
+                    device.advance(device.alarms[0][0])
                 device.advance(device.now + TURN_S)
         return self._asked
 
@@ -293,6 +281,5 @@ class Simulation:
 
     def _voice(self, number: int) -> Conditioning:
         flow, tokens = self._machine.models.config.flow, (1,) * PROMPT
-        mel = torch.zeros(self._machine.models.config.rates.frames_of(PROMPT), flow.num_mel_bins)
         embedding = torch.full((flow.speaker_size,), float(number))
-        return Conditioning(embedding, (1,) * PROMPT_TEXT, tokens, torch.tensor(tokens), mel)
+        return Conditioning(embedding, (1,) * PROMPT_TEXT, tokens, torch.tensor(tokens))

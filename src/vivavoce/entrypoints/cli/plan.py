@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "vivavoce plan",
     "vivavoce plan --memory 8 --model CosyVoice2-0.5B",
-    'vivavoce plan --gpu "RTX 4090"',
     "vivavoce plan --streams 2000 --gpu h200 --ttfb-p99 300ms --price 2.50",
 )
 _COLUMNS = ("card", "memory, GB", "audio s per s, offline", "listeners at once")
@@ -71,7 +69,7 @@ def plan(
     _print_rows(rows, _COLUMNS)
 
 
-def _print_rows(rows: list[dict[str, Any]], columns: Sequence[str]) -> None:
+def _print_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     texts = [
         ["–" if one is None else f"{one:g}" if isinstance(one, float) else str(one) for one in row.values()]
         for row in rows

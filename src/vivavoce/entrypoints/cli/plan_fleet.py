@@ -15,9 +15,9 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.measure import percentile
 
 if TYPE_CHECKING:
-    from vivavoce.engine.chunk_policy import ChunkPolicy
+    from vivavoce.engine.handle import RequestTimings
     from vivavoce.engine.planning import Card, EnginePlan
-    from vivavoce.engine.simulation import Machine, Visit
+    from vivavoce.engine.simulation import Visit
     from vivavoce.rates import Rates
 
 GAPS_ALLOWED = 1e-3
@@ -68,22 +68,17 @@ class Expected:
     gaps: float = 0.0
     refused: float = 1.0
 
+    @classmethod
+    def of(cls, heard: Sequence[RequestTimings | None]) -> Expected:
+        """The figures of simulated visits."""
+        served = [one for one in heard if one is not None]
+        gaps = sum(one.underruns > 0 for one in served) / max(1, len(served))
+        p50, p99 = (percentile([one.first_chunk_s or inf for one in served] or [inf], percent) for percent in (50, 99))
+        return cls(p50, p99, gaps, 1 - len(served) / len(heard))
+
     def within(self, ttfb_p99_s: float) -> bool:
         """Whether first audio comes in time, next to no stream has a gap, and none is refused."""
         return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
-
-
-def expect(machine: Machine, policy: ChunkPolicy, visits: Sequence[Visit]) -> Expected:
-    """Simulate an engine with a server's admission."""
-    from vivavoce.engine.admission import AdmissionMode
-    from vivavoce.engine.settings import EngineSettings
-    from vivavoce.engine.simulation import Simulation
-
-    heard = Simulation(machine, EngineSettings(admission=AdmissionMode.AUTO), policy).run(visits)
-    served = [one for one in heard if one is not None]
-    gaps = sum(one.underruns > 0 for one in served) / max(1, len(served))
-    p50, p99 = (percentile([one.first_chunk_s or inf for one in served] or [inf], percent) for percent in (50, 99))
-    return Expected(p50, p99, gaps, 1 - len(served) / len(heard))
 
 
 def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
@@ -104,20 +99,20 @@ def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, m
 
 
 def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
-    """As plain JSON values: GPUs needed, and what to expect if one of them fails, of them all, and of one more.
-
-    Errors as of `fewest`, `ChunkPolicy.parse` and `EnginePlan.machine`.
-    """
+    """As plain JSON values: GPUs needed, and what to expect if one of them fails, of them all, and of one more."""
+    from vivavoce.engine.admission import AdmissionMode
     from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
     from vivavoce.engine.planning import H200
+    from vivavoce.engine.settings import EngineSettings
+    from vivavoce.engine.simulation import Simulation
 
     streams, price, config = asked.streams or 0, asked.price, planned.models.config
     machine, policy = planned.machine(card), policy_for(config.generation, ChunkPolicy.parse(asked.policy))
-    known = {0: Expected()}
+    known, settings = {0: Expected()}, EngineSettings(admission=AdmissionMode.AUTO)  # as a server's
 
     def expected(gpus: int) -> Expected:
         if gpus not in known:
-            known[gpus] = expect(machine, policy, asked.visits(gpus, config.rates))
+            known[gpus] = Expected.of(Simulation(machine, settings, policy).run(asked.visits(gpus, config.rates)))
         return known[gpus]
 
     def row(gpus: int) -> dict[str, Any]:
