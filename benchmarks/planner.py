@@ -105,6 +105,8 @@ def _measured(asked: argparse.Namespace) -> Figures:
     device = torch.device("cuda" if cuda else "cpu")
     figures = origin("benchmarks.planner", device) | {"generation": generation.value, "tiny": not cuda}
     figures |= {"tokens": asked.tokens, "seconds": asked.seconds, "stages": {}, "loads": []}
+    figures["gpu_memory_bytes"] = torch.cuda.mem_get_info()[1] if cuda else None
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     for found in _stages(model, device):
         figures["stages"].update(found)
         print(found, flush=True)
