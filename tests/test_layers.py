@@ -48,8 +48,11 @@ BESIDE = {
 MAY_EXPORT = "service.merged_folder"
 """The one room of the stack below that may see export: it makes what another runtime loads."""
 
-BETWEEN_ENTRYPOINTS = {("cli", name) for name in ("upstream", "grpc", "http", "python", "triton", "wyoming")}
-"""Who may use another door: the command line speaks through the Python interface, and sets up the servers."""
+BETWEEN_ENTRYPOINTS = {("cli", name) for name in ("upstream", "grpc", "http", "python", "triton", "wyoming")} | {
+    ("ray", "http")
+}
+"""Who may use another door: the command line speaks through the Python interface, and sets up the servers; Ray Serve
+serves the same app as they do."""
 
 STANDARD_LIBRARY_ONLY = {
     f"{PACKAGE}.engine.{name}" for name in ("scheduler", "chunk_policy", "admission", "cost_model", "request_state")

@@ -13,13 +13,14 @@ from vivavoce.service.engine_process.client import EngineClient, RemoteStream
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.places import devices_of, seen_alone
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
+from vivavoce.service.speaker import ModelAbout, SpeakerStatistics, SpeechStream
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.voices.names import VoiceSummary
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+TakenIn = Callable[[SpeechRequest, Set[str], tuple[VivavoceError, ...]], Awaitable[tuple[str, SpeechStream]]]
 MOST_LOST = 2
 """Engines that may end under one request: one that ends all that take it must not end a whole fleet."""
 
@@ -46,20 +47,20 @@ class FleetStream:
     Until then what is pushed is kept, and segments are told with the first audio: another engine tells its own.
     """
 
-    def __init__(self, fleet: EngineFleet, request: SpeechRequest) -> None:
-        self._fleet, self._request = fleet, request
-        self._stream: RemoteStream
+    def __init__(self, taken_in: TakenIn, request: SpeechRequest, sample_rate: int) -> None:
+        """taken_in: as `EngineFleet.taken_in`; its streams' `push` and `end` do not wait."""
+        self._taken_in, self._request, self.sample_rate = taken_in, request, sample_rate
+        self._stream: SpeechStream
         self._taken_by: set[str] = set()
         """The engine that speaks, and those that have ended before."""
         self._pieces: list[str | None] | None = []
         """What was pushed, None at its end; no list: it sounds, and stays where it is."""
-        self.sample_rate = fleet.about.sample_rate
         self.verdict: Verdict | None = None
         """See `SpeechStream`."""
 
     async def begin(self, *refusals: VivavoceError) -> None:
         """Find an engine that takes it and had not done so before; errors as in `Speaker.speak`, or of `refusals`."""
-        name, self._stream = await self._fleet.taken_in(self._request, self._taken_by, refusals)
+        name, self._stream = await self._taken_in(self._request, self._taken_by, refusals)
         self._taken_by.add(name)
         for piece in self._pieces or ():  # no other comes in between: nothing here waits
             await (self._stream.end() if piece is None else self._stream.push(piece))
@@ -173,7 +174,7 @@ class EngineFleet:
 
     async def speak(self, request: SpeechRequest) -> FleetStream:
         """See `Speaker`; Overloaded: all engines refuse, and the shortest wait that one of them asks for."""
-        stream = FleetStream(self, request)
+        stream = FleetStream(self.taken_in, request, self.about.sample_rate)
         await stream.begin()
         return stream
 

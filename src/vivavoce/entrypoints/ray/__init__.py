@@ -1,0 +1,77 @@
+"""An application of Ray Serve: `serve run vivavoce.entrypoints.ray:app model=CosyVoice2-0.5B gpus=1`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.service.operations.settings_sources import SETTINGS, resolve_settings
+from vivavoce.service.operations.toml_file import closest
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+NUMBERS: Mapping[str, float] = {"replicas": 1, "max_replicas": 0, "gpus": 0.0, "cpus": 1.0, "cpu_replicas": 0}
+"""Arguments that are for Ray, and what they are unless given: engines at least, and at most (0: as many); GPUs and CPUs
+of each; and how many engines there are beside these on CPUs, which are asked for what the others have no room for."""
+AT_ONCE = 10_000
+"""Calls that an engine's replica takes at once: how many streams there are is for its admission to say."""
+BEYOND_DRAIN_S = 10.0
+"""An engine's replica has so much longer than a server to end, which tells how its streams ended."""
+
+
+def app(arguments: dict[str, Any]) -> Application:
+    """The application; InvalidRequest: an argument is unknown, or cannot be.
+
+    arguments: `NUMBERS`; `config`, a TOML file; `model`; any other setting of `vivavoce serve` by its name
+    ("engine.slots"). The file, and variables (VIVAVOCE_…), are those of the machine where this function runs.
+    """
+    from ray import serve
+
+    from vivavoce.entrypoints.ray.engine import Engine
+    from vivavoce.entrypoints.ray.ingress import Ingress
+
+    wanted = {"model.model" if name == "model" else name: value for name, value in arguments.items()}
+    try:
+        numbers = {name: type(usual)(wanted.pop(name, usual)) for name, usual in NUMBERS.items()}
+    except ValueError as error:
+        raise InvalidRequest(f"arguments: {error}; give numbers for {', '.join(NUMBERS)}") from None
+    config = Path(wanted.pop("config")) if "config" in wanted else None
+    for name in wanted.keys() - SETTINGS.keys():
+        raise InvalidRequest(f"{name}: is no argument; {closest(name, ('model', 'config', *NUMBERS, *SETTINGS))}")
+    settings = resolve_settings(config, os.environ, wanted).settings
+    drain_s = settings.server.drain_s
+
+    def engines(name: str, least: float, most: float, gpus: float) -> Application:
+        model = settings.model if gpus else settings.model.model_copy(update={"device": "cpu"})
+        policy = {"policy_function": "vivavoce.entrypoints.ray.routing:replicas_wanted"}
+        scaling = {"min_replicas": least, "max_replicas": most, "policy": policy}
+        return serve.deployment(
+            Engine,
+            name=name,
+            max_ongoing_requests=AT_ONCE,
+            ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": gpus},
+            request_router_config={
+                "request_router_class": "vivavoce.entrypoints.ray.routing.HeadroomRouter",
+                "request_routing_stats_period_s": 2.0,
+            },
+            graceful_shutdown_wait_loop_s=1.0,
+            graceful_shutdown_timeout_s=drain_s + BEYOND_DRAIN_S,
+            logging_config={"enable_access_log": False},
+            **({"autoscaling_config": scaling} if most else {"num_replicas": least}),
+        ).bind(EngineProcessSettings(model, settings.engine, settings.voices, settings.logging))
+
+    pools = [engines("Engine", numbers["replicas"], numbers["max_replicas"], numbers["gpus"])]
+    if numbers["cpu_replicas"]:
+        pools.append(engines("EngineOnCpu", numbers["cpu_replicas"], 0, 0.0))
+    return serve.deployment(
+        serve.ingress()(Ingress),
+        max_ongoing_requests=settings.server.max_connections,
+        graceful_shutdown_wait_loop_s=1.0,
+        graceful_shutdown_timeout_s=drain_s,
+        logging_config={"enable_access_log": False},
+    ).bind(settings, *pools)

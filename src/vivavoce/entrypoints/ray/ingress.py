@@ -1,0 +1,52 @@
+"""A deployment of Ray Serve that answers the HTTP and WebSocket routes of `vivavoce serve`, behind Ray's proxies."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vivavoce.entrypoints.http.app import build_app
+from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.entrypoints.http.listener import BoundedConnection, current_connection
+from vivavoce.entrypoints.ray.speaker import RaySpeaker
+from vivavoce.service.logs import configure
+from vivavoce.service.operations.dispatcher import RequestDispatcher
+from vivavoce.service.operations.keys import KeyRing
+from vivavoce.service.operations.request_log import RequestLog
+from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.service.operations.telemetry import Tracing
+
+_ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
+"""What the app asks of a connection. A proxy holds it and bounds it, and drops it by itself after half an answer."""
+
+
+class Ingress:
+    """One replica, without torch."""
+
+    def __init__(self, settings: ServerSettings, *pools: Any) -> None:
+        """pools: handles to deployments of `Engine`; the first one that has room speaks."""
+        configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
+        logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
+        request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
+        if endpoint is not None:
+            request_log.observers.append(Tracing.exporting(endpoint, settings.telemetry.service_name).write)
+        dispatcher = RequestDispatcher(RaySpeaker(pools), request_log=request_log, rules=settings.requests)
+        self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        app = build_app(self._state)
+
+        async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "lifespan":
+                await app.router.lifespan(scope, receive, send)  # the middleware is for requests
+                return
+            nothing = dict.fromkeys(_ASKED, lambda **_: None)
+            connection = SimpleNamespace(is_crowded=False, waits_since=math.inf, **nothing)
+            current_connection.set(cast(BoundedConnection, connection))
+            await app(scope, receive, send)
+
+        return proxied
