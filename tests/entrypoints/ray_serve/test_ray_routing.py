@@ -24,7 +24,11 @@ def ranked(replicas: list[Any], key: bytes | None = None, avoid: tuple[str, ...]
         replica_queue_len_cache = SimpleNamespace(get=lambda replica_id: calls.get(replica_id.unique_id))
 
     context = SimpleNamespace(should_backoff=False)
-    request = SimpleNamespace(args=[key, frozenset(avoid), "request"], routing_context=context)
+    request = SimpleNamespace(
+        args=[key, frozenset(avoid), "request"],
+        metadata=SimpleNamespace(call_method="speak"),
+        routing_context=context,
+    )
     router = Router.__new__(Router)
     ranks = asyncio.run(router.choose_replicas(replicas, request))
     assert context.should_backoff, "else it would ask again without a pause"

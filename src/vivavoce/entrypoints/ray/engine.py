@@ -15,9 +15,6 @@ from vivavoce.service.logs import configure
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import SpeechEvent, SpeechRequest, Verdict
 
-Routing = frozenset[str]
-"""Names of replicas that are not asked. It follows, in every call, the key of a voice or None: see `HeadroomRouter`."""
-
 
 class TextBox:
     """An actor of each server: texts that arrive, by the id of their stream, until its engine takes them.
@@ -53,9 +50,12 @@ class Engine:
         self._starting = asyncio.ensure_future(self._engine.start())
 
     async def speak(
-        self, key: bytes | None, avoid: Routing, request: SpeechRequest, box: Any, stream_id: str
+        self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, box: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """Its name with the sample rate or a refusal, then events, then the end. box: where the text arrives, if so."""
+        """Its name with the sample rate or a refusal, then events, then the end.
+
+        key, avoid: see `HeadroomRouter`; box, stream_id: where the text comes from, if it arrives.
+        """
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:
@@ -75,16 +75,14 @@ class Engine:
             if feeding is not None:
                 feeding.cancel()
 
-    async def call(
-        self, key: bytes | None, avoid: Routing, method: str, given: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
+    async def call(self, method: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """What a method of `Speaker` returns or raises."""
         try:
             return await getattr(self._engine, method)(*given, **named)
         except VivavoceError as error:
             return error
 
-    async def state(self, key: bytes | None, avoid: Routing) -> tuple[ModelAbout, bool, str]:
+    async def state(self) -> tuple[ModelAbout, bool, str]:
         """About its model, whether it is ready, and its voice store; see `Speaker`."""
         return self._engine.about, self._engine.ready, self._engine.voice_store
 

@@ -16,7 +16,7 @@ the rest, and whoever an engine that ends leaves behind."""
 
 
 class HeadroomRouter(RequestRouter):
-    """Sends a call where `order` says. Its first arguments: the voice's key or None, and the replicas to avoid."""
+    """Sends a call where `order` says; `Engine.speak` begins with the voice's key, or None, and replicas to avoid."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -25,7 +25,8 @@ class HeadroomRouter(RequestRouter):
         key, avoid = None, frozenset[str]()
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-            key, avoid = pending_request.args[:2]
+            if pending_request.metadata.call_method == "speak":
+                key, avoid = pending_request.args[:2]
         replicas = {one.replica_id.unique_id: one for one in candidate_replicas}
         loads = [self._load(one) for name, one in replicas.items() if name not in avoid]
         return [[replicas[load.name]] for load in order(loads, key)] or [candidate_replicas]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import suppress
@@ -21,6 +22,8 @@ from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Ve
 from vivavoce.service.text.checks import check_text
 from vivavoce.service.voices.names import VoiceSummary
 
+log = logging.getLogger(__name__)
+
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
 """What is raised where a replica, a node or a whole deployment is gone."""
 TRIES = 3
@@ -29,7 +32,6 @@ ASK_S = 120.0
 """How long one may take to answer: longer than one that works does, with a voice, a text and a wait for room."""
 PULSE_S, LATE_S = 1.0, 3.0
 """How often each pool is asked for its state, and how long its answer may take before it is taken for away."""
-NO_ONE = frozenset[str]()
 
 
 class _Stream:
@@ -147,7 +149,7 @@ class RaySpeaker:
     async def _call(self, method: str, *given: Any, **named: Any) -> Any:
         for pool in self._there():
             try:
-                answer = await asyncio.wait_for(pool.call.remote(None, NO_ONE, method, given, named), ASK_S)
+                answer = await asyncio.wait_for(pool.call.remote(method, given, named), ASK_S)
             except AWAY:
                 raise _lost() from None
             if isinstance(answer, VivavoceError):
@@ -157,12 +159,14 @@ class RaySpeaker:
 
     async def _watch(self, place: int) -> None:
         while True:
-            asking = self._pools[place].state.remote(None, NO_ONE)
+            asking = self._pools[place].state.remote()
             try:
                 about, *state = await asyncio.wait_for(asking, LATE_S)
                 self._about, self._states[place] = self._about or about, (state[0], state[1])
-            except AWAY:
+            except Exception as error:
                 asking.cancel()
+                if self._states[place] is not None:
+                    log.warning("engines away: %(error)s", {"error": error})
                 self._states[place] = None
             await asyncio.sleep(PULSE_S)
 
