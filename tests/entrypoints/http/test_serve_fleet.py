@@ -32,9 +32,10 @@ class Client:
     audio: bytearray = field(default_factory=bytearray)
     whole: bool = False
     problem: str = ""
+    sampling: dict[str, float] = field(default_factory=lambda: BRIEF)
 
     async def listen(self, http: httpx.AsyncClient) -> None:
-        body = {"input": TEXT, "response_format": "pcm", "seed": self.seed, "sampling": BRIEF}
+        body = {"input": TEXT, "response_format": "pcm", "seed": self.seed, "sampling": self.sampling}
         try:
             async with http.stream("POST", "/v1/audio/speech", json=body) as answer:
                 if answer.status_code != 200:
