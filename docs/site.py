@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +31,6 @@ HTTP_REFERENCES = {
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:)([^)#\s]*)(#[^)]*)?\)")
 FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
-
-
-def on_config(config: Any) -> Any:
-    """Leave pages out of the navigation that are not written yet; tests/docs/test_site.py names them."""
-    config.nav = list(written(config.nav))
-    return config
-
-
-def written(nav: list[Any]) -> Iterator[Any]:
-    """The entries of a navigation, or of a part of it, whose pages are there."""
-    made = {*PAGES.values(), *HTTP_REFERENCES}
-    for entry in nav:
-        ((title, inside),) = entry.items()
-        if isinstance(inside, list):
-            yield {title: list(written(inside))}
-        elif inside in made or (ROOT / "docs" / inside).is_file():
-            yield entry
 
 
 def on_files(files: Any, config: Any) -> Any:

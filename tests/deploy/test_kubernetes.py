@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -120,6 +121,10 @@ def test_the_autoscaler_asks_for_what_the_adapter_makes_of_our_figures() -> None
     (rule,) = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text(encoding="utf-8"))["rules"]["custom"]
     (metric,) = one(base(), "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    documented = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    asked = re.findall(r"vivavoce_engine_\w+", rule["seriesQuery"] + rule["metricsQuery"])
+    assert asked
+    assert all(f"| `{name}` |" in documented for name in asked)
 
 
 def test_gpus_and_bridges() -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -226,84 +226,103 @@ class EngineGroup:
         return [answer.result() for answer in [one.ask("call", (method, arguments)) for one in running]]
 
 
-async def _serve(connection: Connection) -> None:
-    """Load what the first message makes, then do what the others say until the other end has gone."""
-    handles: dict[int, Handle] = {}
-    voices: dict[int, Conditioning] = {}
+class _Served:
+    """The engine of this process, and what the other end has given it."""
 
-    def send(*message: object) -> None:
-        connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._engine: Engine
+        self._handles: dict[int, Handle] = {}
+        self._voices: dict[int, Conditioning] = {}
+        self._running: deque[asyncio.Future[Any]] = deque(maxlen=10_000)
+        """Tasks that nobody holds may be collected."""
 
-    def named(segment: SegmentRequest) -> SegmentRequest:
-        return replace(segment, conditioning=voices[cast(int, segment.conditioning)])
+    async def serve(self) -> None:
+        """Load what the first message makes, then do what the others say until the other end has gone."""
+        opened = await self._answer(_OPENING, await self._receive())
+        if opened is None:
+            return
+        self._engine = opened
+        while True:
+            kind, number, value = await self._receive()
+            if kind == "leave":
+                return
+            if kind == "call":
+                self._run(self._answer(number, partial(self._call, *value)))
+            elif kind == "submit":
+                self._run(self._speak(number, value))
+            elif kind == "voice":
+                self._voices[number] = value
+            elif kind == "forget":
+                self._voices.pop(number, None)
+            elif number in self._handles and kind == "text":
+                self._take_text(number, value)
+            elif number in self._handles:
+                self._handles[number].cancel()
 
-    async def answer(number: int, work: Callable[[], Any]) -> Any:
+    async def _receive(self) -> Any:
+        return pickle.loads(await asyncio.to_thread(self._connection.recv_bytes))
+
+    def _send(self, *message: object) -> None:
+        self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._running.append(asyncio.ensure_future(work))
+
+    def _named(self, segment: SegmentRequest) -> SegmentRequest:
+        return replace(segment, conditioning=self._voices[cast(int, segment.conditioning)])
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        found = getattr(self._engine, name)
+        return found(*arguments) if callable(found) else found
+
+    async def _answer(self, number: int, work: Callable[[], Any]) -> Any:
         made, told = None, None
         try:
             made = told = await asyncio.to_thread(work)
         except Exception as failure:
             told = failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
-        send("answer", number, told if number != _OPENING or made is None else made.memory.slots)
+        self._send("answer", number, told if number != _OPENING or made is None else made.memory.slots)
         return made
 
-    async def tell_wanted(number: int) -> None:
-        if await handles[number].text.until_wanted():
-            send("wanted", number, None)
-
-    async def speak(number: int, request: EngineRequest) -> None:
+    async def _speak(self, number: int, request: EngineRequest) -> None:
+        segments = tuple(map(self._named, request.segments))
         try:
-            handle = handles[number] = engine.submit(replace(request, segments=tuple(map(named, request.segments))))
+            handle = self._handles[number] = self._engine.submit(replace(request, segments=segments))
         except VivavoceError as refusal:
-            send("answer", number, refusal)
+            self._send("answer", number, refusal)
             return
-        send("answer", number, None)
-        telling = asyncio.ensure_future(tell_wanted(number)) if request.arrival is Arrival.TOKENS else None
+        self._send("answer", number, None)
+        if request.arrival is Arrival.TOKENS:
+            self._run(self._tell_wanted(number))
         with suppress(VivavoceError):  # the outcome has it
             async for chunk in handle:
-                send("made", number, chunk)
-        send("end", number, (handle.outcome, engine.capacity))
-        del handles[number], telling
+                self._send("made", number, chunk)
+        self._send("end", number, (handle.outcome, self._engine.capacity))
+        del self._handles[number]
 
-    def take_text(number: int, more: More) -> None:
-        text = handles[number].text
+    async def _tell_wanted(self, number: int) -> None:
+        if await self._handles[number].text.until_wanted():
+            self._send("wanted", number, None)
+
+    def _take_text(self, number: int, more: More) -> None:
+        text = self._handles[number].text
         try:
             if more is None:
                 text.close()
             elif isinstance(more, Exception):
                 text.fail(more)
             else:
-                text.push(named(more) if isinstance(more, SegmentRequest) else more)
+                text.push(self._named(more) if isinstance(more, SegmentRequest) else more)
                 if isinstance(more, tuple):
-                    running.append(asyncio.ensure_future(tell_wanted(number)))
+                    self._run(self._tell_wanted(number))
         except VivavoceError as error:
             text.fail(error)
-
-    running: deque[asyncio.Future[Any]] = deque(maxlen=10_000)  # tasks that nobody holds may be collected
-    opened = await answer(_OPENING, pickle.loads(await asyncio.to_thread(connection.recv_bytes)))
-    engine = cast(Engine, opened)
-    kind = "open" if opened is not None else "leave"
-    while kind != "leave":
-        kind, number, value = pickle.loads(await asyncio.to_thread(connection.recv_bytes))
-        if kind == "call":
-            method, arguments = value
-            found = getattr(engine, method)
-            work = partial(found, *arguments) if callable(found) else partial(getattr, engine, method)
-            running.append(asyncio.ensure_future(answer(number, work)))
-        elif kind == "submit":
-            running.append(asyncio.ensure_future(speak(number, value)))
-        elif kind == "voice":
-            voices[number] = value
-        elif kind == "forget":
-            voices.pop(number, None)
-        elif number in handles and kind == "text":
-            take_text(number, value)
-        elif number in handles:
-            handles[number].cancel()
 
 
 def main() -> None:
     """The process; it ends when the one that asks has gone, or could not be given an engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that asks
     with suppress(EOFError, OSError):
-        asyncio.run(_serve(Connection(int(sys.argv[1]))))
+        asyncio.run(_Served(Connection(int(sys.argv[1]))).serve())
     os._exit(0)  # threads of an engine may never end

@@ -32,7 +32,7 @@ def app(arguments: dict[str, Any]) -> Application:
     """
     from ray import serve
 
-    from vivavoce.entrypoints.ray.engine import Engine
+    from vivavoce.entrypoints.ray.engine import EngineReplica
     from vivavoce.entrypoints.ray.ingress import Ingress
 
     wanted = {"model.model" if name == "model" else name: value for name, value in arguments.items()}
@@ -51,7 +51,7 @@ def app(arguments: dict[str, Any]) -> Application:
         policy = {"policy_function": "vivavoce.entrypoints.ray.routing:replicas_wanted"}
         scaling = {"min_replicas": least, "max_replicas": most, "policy": policy}
         return serve.deployment(
-            Engine,
+            EngineReplica,
             name=name,
             max_ongoing_requests=AT_ONCE,
             ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": gpus},

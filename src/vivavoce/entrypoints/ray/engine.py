@@ -38,7 +38,7 @@ class TextBox:
         self._texts.pop(stream_id, asyncio.Queue()).put_nowait(None)  # whoever waits for more gets the end
 
 
-class Engine:
+class EngineReplica:
     """One replica. Errors are sent as values: Ray would wrap those that are raised, and log where they come from."""
 
     def __init__(self, settings: EngineProcessSettings) -> None:

@@ -28,7 +28,7 @@ class Ingress:
     """One replica, without torch."""
 
     def __init__(self, settings: ServerSettings, *pools: Any) -> None:
-        """pools: handles to deployments of `Engine`; the first one that has room speaks."""
+        """pools: handles to deployments of `EngineReplica`; the first one that has room speaks."""
         configure(settings.logging.format, settings.logging.level, log_text=settings.logging.log_text)
         logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint

@@ -75,7 +75,7 @@ class RaySpeaker:
     """See `Speaker`: what does not answer is not ready."""
 
     def __init__(self, pools: Sequence[Any]) -> None:
-        """pools: handles to deployments of `Engine`, in the order in which they are asked."""
+        """pools: handles to deployments of `EngineReplica`, in the order in which they are asked."""
         self._pools = pools
         self._about: ModelAbout | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
