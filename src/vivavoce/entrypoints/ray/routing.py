@@ -16,7 +16,7 @@ the rest, and whoever an engine that ends leaves behind."""
 
 
 class HeadroomRouter(RequestRouter):
-    """Sends a call where `order` says; `EngineReplica.speak` begins with the voice's key (or None) and whom to avoid."""
+    """Sends a call where `order` says; `EngineReplica.speak` begins with the voice's key and whom to avoid."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
