@@ -23,8 +23,9 @@ _FREQUENT: dict[Language, str] = {
     "it": """il lo gli un una di del al della dei delle che non con sono nel nella alle alla dal da più anche questo
         questa ore poi mi si ho se può essere viene tutti à è é ì ò ù""",
 }
-_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
-_KNOWN = frozenset().union(*_WORDS.values())
+FREQUENT_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
+"""Of each language in Latin script, its frequent words that the others do not have or that tell it from them."""
+_KNOWN = frozenset().union(*FREQUENT_WORDS.values())
 # What names begin with (Los Angeles) counts in small letters only; a short word in capitals may be an acronym.
 _NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
 
@@ -51,7 +52,7 @@ def recognise(text: str, before: Language | None = None) -> Language:
         if not _NO_EVIDENCE.fullmatch(match[0]):
             met[match.lastgroup or "latin"].add(match[0].lower())
     shown = met["latin"].union(met["question"], *(met["latin"] - _KNOWN))
-    found = {language: shown & words for language, words in _WORDS.items()}
+    found = {language: shown & words for language, words in FREQUENT_WORDS.items()}
     english, chinese = len(found.pop("en")), set(_CHINESE_ALONE.findall("".join(met["zh"])))
     rivals: dict[Language, set[str]] = {"ja": chinese, "ko": met["zh"], "ru": met["zh"]}
     for script in rivals:

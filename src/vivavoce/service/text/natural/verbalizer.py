@@ -32,11 +32,14 @@ class Rule:
 
     pattern: of the package `regex` (VERSION1), matched where a number, a word of letters or a sign begins; it may look
     behind that place. say: gets the verbalizer and the match, and returns what is said, or None: it is none of these.
+    first: with which of "digit", "letter" and "sign" it begins; a word of letters alone is tried only if it is one of
+    `Locale.words["heads"]`, an abbreviation or the like.
     """
 
     name: str
     pattern: str
     say: Callable[[Any, Any], str | None]
+    first: str = "digit"
 
 
 class Verbalizer(ABC):

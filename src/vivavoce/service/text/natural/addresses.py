@@ -1,0 +1,196 @@
+"""What people type rather than say: addresses of the net, files, hashtags, acronyms, roman numerals, signs."""
+
+from __future__ import annotations
+
+import regex
+
+from vivavoce.service.text.natural.classes import Found, Place
+from vivavoce.service.text.natural.grammar import START, compiled
+
+_ENDINGS = (
+    "com org net edu gov io ai dev app co uk de fr it es ru cn jp kr eu us ca au info tv me ly be ch at nl py js ts txt"
+    " md pdf docx? xlsx? pptx? csv json ya?ml toml html? xml png jpe?g gif svg mp3 mp4 wav flac zip gz tar exe sh cpp"
+    " java log ini cfg conf hk tw"
+)
+_BODY = r"[^\s<>\"“”'’`\p{Han}\p{Hiragana}\p{Katakana}，。；：！？、（）【】《》]"
+_END = r"(?<![.,;:!?)\]*_])"
+_URL = compiled(
+    rf"(?:(?:https?|ftp|wss?)://(?P<rest>{_BODY}{{1,2000}}{_END})|(?:www\.){_BODY}{{2,2000}}{_END}"
+    rf"|(?:[\w-]{{1,63}}\.){{1,8}}(?:{'|'.join(_ENDINGS.split())})(?:(?::\d+)?/(?:{_BODY}{{1,2000}}{_END})?|(?![\w@])))",
+    regex.I | regex.ASCII,
+)
+_EMAIL = compiled(r"[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", regex.ASCII)
+_IP = compiled(
+    rf"{START}(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){{3}}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d]|\.\d)(?P<more>(?:/\d\d?|:\d{{2,5}})?)"
+)
+_IP6 = compiled(
+    r"(?<![\w:])(?:(?:[\da-f]{1,4}:){7}[\da-f]{1,4}|(?:[\da-f]{1,4}(?::[\da-f]{1,4}){0,6})?::(?:[\da-f]{1,4}(?::[\da-f]{1,4}){0,6})?)(?![\w:])",
+    regex.I,
+)
+_PATH = compiled(
+    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![\w/.<)])(?:~|\.{{1,2}})?/(?:[\w.@+-]{{1,255}}/){{0,30}}[\w.@+-]{{1,255}}/?){_END}",
+    regex.ASCII,
+)
+_NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?", regex.ASCII)
+_TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
+_COUNTED = compiled(r"#\s?(?P<n>\d{1,9})(?![\p{L}\d])")
+_DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
+_ROMAN = compiled(
+    r"(?<![\p{L}\p{N}])(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})(?![\p{Latin}\p{N}'’&/.]\w|[\p{Latin}\p{N}&])"
+)
+_SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
+_BEFORE_ROMAN = compiled(r"(\p{L}+)[ \u00a0]\Z")
+_PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
+_SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
+_HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
+_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+
+
+def spell_address(place: Place, written: str) -> str:
+    """An address: words as they are, digits and signs by name."""
+    voice, signs = place.grammar.voice, place.locale.signs
+    said: list[str] = []
+    for part in _PARTS.findall(written):
+        if part.isdecimal():
+            short = len(part) < 3 and part[0] != "0"
+            said.append(voice.cardinal(int(part)) if short else voice.digits(part))
+        else:
+            said.append(signs.get(f"address {part}") or signs.get(part) or ("" if part.isspace() else part))
+    return _join_latin(said, place.locale.joint)
+
+
+def _join_latin(words: list[str], joint: str) -> str:
+    if joint:
+        return joint.join(filter(None, words))
+    said = ""
+    for word in filter(None, words):
+        said += " " + word if said and said[-1].isascii() and said[-1].isalnum() and word[0].isascii() else word
+    return said
+
+
+def read_address(place: Place) -> Found:
+    """URLs, e-mail addresses, paths, names of files and of programs' things, IP addresses."""
+    if found := place.match(_EMAIL):
+        return found.end(), spell_address(place, found[0]), "email"
+    if found := place.match(_URL):
+        return found.end(), spell_address(place, found["rest"] or found[0]), "url"
+    if found := place.match(_PATH):
+        return found.end(), spell_address(place, found[0]), "path"
+    if found := place.match(_NAME):
+        return found.end(), spell_address(place, found[0].rstrip("()")), "identifier"
+    return read_ip(place)
+
+
+def read_ip(place: Place) -> Found:
+    """192.168.0.1:8080, ::1."""
+    if found := place.match(_IP):
+        voice, signs = place.grammar.voice, place.locale.signs
+        host, _, _ = found[0].partition(found["more"] or "\0")
+        dot = signs.get("address .", signs.get(".", ""))
+        said = [voice.digits(group) for group in host.split(".")]
+        return found.end(), voice.join(*f"\0{dot}\0".join(said).split("\0"), spell_address(place, found["more"])), "ip"
+    found = place.match(_IP6)
+    if not found or len(found[0]) < 3:
+        return None
+    said_all = spell_address(place, " ".join(found[0]))
+    return found.end(), said_all, "ip"
+
+
+def read_tagged(place: Place) -> Found:
+    """#CosyVoice2, @vivavoce, #1."""
+    voice = place.grammar.voice
+    if found := place.match(_COUNTED):
+        return found.end(), voice.join(place.locale.words.get("number", ""), voice.cardinal(int(found["n"]))), "number"
+    found = place.match(_TAGGED)
+    if not found or (place.at and place.text[place.at - 1].isalnum() and place.text[place.at - 1].isascii()):
+        return None
+    name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("address @", "")
+    return (
+        found.end(),
+        _join_latin([name, spell_address(place, found["name"].replace("_", " "))], place.locale.joint),
+        "tagged",
+    )
+
+
+def read_acronym(place: Place) -> Found:
+    """U.S.A. without its full stops; where the sentence ends with it, the last one stays."""
+    found = place.match(_DOTTED)
+    if not found or (
+        len(found[0]) == 4
+        and place.after(found.end())[:1].isupper()
+        and place.text[found.end() : found.end() + 1] == " "
+    ):
+        return None  # initials of a name: J. K.
+    rest = place.text[found.end() :].lstrip()
+    ends = found[0][-1] == "." and (not rest or "\n" in place.text[found.end() : found.end() + 2])
+    return found.end() - ends, found[0].replace(".", ""), "acronym"
+
+
+def read_roman(place: Place) -> Found:
+    """Louis XIV, Chapter IV, Ⅲ."""
+    voice, words = place.grammar.voice, place.locale.words
+    if sign := place.match(_SIGNIFICANT):
+        return (
+            sign.end(),
+            voice.cardinal(roman_value(regex.sub(r".", lambda one: _ascii_roman(one[0]), sign[0]))),
+            "roman",
+        )
+    found = place.match(_ROMAN)
+    before = _BEFORE_ROMAN.search(place.text, max(0, place.at - 30), place.at) if found and found[0] else None
+    if not found or not before:
+        return None
+    word, value = before[1].lower(), roman_value(found[0])
+    if word in words.get("counted_in_roman", "").split("|"):
+        return found.end(), voice.cardinal(value), "roman"
+    name = before[1][0].isupper() and not before[1].isupper()
+    short = len(found[0]) == 1 or "L" in found[0] or "C" in found[0]
+    if not name or (short and word not in words.get("kings", "").split("|")):
+        return None
+    if (
+        found[0] == "I"
+        and place.text[found.end() : found.end() + 1] == " "
+        and not place.after(found.end()).startswith("of")
+    ):
+        return None
+    return found.end(), voice.reign(value), "roman"
+
+
+def _ascii_roman(sign: str) -> str:
+    from unicodedata import normalize
+
+    return normalize("NFKC", sign).upper()
+
+
+def roman_value(letters: str) -> int:
+    """XIV is 14."""
+    values = [_VALUES.get(letter, 0) for letter in letters]
+    return sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
+
+
+def read_sign(place: Place) -> Found:
+    """A sign by its name where it is said, and silence for those that only set words apart."""
+    names = place.locale.signs
+    for length in (3, 2, 1):
+        sign = place.text[place.at : min(place.at + length, place.end)]
+        if len(sign) == length and sign in names and _is_said(place, sign):
+            end = place.at + length
+            return end, names[sign], "sign"
+    if found := place.match(_HYPHEN):
+        return found.end(), " ", "hyphen"
+    if found := place.match(_SILENT):
+        before, after = place.text[place.at - 1 : place.at], place.text[found.end() : found.end() + 1]
+        if not before.strip():
+            return found.end(), "", "silent"
+        return found.start("blanks"), "" if found["blanks"] or not after else " ", "silent"
+    return None
+
+
+def _is_said(place: Place, sign: str) -> bool:
+    before, after = place.text[place.at - 1 : place.at] if place.at else "", place.after(place.at + len(sign))
+    if sign in "*/<>" and len(sign) == 1:
+        return bool(after) and (before.isalnum() or before in " )") and (after[0].isalnum() or after[0] in "(-")
+    if sign == "~":
+        return after[:1].isdigit() and not before.isalnum()
+    if sign in ".:?!,;-%'\"()":
+        return sign == "%"
+    return sign != "#"

@@ -1,0 +1,311 @@
+"""The classes that most languages share: amounts and their ranges, dates, times, scores, fractions, telephone numbers.
+
+Each function is given a place of a text and returns the end of what it read there, with what is said and the rule's
+name; None: this is none of it. They are tried in the order of `BY_FIRST`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from unicodedata import numeric
+
+from vivavoce.service.text.natural.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
+from vivavoce.service.text.natural.values import Locale
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of a text that is being read: text up to `end` is in the language of the grammar."""
+
+    grammar: Grammar
+    text: str
+    at: int
+    end: int
+
+    @property
+    def locale(self) -> Locale:
+        """The facts of the language."""
+        return self.grammar.voice.locale
+
+    def match(self, pattern: Match) -> Match | None:
+        """The pattern, matched here."""
+        return pattern.match(self.text, self.at, self.end)
+
+    def before(self, chars: int = 24) -> str:
+        """The text before, in lower case."""
+        return self.text[max(0, self.at - chars) : self.at].lower()
+
+    def follows(self, cue: str, chars: int = 24) -> bool:
+        """Whether one of the words of `locale.words[cue]` stands before."""
+        words = self.locale.words.get(cue)
+        return words is not None and any(word in self.before(chars) for word in words.split("|"))
+
+    def after(self, at: int) -> str:
+        """What follows `at`, without blanks."""
+        return self.text[at : at + 40].lstrip()
+
+
+Found = tuple[int, str, str] | None
+
+_DATE = compiled(
+    rf"{START}(?:(?P<y>[12]\d{{3}})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?)"
+    r"|(?P<a>\d\d?)(?P<t>[-/.])(?P<b>\d\d?)(?P=t)(?P<c>[12]\d{3}|(?<=\d/\d\d?/)\d\d))(?!\d|[-/.:]\d)(?P<clock>T(?=\d\d:))?"
+)
+_TIME = compiled(
+    rf"(?:{START}|(?<=\dT))(?P<h>[01]?\d|2[0-4])[:：](?P<m>[0-5]\d)(?:[:：](?P<s>[0-5]\d)(?:\.\d+)?)?(?![\d]|[:/.]\d)"
+    r"(?:[ \u00a0]?(?P<half>[AaPp]\.?[Mm]\.?(?![\p{Latin}\d]))|(?P<zulu>Z)(?!\p{L}))?"
+)
+_HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]|\.[Mm]\.))(?![\p{{Latin}}\d])")
+_BARE_HOUR = compiled(rf"{START}(?:[1-9]|1[0-2])(?=\s?{DASH}\s?\d{{1,2}}(?::\d\d)?\s?[AaPp]\.?[Mm])")
+_CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:])")
+_RATIO = compiled(
+    rf"{START}(?P<a>\d+(?:\.\d+)?)\s?[:：∶]\s?(?P<b>\d+(?:\.\d+)?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
+)
+_DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[\d$€£¥￥.])")
+_PHONE = compiled(
+    rf"(?:(?<![\w+])\+\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
+    rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"
+    rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}|{START}0\d{{1,3}}[- /]\d{{6,8}}"
+    rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
+)
+_NUMERALS = compiled(rf"{START}\d{{2,}}(?!\d|[.,:/]\d)")
+_DIGIT_GROUPS = compiled(rf"{START}\d+(?:-[\dX]+){{2,}}(?![\p{{L}}\d])")
+_FRACTION = compiled(
+    rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
+)
+_VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[=≈]|\s?[x×+÷])")
+_MATH = "=+×÷≈≠≤≥<>*^²³√"
+_MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
+
+
+def read_date(place: Place) -> Found:
+    """2024-03-05, 12/25/1999, 03.04.2021."""
+    found = place.match(_DATE)
+    if not found:
+        return None
+    if found["y"]:
+        year, month, day = int(found["y"]), int(found["m"]), int(found["d"])
+    else:
+        first, second, year = int(found["a"]), int(found["b"]), int(found["c"])
+        year += 0 if year > 99 else 1900 if year > 50 else 2000
+        # Points are European wherever they stand.
+        day_first = first > 12 or ((place.locale.order != "mdy" or found["t"] == ".") and second <= 12)
+        day, month = (first, second) if day_first else (second, first)
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return None
+    said = place.grammar.voice.date(year, month, day, "" if found["y"] else found[0])
+    return found.end(), said + (" " if found["clock"] else ""), "date"
+
+
+def read_named_date(place: Place) -> Found:
+    """March 3rd, 1998; 3 March."""
+    for pattern in place.grammar.dates:
+        if found := place.match(pattern):
+            month = place.locale.months[found["month"].lower()]
+            year = int(found["year"]) if found["year"] else None
+            if place.text[found.start("month")].islower() and found["month"].lower() in ("may", "march", "mar"):
+                return None  # a verb
+            said = place.grammar.voice.date(year, month, int(found["day"]), found[0])
+            article = said.partition(" ")[0] + " "  # "the 5th of March" has one already
+            return found.end(), said.removeprefix(article) if place.before().endswith(article) else said, "date"
+    return None
+
+
+def read_time(place: Place) -> Found:
+    """A time, or a range of two: 14:30, 9:05 a.m., 9-5pm; 1:02:03 counts."""
+    one = _read_time(place)
+    start = one[0] if one else (hour.end() if (hour := place.match(_BARE_HOUR)) else 0)
+    dash = _DASHED.match(place.text, start, place.end) if start else None
+    two = _read_time(replace(place, at=dash.end())) if dash else None
+    if not two:
+        return one
+    low = one[1] if one else place.grammar.voice.cardinal(int(place.text[place.at : start]))
+    return two[0], place.grammar.voice.range(low, two[1]), "range"
+
+
+def _read_time(place: Place) -> Found:
+    if place.follows("ratio_cue"):
+        return None
+    found, count = place.match(_TIME) or place.match(_HOUR), place.match(_CLOCK)
+    voice = place.grammar.voice
+    if count and (not found or place.follows("duration_cue")):
+        return count.end(), voice.duration(*map(int, count.group("h", "m", "s"))), "duration"
+    if not found:
+        return None
+    parts = found.groupdict()
+    half = (parts["half"] or "").replace(".", "").lower()
+    hour, minute, second = int(parts["h"]), int(parts.get("m") or 0), parts.get("s")
+    if half and not 1 <= hour <= 12:
+        return None
+    said = voice.time(hour, minute, int(second) if second else None, half)
+    if parts.get("zulu"):
+        said = f"{said} UTC"
+    end: int = found.end()
+    # The full stop of "a.m." ends the sentence too where nothing, or a capital letter, follows.
+    if place.text[end - 1] == "." and (not place.text[end:].strip() or place.text[end : end + 3].strip()[:1].isupper()):
+        end -= 1
+    return end, said, "time"
+
+
+def read_ratio(place: Place) -> Found:
+    """10:1, 3:2."""
+    if not (found := place.match(_RATIO)):
+        return None
+    sides = [side for side in found.group("a", "b", "c") if side]
+    said = [place.grammar.voice.number(parse_number(side, place.locale)) for side in sides]
+    return found.end(), place.grammar.voice.ratio(said), "ratio"
+
+
+def read_phone(place: Place) -> Found:
+    """+1 (555) 123-4567, and short numbers behind a word such as "call"."""
+    found = place.match(_PHONE)
+    if not found:
+        if not place.follows("phone_cue", 12):
+            return None
+        found = place.match(_NUMERALS)
+        if not found or (len(found[0]) > 6) < (place.after(found.end())[:1].islower()):
+            return None
+    voice = place.grammar.voice
+    groups = compiled(r"\d+").findall(found[0])
+    plus = place.locale.signs.get("+", "") if found[0].startswith("+") else ""
+    said = ", ".join(voice.digits(group, phone=True) for group in groups) if voice.locale.joint else ""
+    return found.end(), voice.join(plus, said or voice.digits("".join(groups), phone=True)), "phone"
+
+
+def read_digit_groups(place: Place) -> Found:
+    """978-3-16-148410-0: digits one by one."""
+    found = place.match(_DIGIT_GROUPS)
+    if not found or in_formula(place, found.end()):
+        return None
+    voice = place.grammar.voice
+    groups = [
+        voice.join(*(voice.digits(one) if one.isdigit() else one for one in group)) for group in found[0].split("-")
+    ]
+    return found.end(), (", " if voice.locale.joint else "").join(groups), "digits"
+
+
+def read_fraction(place: Place) -> Found:
+    """1/2, 1 1/2, ½, 50/50."""
+    voice = place.grammar.voice
+    if found := place.match(_VULGAR):
+        value = Fraction(numeric(found["v"])).limit_denominator(10)
+        return found.end(), voice.fraction(int(found["w"] or 0), value.numerator, value.denominator), "fraction"
+    found = place.match(_FRACTION)
+    if not found or int(found["d"]) < 2:
+        return None
+    whole, numerator, denominator = int(found["w"] or 0), int(found["n"]), int(found["d"])
+    if numerator == denominator:
+        return found.end(), voice.join(voice.cardinal(numerator), voice.cardinal(denominator)), "fraction"
+    return found.end(), voice.fraction(whole, numerator, denominator), "fraction"
+
+
+def read_dimensions(place: Place) -> Found:
+    """1920x1080, 3 × 4 m."""
+    found = place.match(_DIMENSIONS)
+    by = place.locale.words.get("by")
+    if not found or not by or in_formula(place, found.end(), _MATH.replace("×", "")):
+        return None
+    sides = compiled(r"[\d.]+").findall(found[0])
+    said = [place.grammar.voice.number(parse_number(side, place.locale)) for side in sides]
+    return found.end(), place.grammar.voice.join(*f"\0{by}\0".join(said).split("\0")), "dimensions"
+
+
+def read_amount(place: Place) -> Found:
+    """A number, with or without what it counts: -3, $2.5 billion, 5 km/h, 12.5%; and the range from it to another."""
+    one = place.match(place.grammar.amount)
+    if not one or (one["minus"] and _goes_on(place)):
+        return None
+    dash = _DASHED.match(place.text, one.end(), place.end)
+    two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
+    if dash and two and (range_ := _range(place, one, two, dash)):
+        return range_
+    said, rule = _say_amount(place, one)
+    return one.end(), said, rule
+
+
+def _goes_on(place: Place) -> bool:
+    """Whether the minus here is a hyphen or a dash, as what stands before it shows."""
+    before = place.text[place.at - 1 : place.at] if place.at else ""
+    return (before.isascii() and before.isalnum()) or (before in (")", "]") and bool(before))
+
+
+def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
+    voice, end = place.grammar.voice, two.end()
+    if two["minus"] or (place.text[end : end + 1] in ("-", "–")):
+        return None
+    if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
+        return None
+    if in_formula(place, end) or (dash["space"] and dash[0].strip() in "-−" and one.end() == one.end("num")):
+        said = voice.join(_say_amount(place, one)[0], place.locale.signs.get("-", place.locale.words["minus"]))
+        return dash.end(), f"{said}{place.locale.joint}", "formula"
+    score = place.locale.words.get("score_cue")
+    bare = one[0].isdecimal() and two[0].isdecimal()
+    around = place.before() + place.after(end)[:8].lower()
+    if bare and score and len(one[0]) < 4 and any(word in around for word in score.split("|")):
+        return end, voice.score((int(one[0]), int(two[0]))), "score"
+    if bare and len(one[0]) == 4 and len(two[0]) in (2, 4) and one[0][0] in "12":
+        high = two[0] if len(two[0]) == 4 else two[0].lstrip("0")
+        said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
+        return end, voice.range(voice.year(int(one[0])), said), "range"
+    low = _say_amount(place, one, beside=two)[0]
+    return end, voice.range(low, _say_amount(place, two)[0]), "range"
+
+
+def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:
+    """What is said for an amount, and its rule; beside: the other end of a range, which says what both count."""
+    voice, locale = place.grammar.voice, place.locale
+    written = found["num"]
+    if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
+        return voice.digits("".join(filter(str.isdecimal, written))), "digits"
+    power = locale.magnitudes[found["mag"]] if found["mag"] else 0
+    number = parse_number(written, locale, bool(found["minus"] or found["inner"]), power)
+    if currency := found["front"] or found["back"]:
+        if beside and (beside["mag"] and not power):
+            return voice.number(number), "money"
+        return voice.money(number, currency), "money"
+    if found["percent"]:
+        per_mille = found["percent"] == "‰" and locale.words.get("per_mille")
+        return (voice.unit(number, (per_mille,)) if per_mille else voice.percent(number)), "percent"
+    if found["unit"]:
+        return voice.unit(number, locale.units[found["unit"]]), "unit"
+    return voice.number(number, place.after(found.end() if beside is None else beside.end())), "number"
+
+
+def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:
+    """Whether a sign of mathematics stands in the same run of numbers, signs and single letters."""
+    text, low, high = place.text, place.at, end
+    while low > max(0, place.at - 40) and text[low - 1] in _MATH_CHARS:
+        low -= 1
+    while high < min(len(text), end + 40) and text[high] in _MATH_CHARS:
+        high += 1
+    return any(sign in signs for sign in text[low : place.at] + text[end:high])
+
+
+def read_version(place: Place) -> Found:
+    """2.0.1, v2.0; and what stands behind a name such as Python."""
+    found = place.match(_VERSION)
+    if not found or place.locale.decimal == ",":  # there, points part thousands, and versions are a language's own
+        return None
+    dots = found["n"].count(".")
+    if (
+        dots < 2
+        and not found["v"]
+        and not place.grammar.version_cue.search(place.text, max(0, place.at - 24), place.at)
+    ):
+        return None
+    voice = place.grammar.voice
+    tight = not voice.locale.joint  # there, 3.11 is said as a decimal
+    parts = [
+        voice.digits(one)
+        if len(one) > 3 or (len(one) > 1 and (one[0] == "0" or (place_ and tight)))
+        else voice.cardinal(int(one))
+        for place_, one in enumerate(found["n"].split("."))
+    ]
+    point = f"{place.locale.joint}{place.locale.words['point']}{place.locale.joint}"
+    name = place.locale.words.get("version", "") if found["v"] else ""
+    return found.end(), voice.join(name, point.join(parts)), "version"
+
+
+_VERSION = compiled(rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?![\p{{Latin}}\d%]|\.\d)")

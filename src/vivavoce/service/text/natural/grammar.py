@@ -1,0 +1,132 @@
+"""The patterns of one language's classes, made from its locale: what a number, an amount, a date looks like in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import regex
+
+from vivavoce.service.text.natural.values import Locale, Number
+from vivavoce.service.text.natural.verbalizer import Verbalizer
+
+DASH = r"[-–—−‒~～〜]"
+CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"
+START = rf"(?<![[\p{{L}}\p{{N}}_]--[{CJK}]]|\d[.,:/])"
+"""Nothing stands before that it would go on; Chinese and Japanese words do not count."""
+NO_WORD = r"(?![\p{Latin}\p{Cyrillic}\p{Greek}\p{Hangul}\p{M}])"
+"""No letter of a script with spaces follows: Chinese goes on without one."""
+LARGEST = 36
+"""Digits of a number that is said as one; a longer one is said digit by digit."""
+
+Match = Any  # of the package regex, which brings no types
+
+
+def any_of(words: Iterable[str]) -> str:
+    """A pattern for one of the words, the longest first; one that nothing matches for none."""
+    ordered = sorted(set(words), key=len, reverse=True)
+    return "(?:" + "|".join(map(regex.escape, ordered)) + ")" if ordered else r"(?!)"
+
+
+def compiled(pattern: str, flags: int = 0) -> Match:
+    """A pattern of the package `regex` by its newer rules."""
+    return regex.compile(pattern, regex.V1 | flags)
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """Compiled patterns of one language.
+
+    amount: see `_amount_pattern` for its groups; dates: a month's name and a day, in both orders; own: the language's
+    own rules, by the kind of the character that they begin with; heads, endings: of words in small letters that
+    may begin one, the whole, and how they end (German "str" of a street).
+    """
+
+    voice: Verbalizer
+    amount: Match
+    dates: tuple[Match, Match]
+    own: Mapping[str, tuple[tuple[str, Match, Callable[[Any, Any], str | None]], ...]]
+    heads: frozenset[str]
+    endings: tuple[str, ...]
+    idioms: Match
+    abbreviations: Match
+    version_cue: Match
+
+
+_HEAD = compiled(r"\p{L}*")
+
+
+@cache
+def load_grammar(voice: Verbalizer) -> Grammar:
+    """The patterns of a language, compiled at the first text in it."""
+    locale = voice.locale
+    month = rf"(?P<month>{any_of(locale.months)})"
+    day = r"(?P<day>0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th|er|º|°|\.(?= ))?"
+    of = any_of(locale.words.get("of", "").split("|"))
+    year = rf"(?:,? (?:{of} )?(?P<year>[12]\d{{3}})(?!\d|[.,:]\d))?(?!\d|[.,:/]\d)"
+    return Grammar(
+        voice,
+        compiled(_amount_pattern(locale)),
+        (
+            compiled(
+                rf"{START}{month}\.? (?:the )?{day}(?![\p{{L}}\d]|[:/]\d|\.\d)(?!\s?(?:[ap]\.?m\b|%)){year}", regex.I
+            ),
+            compiled(rf"(?<![\d.,:/-]){day} (?:{of} )?{month}(?!\p{{L}})(?:\.(?= ?[\d,]))?{year}", regex.I),
+        ),
+        {
+            kind: tuple((rule.name, compiled(rule.pattern), rule.say) for rule in voice.rules if kind in rule.first)
+            for kind in ("digit", "letter", "sign")
+        },
+        frozenset(
+            _HEAD.match(word.lower())[0]
+            for words in (
+                locale.months,
+                locale.weekdays,
+                locale.abbreviations,
+                locale.currencies,
+                locale.idioms,
+                locale.signs,
+                locale.words.get("heads", "").split("|"),
+            )
+            for word in words
+        ),
+        tuple(filter(None, locale.words.get("head_endings", "").split("|"))),
+        compiled(rf"{START}{any_of(locale.idioms)}(?!\d|[./:-]\d){NO_WORD}", regex.I),
+        compiled(rf"{START}{any_of(locale.abbreviations)}(?![\p{{L}}\p{{N}}])"),
+        compiled(locale.words.get("version_cue") or "(?!)"),
+    )
+
+
+def number_pattern(locale: Locale) -> str:
+    """Digits with separators between thousands and decimals, as the language writes them."""
+    group = "".join("\u00a0\u202f" if sign == " " else regex.escape(sign) for sign in locale.group)
+    blank = r"|(?<!\d\d\d\d) (?=\d{3}(?!\d))" if " " in locale.group else ""
+    grouped = rf"\d{{1,3}}(?:(?:[{group}]{blank})\d{{3}})++(?!\d)|\d{{1,2}}(?:,\d{{2}})++,\d{{3}}(?!\d)"
+    decimal = regex.escape(locale.decimal)
+    return rf"(?:(?:{grouped}|\d++)(?:{decimal}\d++(?!{decimal}\d))?|{decimal}\d++)"
+
+
+def _amount_pattern(locale: Locale) -> str:
+    """Groups: minus, front (currency before it), num, mag, back (currency behind it), percent, unit."""
+    signs = any_of(key for key in locale.currencies if not key.isalpha())
+    codes = any_of(key for key in locale.currencies if key.isalpha())
+    capital = any_of(key for key in locale.currencies if key.isupper())
+    letters = any_of(word for word in locale.magnitudes if len(word) == 1)
+    words = any_of(word for word in locale.magnitudes if len(word) > 1)
+    blank = r"[ \u00a0\u202f]?"
+    return (
+        rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
+        rf"(?P<num>{number_pattern(locale)})"
+        rf"(?:{blank}(?P<mag>{words}{NO_WORD}|(?(front){letters}{NO_WORD}|(?!))))?"
+        rf"(?:{blank}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
+        rf"|(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/]))))?"
+    )
+
+
+def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:
+    """The value of what `number_pattern` matched."""
+    whole, _, decimals = written.partition(locale.decimal)
+    plain = "".join(filter(str.isdecimal, whole)) or "0"
+    return Number(int(plain), decimals, negative, power)

@@ -1,0 +1,229 @@
+"""Markdown, HTML, emojis and invisible characters: a text as it is written → the plain text that is read."""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from vivavoce.service.text.natural.grammar import Match, any_of, compiled
+from vivavoce.service.text.natural.values import Piece
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The marks that the loaded model knows: they pass unchanged and win over every rule."""
+
+    exact: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a request chooses. emojis: "silent" or "named" (their Unicode names, in English); code: whether blocks of
+    code are read; tags: the model's own.
+    """
+
+    emojis: Literal["silent", "named"] = "silent"
+    code: Literal["read", "silent"] = "read"
+    tags: Tags = Tags()
+
+
+_HTML = (
+    "a|abbr|address|article|aside|audio|b|big|blockquote|body|br|button|caption|center|cite|code|col|del|desc|details|dd|div|"
+    "dl|dt|em|emphasis|figcaption|figure|font|footer|form|h[1-6r]|head|header|html|i|iframe|img|input|ins|kbd|label|lang|li|"
+    "link|main|mark|meta|nav|ol|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
+    "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
+)
+_PAUSING = compiled(
+    r"(?i:address|article|blockquote|br|caption|d[dt]|div|figcaption|footer|h[1-6r]|header|li|p|pre|section|table|t[dhr]|title)"
+)
+_EMOJI = (
+    r"(?:[\U0001F1E6-\U0001F1FF]{2}|[#*\d]\uFE0F?\u20E3"
+    r"|(?:(?=[\p{Extended_Pictographic}--[©®™‼⁉ℹ↔-↪〰㊗㊙]])\p{Extended_Pictographic}|[↔-↪©®™‼⁉](?=\uFE0F))"
+    r"[\p{Emoji_Modifier}\uFE0F\U000E0020-\U000E007F]*"
+    r"(?:\u200D\p{Extended_Pictographic}[\p{Emoji_Modifier}\uFE0F]*)*)"
+)
+_LINE = r"(?:(?<=\n)|(?<!.|\n))[ \t]*"
+_PARTS = (
+    rf"(?P<fence>{_LINE}(?P<f>```|~~~)[^\n]*\n(?P<program>(?:(?!{_LINE}(?P=f))[^\n]*\n)*+)(?:{_LINE}(?P=f)[^\n]*|\Z))",
+    r"(?P<code>(?P<tick>`{1,2})(?!`)(?P<inner>[^`\n]{1,1000})(?P=tick)(?!`))",
+    r"(?P<comment><!--(?:(?!-->)[\s\S]){0,2000}+-->|<(?P<hidden>script|style)\b[^<>]{0,500}>"
+    r"(?:(?!</(?P=hidden))[\s\S]){0,2000}+</(?P=hidden)\s*>)",
+    r"(?P<auto><(?P<target>(?:https?://|mailto:)?[^\s<>@]{1,500}[@./:][^\s<>]{1,500})>)",
+    rf"(?P<html></?(?P<name>(?i:{_HTML}))(?:\s[^<>]{{0,1000}})?\s*/?>|</?[A-Za-z][\w:.-]{{0,40}}"
+    r"(?:\s+[\w:-]{1,40}\s*=\s*(?:\"[^\"<>]{0,500}\"|'[^'<>]{0,500}'))++\s*/?>|</[A-Za-z][\w:.-]{0,40}>)",
+    r"(?P<entity>&(?:[A-Za-z][A-Za-z0-9]{1,30}|#\d{1,7}|#[xX][\da-fA-F]{1,6});)",
+    r"(?P<link>(?P<image>!?)\[(?P<words>[^\[\]\n]{0,500})\]"
+    r"(?:\((?:[^()\s]|\([^()\s]*\)){0,1000}(?: \"[^\"\n]*\")?\)|\[[^\[\]\n]{0,100}\]))",
+    rf"(?P<rule>{_LINE}(?P<r>[-*_=])(?:[ \t]*(?P=r)){{2,}}[ \t]*(?=\n|\Z))",
+    rf"(?P<row>{_LINE}\|?[ \t]*:?-{{3,}}:?[ \t]*(?:\|[ \t]*:?-{{3,}}:?[ \t]*)+\|?[ \t]*(?=\n|\Z))",
+    rf"(?P<block>{_LINE}(?:(?:[-*+•▪◦‣·–][ \t]+(?:\[[ xX]\][ \t]+)?|\#{{1,6}}[ \t]+|>[ \t]?)(?=\S))+)",
+    rf"(?P<listed>{_LINE}\d{{1,3}}(?P<paren>[.)])(?=[ \t]+\S))",
+    r"(?P<cell>[ \t]*\|(?!\|)[ \t]*)",
+    r"(?P<escape>\\(?P<escaped>[*_`~#\[\]()|>]))",
+    r"(?P<emphasis>\*{1,3}|_{1,3}|~~)",
+    rf"(?P<emoji>(?: (?=(?:{_EMOJI})+[.,!?;:]))?(?:{_EMOJI})+)",
+    r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
+    r"(?P<break>[ \t]*(?:\r\n?|\n)\s*)",
+    r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
+    r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+)",
+)
+_ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
+_HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
+
+
+@cache
+def _pattern(tags: Tags) -> Match:
+    tag = rf"(?P<tag>{any_of(tags.exact)}|<\|[^|<>]{{1,40}}\|>)"
+    return compiled("|".join((tag, *_PARTS)))
+
+
+def strip_markup(text: str, settings: Settings) -> list[Piece]:
+    """The pieces of a text whose `spoken`, joined, is a plain text: without markup, invisible characters and emojis."""
+    pieces: list[Piece] = []
+    at = 0
+    pausing = False  # at the end of this line a pause is due
+    emphasis = _emphasis_ends(text, settings.tags)
+    for found in _pattern(settings.tags).finditer(text):
+        start, end = found.span()
+        kind = (
+            found.lastgroup if found.lastgroup in _KINDS else next(kind for kind in _KINDS if found[kind] is not None)
+        )
+        if (
+            kind == "tag"
+            or (kind == "emphasis" and start not in emphasis)
+            or (kind == "cell" and not _in_table(text, start))
+        ):
+            continue
+        if kind == "break":
+            # Lines that end a heading or an item pause, and so does a blank line.
+            due = pausing or found[0].count("\n") > 1
+            pausing = False
+        else:
+            due = kind == "html" and _PAUSING.fullmatch(found["name"] or "") is not None
+            pausing = pausing or kind in ("block", "listed")
+        if start > at:
+            pieces.append(Piece(at, start, text[at:start]))
+        pieces += _said(found, kind, settings, _pause(pieces, end == len(text)) if due else " ")
+        at = end
+    if at < len(text):
+        pieces.append(Piece(at, len(text), text[at:]))
+    return list(_single_spaces(pieces))
+
+
+def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
+    """Without the space that would follow another where something silent stood between them, and at the ends."""
+    blank, silent = True, True
+    for piece in pieces:
+        if blank and silent and piece.spoken[:1] == " ":
+            if piece.rule is None:
+                yield Piece(piece.start, piece.start + 1, "", "spaces")
+                piece = Piece(piece.start + 1, piece.end, piece.spoken[1:])
+            else:
+                piece = Piece(piece.start, piece.end, piece.spoken.lstrip(" "), piece.rule)
+        silent = not piece.spoken or piece.spoken == " "
+        blank = piece.spoken[-1] == " " if piece.spoken else blank
+        if piece.end > piece.start:
+            yield piece
+
+
+_KINDS = (
+    "tag", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed", "cell",
+    "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide",
+)  # fmt: skip
+
+
+def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
+    """The pieces of one find."""
+    start, end = found.span()
+
+    def within(group: str, rule: str) -> Iterator[Piece]:
+        low, high = found.span(group)
+        yield Piece(start, low, "", rule)
+        yield Piece(low, high, found[group])
+        yield Piece(high, end, "", rule)
+
+    if kind == "link":
+        yield from within("words", "link")
+    elif kind == "auto":
+        yield from within("target", "link")
+    elif kind in ("code", "fence"):
+        inner = "inner" if kind == "code" else "program"
+        if settings.code == "read":
+            yield from within(inner, "code")
+        else:
+            yield Piece(start, end, " ", "code")
+    elif kind == "listed":
+        number = found.start("paren") - len(found[0].strip()) + 1
+        yield Piece(start, number, "", "spaces")
+        yield Piece(number, found.start("paren"), found[0].strip()[:-1])
+        yield Piece(found.start("paren"), end, ".", "list")
+    else:
+        rule = {"wide": "characters", "invisible": "characters", "break": "line", "blanks": "spaces"}.get(kind, kind)
+        spoken = _plain(found, kind, settings, pause)
+        yield Piece(start, end, spoken, None if spoken == found[0] else rule)
+
+
+def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
+    """What stands for a find in the plain text."""
+    match kind:
+        case "entity":
+            return html.unescape(found[0]).replace("\u00a0", " ")
+        case "wide":
+            return unicodedata.normalize("NFKC", found[0])
+        case "escape":
+            return str(found["escaped"])
+        case "cell":
+            return ", "
+        case "html":
+            return pause.strip(" ") and pause
+        case "break":
+            return pause
+        case "blanks":
+            return " "
+        case "emoji" if settings.emojis == "named":
+            marked = found.string[found.end() : found.end() + 1] in tuple(".,!?;:。，！？；： ")
+            return f" {_emoji_names(found[0])}{'' if marked else ' '}"
+    return ""
+
+
+def _pause(before: list[Piece], last: bool) -> str:
+    """What a line ends with: a full stop unless there is a mark already."""
+    said = "".join(piece.spoken for piece in before[-6:]).rstrip()
+    if not said or _ENDED.search(said):
+        return "" if last else " "
+    return "。" if _HAN.search(said) else "." if last else ". "
+
+
+def _emoji_names(run: str) -> str:
+    names = (unicodedata.name(one, "").lower() for one in run if one not in "\ufe0f\u200d" and not "🏻" <= one <= "🏿")
+    return ", ".join(dict.fromkeys(filter(None, names)))
+
+
+def _in_table(text: str, at: int) -> bool:
+    line = text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
+    return line.count("|") > 1 and line.strip().startswith("|")
+
+
+_RUN = compiled(r"\*{1,3}|_{1,3}|~~|\n\s*\n")
+
+
+def _emphasis_ends(text: str, tags: Tags) -> set[int]:
+    """Where signs of emphasis stand that belong together: one opens before a word, its like closes after one."""
+    paired: set[int] = set()
+    open_: dict[str, int] = {}
+    for found in _RUN.finditer(text):
+        sign, (start, end) = found[0], found.span()
+        if sign[0] == "\n":
+            open_.clear()
+            continue
+        before, after = text[start - 1 : start], text[end : end + 1]
+        inner = before.isalnum() and after.isalnum() and before.isascii() and after.isascii()
+        if sign in open_ and before.strip() and not (inner and len(sign) == 1):
+            paired |= {open_.pop(sign), start}
+        elif after.strip() and (not before.isalnum() or not before.isascii() or len(sign) == 2) and not inner:
+            open_[sign] = start
+    return paired

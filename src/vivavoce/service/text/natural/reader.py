@@ -1,0 +1,275 @@
+"""A text as a person would read it out: markup first, then the classes of each stretch in the language of its words."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import get_args
+
+import regex
+
+from vivavoce.service.text.natural import addresses, classes
+from vivavoce.service.text.natural.classes import Found, Place
+from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
+from vivavoce.service.text.natural.markup import Settings, Tags, strip_markup
+from vivavoce.service.text.natural.values import Piece
+from vivavoce.service.text.natural.verbalizer import load_verbalizer
+from vivavoce.service.text.reading import Language
+from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+
+_LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
+# Signs that may begin something, whatever the language; what its locale names is added.
+_SIGNS = "-−+#@~/.(*_|\\^`{}[]<>:½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
+# A word that nothing but blanks and marks follows, and that is no roman numeral.
+_PLAIN_WORD = compiled(
+    r"(?!(?=\p{Lu})[IVXLC]+\b)[\p{Latin}\p{Cyrillic}\p{M}]+(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
+)
+_WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
+_SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
+_LATIN_RUN = compiled(rf"[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*")
+_LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
+_ADDRESS = compiled(r"\S*[\w/]@\S+|\S*//\S*|(?i:www\.)\S+")  # shows no language
+_HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana}--の・]"), compiled(r"\p{Hangul}")
+_CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
+_WORD, _OTHER = compiled(r"[\p{Latin}\p{Cyrillic}]{2}"), compiled(r"[\p{L}--[\p{Latin}\p{Cyrillic}\p{Greek}]]")
+_LAST_WORD = compiled(r"(?<![\p{L}\p{N}.'’-])(\p{Latin}{2,12}) \Z")
+_FREQUENT = {str(language): words for language, words in FREQUENT_WORDS.items()}
+_GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
+
+# What no rule leaves in ordinary text; a mark that goes on without a blank is one, too.
+_ODD = compiled(
+    r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]|(?<!\p{L})[IVX]{2,}(?!\p{L})"
+)
+_OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\"’。，！？；：、）{CJK}]")
+_MOST_PASSES = 6
+"""What a rule says may be something that another one reads, in odd texts; then they are read again."""
+
+Reader = Callable[[Place], Found]
+
+# In the order in which they are tried, by the kind of the character that something begins with.
+BY_FIRST: dict[str, tuple[Reader, ...]] = {
+    "digit": (
+        addresses.read_address, classes.read_date, classes.read_named_date, classes.read_time, classes.read_phone,
+        classes.read_version, classes.read_digit_groups, classes.read_ratio, classes.read_fraction,
+        classes.read_dimensions, classes.read_amount,
+    ),
+    "letter": (
+        addresses.read_address, addresses.read_acronym, addresses.read_roman,
+        classes.read_version, classes.read_amount, addresses.read_sign,
+    ),
+    "sign": (
+        classes.read_phone, addresses.read_tagged, addresses.read_address, addresses.read_roman, classes.read_fraction,
+        classes.read_amount, addresses.read_sign,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text with what is said for it; pieces cover the text in order."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def spoken(self) -> str:
+        """All that is said."""
+        return "".join(piece.spoken for piece in self.pieces)
+
+
+def read(text: str, language: str | None = None, settings: Settings | None = None) -> Reading:
+    """Read a text.
+
+    language: of what shows none; told from the text where it is None. Text of a language without a verbalizer is freed
+    of markup and otherwise said as it is written.
+    """
+    settings = settings or Settings()
+    pieces = [Piece(0, len(text), text)] if text else []
+    for _ in range(_MOST_PASSES):
+        plain = "".join(piece.spoken for piece in pieces)
+        stripped = strip_markup(plain, settings)
+        free = "".join(piece.spoken for piece in stripped)
+        said = list(_read_plain(free, language, settings.tags))
+        changed = [one for one in (*stripped, *said) if one.rule]
+        if not changed:
+            break
+        spoken = "".join(piece.spoken for piece in said)
+        pieces = list(_compose(pieces, list(_compose(stripped, said))))
+        if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
+            break
+    return Reading(text, tuple(pieces))
+
+
+def _runs_on(text: str, piece: Piece) -> bool:
+    """Whether a piece that was changed has neighbours that ordinary text does not have."""
+    if piece.rule is None:
+        return False
+    alone = not piece.start or _OPENS.match(text[piece.start - 1])
+    return not (alone and (piece.end == len(text) or _CLOSES.match(text[piece.end])))
+
+
+def _read_plain(text: str, language: str | None, tags: Tags) -> Iterator[Piece]:
+    """Pieces of a text without markup."""
+    at, last = 0, ""
+    for start, end, told in segments(text, language):
+        voice = load_verbalizer(told)
+        if not voice:
+            continue
+        grammar = load_grammar(voice)
+        for place, found in _scan(grammar, text, start, end, tags):
+            stop, said, rule = found
+            if place > at:
+                yield Piece(at, place, text[at:place])
+                last = text[place - 1]
+            glued = _glue(last, said, text[stop : stop + 1])
+            yield Piece(place, stop, glued, rule)
+            at, last = stop, glued[-1:] or last
+    if at < len(text):
+        yield Piece(at, len(text), text[at:])
+
+
+def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
+    """Stretches of a text with the language of each: sentences, and runs of three Latin words and more in Chinese."""
+    before = language
+    for sentence in _SENTENCE.finditer(text):
+        start, end = sentence.span()
+        if start == end:
+            continue
+        written = sentence[0]
+        told = _script(written, language)
+        if not told:
+            told = str(recognise(_ADDRESS.sub(" ", written), before if before in get_args(Language) else None))  # type: ignore[arg-type]
+            told = told if any(map(str.isalpha, written)) else language or before or told
+            yield start, end, told
+            before = told
+            continue
+        before = told
+        at = start
+        for run in _LATIN_RUN.finditer(text, start, end):
+            if len(_LATIN_WORD.findall(run[0])) >= 3:
+                yield at, run.start(), told
+                yield run.start(), run.end(), str(recognise(run[0]))
+                at = run.end()
+        yield at, end, told
+
+
+def _script(written: str, language: str | None) -> str | None:
+    """The language that a script other than Latin shows; "und" for one that none of the languages is written in."""
+    if _KANA.search(written):
+        return "ja"
+    if _HANGUL.search(written):
+        return "ko"
+    if _HAN.search(written):
+        cantonese = language == "yue" or len(_CANTONESE.findall(written)) > 1
+        return "yue" if cantonese and load_verbalizer("yue") else "ja" if language == "ja" else "zh"
+    if not _WORD.search(written):
+        wide = _WIDE_MARK.search(written)
+        return "und" if _OTHER.search(written) else (language if language in ("ja", "yue") else "zh") if wide else None
+    return None
+
+
+@cache
+def _candidate(grammar: Grammar, tags: Tags) -> Match:
+    locale = grammar.voice.locale
+    signs = {
+        *_SIGNS,
+        *(key[0] for key in (*locale.signs, *locale.currencies) if not (key[0].isalpha() or key[0].isdecimal())),
+    }
+    inner = "".join(regex.escape(sign) for sign in sorted(signs) if sign not in " .:")
+    tag = any_of(tags.exact) if tags.exact else "(?!)"
+    return compiled(
+        rf"(?P<tag>{tag}|<\|[^|<>]{{1,40}}\|>)|(?P<digit>(?<!\d)\d)|(?P<letter>{_LETTER})"
+        rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(])\.(?=\d)|(?<![\w:])::|(?<!\w)['’‘](?=\d0s))"
+    )
+
+
+def _scan(grammar: Grammar, text: str, start: int, end: int, tags: Tags) -> Iterator[tuple[int, tuple[int, str, str]]]:
+    candidate, at = _candidate(grammar, tags), start
+    while at < end and (found := candidate.search(text, at, end)):
+        at, kind = found.start(), found.lastgroup
+        if kind == "tag":
+            at = found.end()
+            continue
+        word = _PLAIN_WORD.match(text, at, end) if kind == "letter" else None
+        small = word[0].lower() if word else ""
+        if word and small not in grammar.heads and not small.endswith(grammar.endings):
+            at = word.end()
+            continue
+        spoken = _try(_grammar_at(grammar, text, at) if kind != "letter" else grammar, text, at, end, kind)
+        if spoken and spoken[0] > at:
+            yield at, spoken
+            at = spoken[0]
+        elif kind == "letter":
+            at = _WORD_REST.match(text, at).end()
+        else:
+            at += 1
+
+
+def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
+    place = Place(grammar, text, at, end)
+    for name, pattern, say in grammar.own[kind]:
+        if (found := place.match(pattern)) and (said := say(grammar.voice, found)) is not None:
+            return found.end(), said, name
+    if found := place.match(grammar.idioms):
+        return found.end(), grammar.voice.locale.idioms[found[0].lower()], "idiom"
+    if kind == "letter" and (told := classes.read_named_date(place)):
+        return told
+    if kind == "letter" and (found := place.match(grammar.abbreviations)):
+        ends = found[0][-1] == "." and not text[found.end() :].strip()  # the full stop is the sentence's too
+        return found.end() - ends, grammar.voice.locale.abbreviations[found[0]], "abbreviation"
+    for reader in BY_FIRST[kind]:
+        if told := reader(place):
+            return told if told[0] <= end else None
+    return None
+
+
+def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
+    """That of the word before, where it is one of another language alone: "Das Meeting at 5pm"."""
+    own = _FREQUENT.get(grammar.voice.locale.language, frozenset())
+    found = _LAST_WORD.search(text, max(0, at - 14), at)
+    if not found or found[1].isupper() or (word := found[1].lower()) in own:
+        return grammar
+    other = [language for language, words in _FREQUENT.items() if word in words]
+    voice = load_verbalizer(other[0]) if len(other) == 1 else None
+    return load_grammar(voice) if voice else grammar
+
+
+def _glue(before: str, said: str, after: str) -> str:
+    """What is said, with a space on each side where it would run into a word of letters, and without one too many."""
+    if before in ("", " "):
+        said = said.lstrip(" ")
+    if after in ("", " "):
+        said = said.rstrip(" ")
+    if not said:
+        return said
+    left = " " if _GLUED.match(before) and _GLUED.match(said[0]) else ""
+    right = " " if _GLUED.match(after) and _GLUED.match(said[-1]) else ""
+    return f"{left}{said}{right}"
+
+
+def _compose(first: list[Piece], second: list[Piece]) -> Iterator[Piece]:
+    """Pieces of the text as it was written: `first` made a plain text of it, and `second`, pieces of that, speak."""
+    offsets = [0, *accumulate(len(piece.spoken) for piece in first)]
+
+    def original(at: int, index: int) -> int:
+        inside = at - offsets[index]
+        piece = first[index]
+        return piece.start if not inside else piece.start + inside if piece.rule is None else piece.end
+
+    def silent(at: int) -> list[Piece]:
+        return [*first[bisect_left(offsets, at) : bisect_right(offsets, at) - 1]]
+
+    for piece in second:
+        inner = offsets[bisect_right(offsets, piece.start) : bisect_left(offsets, piece.end)] if not piece.rule else ()
+        bounds = [piece.start, *dict.fromkeys(inner), piece.end]
+        for low, high in pairwise(bounds):
+            yield from silent(low)
+            index, last = bisect_right(offsets, low) - 1, bisect_left(offsets, high)
+            start = original(low, index)
+            end = first[last - 1].end if offsets[last] == high else original(high, last - 1)
+            said = piece.spoken[low - piece.start : high - piece.start] if piece.rule is None else piece.spoken
+            yield Piece(start, end, said, piece.rule or first[index].rule)
+    yield from silent(offsets[-1])

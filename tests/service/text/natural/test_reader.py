@@ -1,0 +1,113 @@
+"""What holds for any text: pieces cover it, its own output is read as it is, and the model's marks pass."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from vivavoce.service.text.natural.markup import Settings, Tags
+from vivavoce.service.text.natural.reader import read
+from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
+
+_SETTINGS = Settings(tags=Tags(frozenset(SPECIAL_TOKENS)))
+_WRITTEN = (
+    "1 0 2024 3.5 1,000 - – ~ / : . .. , $ € ¥ % km m² °C am pm th s St. Dr. No. a I XIV Louis * ** _ ` ``` ~~ # ## "
+    "< > <b> </b> <br/> &amp; & [ ] [a](b) ) ( | |---| 😀 ❤️ 👍🏽 https://a.b www. @ a@b.c C:\\ /etc "
+    ":: 中 文 年 月 第 个 "
+    "， 。 の か 한 я é [laughter] <|en|> ½ ² Ⅲ １ ①"
+    " ٣ १ = + × ^ <!-- --> <script> ' \" ’ “ ” +1 ISBN \\ ! ? IV U.S. "
+    "24/7 x 3x4 v2.0 +86 13812345678 { } $5 -5 (5) and the etc. Mon-Fri 5pm 9:30 1/2 3-2 10:1"
+)
+_BITS = _WRITTEN.split(" ")
+
+
+def _texts(count: int) -> list[str]:
+    """Random mixtures of all that rules look for, runs of one thing, and pieces of the tables' texts."""
+    chance = random.Random(7)
+    bits = [*_BITS, " ", "  ", "\n", "\n\n", "\u3000", "\u00a0", "\u200d"]
+    folder = Path(__file__).parent
+    written = [
+        line.split("\t")[1]
+        for language in ("en", "zh")
+        for line in (folder / f"{language}.tsv").read_text("utf-8").splitlines()[1:]
+    ]
+
+    def one() -> str:
+        kind = chance.random()
+        if kind < 0.5:
+            return "".join(chance.choice(bits) for _ in range(chance.randint(1, 40)))
+        if kind < 0.6:
+            return (chance.choice(bits) + chance.choice(bits)) * chance.randint(1, 60)
+        letters = list(chance.choice(written) + chance.choice(written))
+        for _ in range(chance.randint(0, 8)):
+            letters.insert(chance.randrange(len(letters) + 1), chance.choice(bits))
+        return "".join(letters)[chance.randrange(20) :]
+
+    return [one() for _ in range(count)]
+
+
+def _check(texts: list[str]) -> None:
+    for place, text in enumerate(texts):
+        language = (None, "en", "zh")[place % 3]
+        reading = read(text, language, _SETTINGS)
+        at = 0
+        for piece in reading.pieces:
+            assert piece.start == at <= piece.end, (text, piece)
+            assert piece.rule or piece.spoken == text[piece.start : piece.end], (text, piece)
+            at = piece.end
+        assert at == len(text)
+        assert read(reading.spoken, language, _SETTINGS).spoken == reading.spoken, text
+
+
+def test_pieces_cover_a_text_and_its_reading_is_read_as_it_is() -> None:
+    _check(_texts(400))
+
+
+@pytest.mark.long
+def test_so_they_do_for_ten_thousand_texts() -> None:
+    _check(_texts(10_000))
+
+
+@pytest.mark.parametrize("tag", [*SPECIAL_TOKENS, "<|en|>", "<|yue|>"])
+def test_marks_of_the_model_pass_and_win_over_markup(tag: str) -> None:
+    assert read(f"**{tag}** I have 3 of them.{tag}", "en", _SETTINGS).spoken == f"{tag} I have three of them.{tag}"
+
+
+def test_phones_and_pinyin_pass_where_the_model_knows_them() -> None:
+    settings = Settings(tags=Tags(frozenset((*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS))))
+    assert read("a [M][AY0][N][UW1][T] detail", "en", settings).spoken == "a [M][AY0][N][UW1][T] detail"
+    assert read("爱好[h][ào]", "zh", settings).spoken == "爱好[h][ào]"
+
+
+def test_pieces_say_what_was_changed_where_and_by_which_rule() -> None:
+    text = "It is **5** km."
+    changed = [(text[one.start : one.end], one.spoken, one.rule) for one in read(text, "en").pieces if one.rule]
+    assert changed == [("**", "", "emphasis"), ("5** km", "five kilometers", "unit")]
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "spoken"),
+    [
+        ("价格$20的App", None, "价格二十美元的App"),
+        ("Das Meeting at 5pm", "de", "Das Meeting at five PM"),
+        ("他说I have 3 apples，有2个。", None, "他说I have three apples，有两个。"),
+        ("3 + 4", "zh", "三 加 四"),
+        ("3 + 4", "en", "three plus four"),
+    ],
+)
+def test_a_stretch_is_read_in_the_language_of_its_words(text: str, language: str | None, spoken: str) -> None:
+    assert read(text, language).spoken == spoken
+
+
+def test_emojis_are_silent_or_named() -> None:
+    assert read("Good 👍🏽 day 😀!", "en").spoken == "Good day!"
+    named = read("Good 👍🏽 day 😀!", "en", Settings(emojis="named")).spoken
+    assert named == "Good thumbs up sign day grinning face!"
+
+
+def test_code_is_read_or_left_out() -> None:
+    text = "Run:\n```sh\nls -l\n```\nDone `x` now."
+    assert "ls" in read(text, "en").spoken
+    assert read(text, "en", Settings(code="silent")).spoken == "Run: Done now."

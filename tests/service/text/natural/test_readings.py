@@ -1,0 +1,28 @@
+"""Texts whose acceptable readings are in the tables beside this file, read by the natural reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.service.text.natural.acceptable import failing, load_cases
+from vivavoce.service.text.natural.markup import Settings, Tags
+from vivavoce.service.text.natural.reader import read
+from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+
+_SETTINGS = Settings(tags=Tags(frozenset(SPECIAL_TOKENS)))
+_LEAST = 0.97
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_nearly_all_texts_are_read_as_a_person_would(language: str) -> None:
+    """In the tables ⏎ is a line break, and ⇥ a tabulator."""
+
+    def spoken(text: str) -> str:
+        return read(text.replace("⏎", "\n").replace("⇥", "\t"), language, _SETTINGS).spoken
+
+    cases = load_cases(language)
+    wrong = failing(cases, language, spoken)
+    for case, said in wrong:
+        print(f"{case.kind}: {case.text}\n    {said}")
+    assert len(cases) >= 100
+    assert len(wrong) <= (1 - _LEAST) * len(cases)
