@@ -27,6 +27,7 @@ from vivavoce.entrypoints.cli import (
     export,
     info,
     keys,
+    normalize,
     plan,
     serve,
     speak,
@@ -46,7 +47,7 @@ _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 _COMPLETE_VARIABLE = "_VIVAVOCE_COMPLETE"
 """Set by a shell that asks what a line may go on with."""
 _ORDER = (
-    *("speak", "voice", "convert", "download", "info", "doctor", "plan", "serve", "config", "keys"),
+    *("speak", "voice", "convert", "normalize", "download", "info", "doctor", "plan", "serve", "config", "keys"),
     *("client", "triton", "export", "bench", "eval", "train"),
 )  # as the help lists them
 
@@ -112,6 +113,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 app.add_typer(triton.app, name="triton")
 app.add_typer(export.app, name="export")
+command(app, *normalize.EXAMPLES)(normalize.normalize)
 command(app, *info.EXAMPLES)(info.info)
 command(app, *doctor.EXAMPLES)(doctor.doctor)
 command(app, *plan.EXAMPLES)(plan.plan)

@@ -109,6 +109,15 @@ class TextTokenizer:
         special = (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS) if beside is Generation.V3 else SPECIAL_TOKENS
         return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder), special)
 
+    @property
+    def marks(self) -> frozenset[str]:
+        """The special tokens that stand for sounds, stress and phones in a text, such as `[laughter]`.
+
+        CosyVoice 1 was trained with some of CosyVoice2's, which its vocabulary writes in several ids.
+        """
+        known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
+
     def parts(self, text: str) -> list[str]:
         """The text cut at its special tokens, which stand at the odd places."""
         return self._added.split(text)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from vivavoce.service.text.natural.markup import Settings, Tags
+from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
 from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
 
-_SETTINGS = Settings(tags=Tags(frozenset(SPECIAL_TOKENS)))
+_SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _WRITTEN = (
     "1 0 2024 3.5 1,000 - – ~ / : . .. , $ € ¥ % km m² °C am pm th s St. Dr. No. a I XIV Louis * ** _ ` ``` ~~ # ## "
     "< > <b> </b> <br/> &amp; & [ ] [a](b) ) ( | |---| 😀 ❤️ 👍🏽 https://a.b www. @ a@b.c C:\\ /etc "
@@ -76,7 +76,7 @@ def test_marks_of_the_model_pass_and_win_over_markup(tag: str) -> None:
 
 
 def test_phones_and_pinyin_pass_where_the_model_knows_them() -> None:
-    settings = Settings(tags=Tags(frozenset((*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS))))
+    settings = Settings(marks=frozenset((*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS)))
     assert read("a [M][AY0][N][UW1][T] detail", "en", settings).spoken == "a [M][AY0][N][UW1][T] detail"
     assert read("爱好[h][ào]", "zh", settings).spoken == "爱好[h][ào]"
 
@@ -103,11 +103,11 @@ def test_a_stretch_is_read_in_the_language_of_its_words(text: str, language: str
 
 def test_emojis_are_silent_or_named() -> None:
     assert read("Good 👍🏽 day 😀!", "en").spoken == "Good day!"
-    named = read("Good 👍🏽 day 😀!", "en", Settings(emojis="named")).spoken
+    named = read("Good 👍🏽 day 😀!", "en", Settings(named_emojis=True)).spoken
     assert named == "Good thumbs up sign day grinning face!"
 
 
 def test_code_is_read_or_left_out() -> None:
     text = "Run:\n```sh\nls -l\n```\nDone `x` now."
     assert "ls" in read(text, "en").spoken
-    assert read(text, "en", Settings(code="silent")).spoken == "Run: Done now."
+    assert read(text, "en", Settings(silent_code=True)).spoken == "Run: Done now."

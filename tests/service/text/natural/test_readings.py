@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.service.text.natural.acceptable import failing, load_cases
-from vivavoce.service.text.natural.markup import Settings, Tags
+from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
 
-_SETTINGS = Settings(tags=Tags(frozenset(SPECIAL_TOKENS)))
+_SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _LEAST = 0.97
 
 

@@ -35,14 +35,16 @@ _NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?",
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
 _COUNTED = compiled(r"#\s?(?P<n>\d{1,9})(?![\p{L}\d])")
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
+_COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")
 _ROMAN = compiled(
     r"(?<![\p{L}\p{N}])(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})(?![\p{Latin}\p{N}'’&/.]\w|[\p{Latin}\p{N}&])"
 )
-_SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _BEFORE_ROMAN = compiled(r"(\p{L}+)[ \u00a0]\Z")
+_SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
 _HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
+_BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 
 
@@ -117,11 +119,12 @@ def read_acronym(place: Place) -> Found:
     found = place.match(_DOTTED)
     if not found or (
         len(found[0]) == 4
+        and found[0] not in _COUNTRIES
         and place.after(found.end())[:1].isupper()
         and place.text[found.end() : found.end() + 1] == " "
     ):
         return None  # initials of a name: J. K.
-    rest = place.text[found.end() :].lstrip()
+    rest = place.after(found.end())
     ends = found[0][-1] == "." and (not rest or "\n" in place.text[found.end() : found.end() + 2])
     return found.end() - ends, found[0].replace(".", ""), "acronym"
 
@@ -191,6 +194,8 @@ def _is_said(place: Place, sign: str) -> bool:
         return bool(after) and (before.isalnum() or before in " )") and (after[0].isalnum() or after[0] in "(-")
     if sign == "~":
         return after[:1].isdigit() and not before.isalnum()
-    if sign in ".:?!,;-%'\"()":
+    if sign == "-":
+        return bool(_BETWEEN_NAMES.match(place.text, place.at))
+    if sign in ".:?!,;%'\"()":
         return sign == "%"
     return sign != "#"

@@ -26,7 +26,8 @@ m/s² 米每二次方秒;mph 每小时{}英里;Mbps 兆比特每秒;MB/s 每秒{
 km² km2 平方公里;cm² cm2 平方厘米;m³ m3 立方米;cm³ cm3 立方厘米;ha 公顷;Hz 赫兹;kHz 千赫兹;MHz 兆赫兹;GHz 吉赫兹;
 KB kB 千字节;MB 兆字节;GB 吉字节;TB 太字节;W 瓦;kW 千瓦;MW 兆瓦;kWh 千瓦时;V 伏;kV 千伏;mA 毫安;mAh 毫安时;Ω 欧姆;
 J 焦耳;kJ 千焦;kcal 千卡;cal 卡;N 牛;Pa 帕;hPa 百帕;kPa 千帕;dB 分贝;s 秒;ms 毫秒;min 分钟;h 小时;rpm 转每分钟;
-fps 帧每秒;px 像素;mmHg 毫米汞柱;g/L g/l 克每升;mg/L mg/l 毫克每升;kg/m³ 千克每立方米
+fps 帧每秒;px 像素;mmHg 毫米汞柱;g/L g/l 克每升;mg/L mg/l 毫克每升;
+μg/m³ 微克每立方米;mg/m³ 毫克每立方米;kg/m³ 千克每立方米
 """
 _CURRENCIES = """
 ￥ ¥ CNY RMB 元;$ US$ USD 美元;€ EUR 欧元;£ GBP 英镑;JPY 日元;₩ KRW 韩元;₹ INR 卢比;₽ RUB 卢布;HK$ HKD 港元;
@@ -34,6 +35,7 @@ NT$ TWD 新台币;A$ AUD 澳元;C$ CAD 加元;CHF 瑞士法郎;₿ BTC 比特币
 """
 _SIGNS = """
 & 和;@ 艾特;+ 加;= 等于;== 等于;!= 不等于;≠ 不等于;<= 小于等于;≤ 小于等于;>= 大于等于;≥ 大于等于;< 小于;> 大于;
+㎡ 平方米;℃ 摄氏度;
 ≈ 约等于;± 正负;× 乘;÷ 除以;* 乘;/ 或;^ 的次方;² 平方;³ 立方;√ 根号;∞ 无穷大;π 派;% 百分号;~ 约;→ 到;-> 到;⇒ 推出;
 ← 从;© 版权;® 注册商标;§ 第;° 度;− 减;- 减;€ 欧元;£ 英镑;$ 美元;№ 第;№ 第
 """
@@ -59,7 +61,7 @@ LOCALE = Locale(
     currencies={key: ((name,), ()) for key, name in _table(_CURRENCIES).items()},
     magnitudes={"百万": 6, "万亿": 12, "万": 4, "亿": 8, "萬": 4, "億": 8, "千": 3, "K": 3, "k": 3, "M": 6},
     signs={**_table(_SIGNS), **{f"address {sign}": name for sign, name in _table(_ADDRESS_SIGNS).items()}},
-    idioms={"24/7": "全天候", "50/50": "五五开"},
+    idioms={"c#": "C sharp", "24/7": "全天候", "50/50": "五五开"},
     words={
         "point": "点", "minus": "负", "to": "到", "score": "比", "ratio": "比", "percent": "百分之", "by": "乘",
         "per_mille": "千分之{}", "number": "第", "hashtag": "话题", "version": "V",
@@ -147,6 +149,11 @@ class Chinese(Verbalizer):
         """一小时二分三秒."""
         return f"{self.cardinal(hours, '小时')}小时{self.cardinal(minutes)}分{self.cardinal(seconds)}秒"
 
+    def money(self, number: Number, currency: str) -> str:
+        """¥1,288.00 is 一千二百八十八元."""
+        decimals = number.decimals.rstrip("0") and number.decimals
+        return super().money(Number(number.whole, decimals, number.negative, number.power), currency)
+
     def percent(self, number: Number) -> str:
         """12.5% is 百分之十二点五."""
         said = f"百分之{self.number(Number(number.whole, number.decimals))}"
@@ -176,6 +183,11 @@ def _year(voice: Chinese, found: Match) -> str:
     return voice.year(int(found["a"])) + (f"到{voice.digits(found['b'])}" if found["b"] else "")
 
 
+def _power(voice: Chinese, found: Match) -> str:
+    base = voice.cardinal(int(found["a"])) if found["a"].isdecimal() else found["a"]
+    return f"{base}的{voice.cardinal(int(found['e']))}次方"
+
+
 def _short_year(voice: Chinese, found: Match) -> str:
     return voice.digits(found["y"])
 
@@ -189,10 +201,11 @@ def _identity(voice: Chinese, found: Match) -> str:
     return "".join(voice.digits(one, phone=True) if one.isdigit() else one for one in found[0])
 
 
-_NUMBERED = "身份证|编号|卡号|账号|帐号|单号|学号|工号|邮编|验证码|密码|车牌|代码|尾号|航班|編號|證號|號碼|号码|证号"
+_NUMBERED = "身份证|编号|卡号|账号|帐号|单号|学号|工号|邮编|验证码|密码|QQ|车牌|代码|尾号|航班|編號|證號|號碼|号码|证号"
 _NO_DIGIT = r"(?<![\d.,])"
 Chinese.rules = (
-    Rule("year", rf"{_NO_DIGIT}(?P<a>[12]\d{{3}})(?:\s?[-–—~～至到]\s?(?P<b>[12]\d{{3}}))?(?=\s?年(?!级))", _year),
+    Rule("year", rf"{_NO_DIGIT}(?P<a>[12]\d{{3}})(?:\s?[-–—~～至到/]\s?(?P<b>[12]\d{{3}}))?"
+         r"(?=\s?(?:年(?!级)|赛季|学年|財年|财年)|(?<=《\d{4})》)", _year),
     Rule("year", rf"(?:(?<=['’‘])|{_NO_DIGIT}(?=[09]))(?P<y>\d\d)(?=年(?!级|代|来|前|后|内|间|以))", _short_year),
     Rule("phone", r"(?<![\d.])(?:\+?86[- ]?)?1[3-9]\d(?:[- ]?\d{4}){2}(?!\d)", _phone),
     Rule("phone", r"(?<![\d.])(?:0\d{2,3}[- ]?\d{7,8}|[48]00[- ]?\d{3}[- ]?\d{4})(?!\d)", _phone),
@@ -204,10 +217,15 @@ Chinese.rules = (
     ),
     Rule("digits", r"(?<![\d.])\d{17}[\dXx](?!\d)", _identity),
     Rule("digits", r"(?<![\d.,])\d{13,36}(?![\d.,]\d)", _identity),
+    Rule("digits", r"(?<=(?<!\p{L})[A-Z]{2})\d{3,4}(?!\d|[.,]\d)", _identity),
+    Rule("digits", r"(?<=\d米)\d\d(?!\d)", lambda voice, found: voice.digits(found[0])),
+    Rule("phone", r"(?<!\d)(?:1[12]\d|12\d{3})(?=报警|急救|火警|热线|消防|電話|电话)", _phone),
+    Rule("power", r"(?P<a>\d+|\p{Latin})\^(?P<e>\d+)", _power, "digit letter"),
+    Rule("more", r"(?<=[\d万亿千百])\+(?![\d\p{L}])", lambda voice, found: "多", "sign"),
     Rule("ordinal", r"(?<=第)\d{1,9}(?!\d|\.\d)", lambda voice, found: voice.cardinal(int(found[0]))),
     Rule("ordinal", r"No\.\s?(?P<n>\d{1,4})(?!\d)",
          lambda voice, found: f"第{voice.cardinal(int(found['n']))}", "letter"),
-    Rule("per", r"(?<=[\p{Han}\d])/(?=[人天日月年次斤个個件小时時分秒吨米套张台])(?<=[元块角分万]/)",
+    Rule("per", r"(?<=[\p{Han}\d%])/(?=[人天日月年次斤个個件小时時分秒吨米套张台平㎡升克晚])(?<![年月日和或/男女]/)",
          lambda voice, found: "每", "sign"),
     Rule("money", r"(?:HK|US|NT)?[$￥¥](?=[\d,.]+\s?[万千百亿]?[蚊元块塊圆圓])",
          lambda voice, found: "", "letter sign"),

@@ -39,7 +39,9 @@ class Place:
     def follows(self, cue: str, chars: int = 24) -> bool:
         """Whether one of the words of `locale.words[cue]` stands before."""
         words = self.locale.words.get(cue)
-        return words is not None and any(word in self.before(chars) for word in words.split("|"))
+        before = self.before(chars)
+        places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
+        return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
     def after(self, at: int) -> str:
         """What follows `at`, without blanks."""
@@ -70,7 +72,7 @@ _PHONE = compiled(
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
 _NUMERALS = compiled(rf"{START}\d{{2,}}(?!\d|[.,:/]\d)")
-_DIGIT_GROUPS = compiled(rf"{START}\d+(?:-[\dX]+){{2,}}(?![\p{{L}}\d])")
+_DIGIT_GROUPS = compiled(rf"{START}\d+(?:-[\dX]+){{2,}}(?!\d){NO_WORD}")
 _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
 )
@@ -191,14 +193,23 @@ def read_fraction(place: Place) -> Found:
     voice = place.grammar.voice
     if found := place.match(_VULGAR):
         value = Fraction(numeric(found["v"])).limit_denominator(10)
-        return found.end(), voice.fraction(int(found["w"] or 0), value.numerator, value.denominator), "fraction"
+        return _of_unit(place, found, voice.fraction(int(found["w"] or 0), value.numerator, value.denominator))
     found = place.match(_FRACTION)
     if not found or int(found["d"]) < 2:
         return None
     whole, numerator, denominator = int(found["w"] or 0), int(found["n"]), int(found["d"])
     if numerator == denominator:
         return found.end(), voice.join(voice.cardinal(numerator), voice.cardinal(denominator)), "fraction"
-    return found.end(), voice.fraction(whole, numerator, denominator), "fraction"
+    return _of_unit(place, found, voice.fraction(whole, numerator, denominator))
+
+
+def _of_unit(place: Place, found: Match, said: str) -> Found:
+    """A fraction, with the unit that stands behind it."""
+    unit = place.grammar.unit.match(place.text, found.end(), place.end)
+    if not unit:
+        return found.end(), said, "fraction"
+    forms = place.locale.units[unit["unit"]]
+    return unit.end(), place.grammar.voice.join(said, forms[-1] if found["w"] else forms[0]), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
@@ -233,6 +244,9 @@ def _goes_on(place: Place) -> bool:
 
 def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
     voice, end = place.grammar.voice, two.end()
+    before = place.text[place.at - 1 : place.at] if place.at else ""
+    if before == "-" or (before.isascii() and before.isalpha()):
+        return None  # Llama-3.1-8B, i7-13700K
     if two["minus"] or (place.text[end : end + 1] in ("-", "–")):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivavoce.service.text.natural.english_tables import LOCALE
-from vivavoce.service.text.natural.grammar import Match, any_of
+from vivavoce.service.text.natural.grammar import Match, any_of, parse_number
 from vivavoce.service.text.natural.values import Locale, Number
 from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
 
@@ -155,7 +155,9 @@ def _year(voice: English, found: Match) -> str | None:
     plural = len(word) > 3 and word[-1] == "s" and word[-2] not in "suia"
     counted = after[:1] == " " and word.islower() and (plural or word in _NOT_YEARS)
     cue = before[-1].strip("(") if before else ""
-    return voice.year(int(found[0])) if cue in _YEAR_CUES or not (counted or cue in _NUMBER_CUES) else None
+    if cue not in _YEAR_CUES and (counted or cue in _NUMBER_CUES or found[0] < "1100"):
+        return None
+    return voice.year(int(found[0]))
 
 
 def _ordinal(voice: English, found: Match) -> str:
@@ -202,11 +204,14 @@ def _attributive(voice: English, found: Match) -> str:
 
 
 _STREETS = "St|Street|Ave|Avenue|Rd|Road|Blvd|Boulevard|Ln|Lane|Dr|Drive|Way|Court|Ct|Place|Pl|Square|Sq|Hwy|Highway"
+_PER = {"mo": "month", "yr": "year", "hr": "hour", "day": "day", "month": "month", "year": "year", "week": "week"}
 _DAY = any_of(LOCALE.weekdays)
 _PRICES = any_of(sign for sign in LOCALE.currencies if not sign.isalnum())
 _COUNTED = rf"{_PRICES}|{any_of(LOCALE.units)}"
 _WHOLE = r"(?<![\d.,:/$€£¥₹#@_\p{L}-])"
-_NO_YEAR = r"[\d%\p{L}°]|[.,:/-]\d|\s?[-–—]\s?\d|\s?(?:[%€]|k?m\b|km|kg|USD|EUR|million|billion|dollars|euros)"
+_NO_YEAR = (
+    r"[\d%\p{L}°]|[.,:/-]\d|:[\da-f]*:|\s?[-–—]\s?\d|\s?(?:[%€]|k?m\b|km|kg|USD|EUR|million|billion|dollars|euros)"
+)
 English.rules = (
     Rule("decade", r"(?:(?<!\w)['’‘])?(?<!\d)(?P<d>(?:1[1-9]|20)?\d0)['’]?s(?!\p{L})", _decade, "digit sign"),
     Rule("ordinal", r"(?<![\p{L}\d.,])(?P<n>\d{1,3}(?:,\d{3})+|\d{1,12})(?:st|nd|rd|th)(?![\p{L}\d])"
@@ -216,10 +221,11 @@ English.rules = (
          rf"(?:\p{{Lu}}\p{{L}}+\.? ){{1,3}}(?:{_STREETS})\b)", _house),
     Rule("ZIP code", r"(?<=(?<!\p{L})[A-Z]{2},? )\d{5}(?:-\d{4})?(?!\d|[.,]\d)", _digits),
     Rule("ISBN", r"(?<=(?:ISBN|ISSN)(?:-1[03])?:? ?)\d[\d -]{6,15}[\dX](?!\d)", _digits),
-    Rule("year", rf"{_WHOLE}(?:1[1-9]\d\d|20\d\d)(?!{_NO_YEAR})", _year),
+    Rule("year", rf"{_WHOLE}(?:1\d\d\d|20\d\d)(?!{_NO_YEAR})", _year),
     Rule("feet", r"(?<![\d.,])(?P<f>\d{1,2})['′](?:\s?(?P<i>\d{1,2})(?:[\"″”]|''))", _feet),
     Rule("feet", r"(?<![\d.,])(?P<f>\d{1,2})\s?ft\.?\s(?P<i>\d{1,2})\s?in\b\.?(?!\s\p{Ll}\p{Ll})", _feet),
-    Rule("weekdays", rf"(?<!\p{{L}})(?P<a>{_DAY})\.?\s?[-–]\s?(?P<b>{_DAY})(?!\p{{L}})", _weekdays, "letter"),
+    Rule("weekdays", rf"(?<!\p{{L}})(?P<a>{_DAY})\.?\s?[-–]\s?(?P<b>{_DAY})(?!\p{{L}})"
+         r"(?:\.(?=,|\s[\d\p{Ll}]))?", _weekdays, "letter"),
     Rule("weekdays", rf"(?<!\p{{L}})(?P<a>{_DAY})(?<!day)"
          rf"(?:\.(?=,? [\p{{Lu}}\d])|(?=, (?i:{any_of(LOCALE.months)})\b))",
          lambda voice, found: LOCALE.weekdays[found["a"]], "letter"),
@@ -228,7 +234,13 @@ English.rules = (
     Rule("number", r"(?<!\p{L})(?:[Nn]os?\.|N[oº]\.?|№)\s?(?=\d)", lambda voice, found: "number ", "letter"),
     Rule("page", r"(?<!\p{L})(?:pp|p)\.\s?(?=\d)",
          lambda voice, found: "pages " if "pp" in found[0] else "page ", "letter"),
-    Rule("money", rf"(?<=\b[Aa]n? )(?:(?P<sign>{_PRICES})(?P<n>\d{{1,9}})(?![\d.,])"
+    Rule("times", r"(?<![\p{L}\d.,])(?P<n>\d+(?:\.\d+)?)[x×](?=\s\p{Ll}|[.,;!?)]|\Z)",
+         lambda voice, found: f"{voice.number(parse_number(found['n'], LOCALE))} times"),
+    Rule("identifier", r"(?<=(?<!\p{L})[A-Z]{2})[1-9]\d{2,3}(?![\p{L}\d]|[.,-]\d)",
+         lambda voice, found: voice.pairs(found[0])),
+    Rule("per", rf"(?<=\d|(?:million|billion|[kKM]))/(?P<unit>{any_of(_PER)})(?!\p{{L}})",
+         lambda voice, found: f"per {_PER[found['unit']]}", "sign"),
+    Rule("money", rf"(?<=\b[Aa]n? )(?:(?P<sign>{_PRICES})(?P<n>\d{{1,9}})(?:\.00)?(?![\d.,])"
          rf"|(?P<n>\d{{1,9}})[ -]?(?P<unit>{_COUNTED}))(?=[ -]\p{{Ll}})", _attributive, "digit sign"),
 )  # fmt: skip
 VERBALIZER = English()

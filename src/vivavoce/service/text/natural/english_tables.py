@@ -15,7 +15,7 @@ km: kilometer; m: meter; cm: centimeter; mm: millimeter; µm μm um: micrometer;
 ft: foot/feet; yd: yard; kg: kilogram; g: gram; mg: milligram; µg μg mcg: microgram; lb lbs: pound; oz: ounce;
 l L: liter; ml mL: milliliter; cl: centiliter; dl: deciliter; gal: gallon; tbsp tbsp.: tablespoon;
 tsp tsp.: teaspoon; °C ℃: degree Celsius/degrees Celsius; °F ℉: degree Fahrenheit/degrees Fahrenheit; °: degree;
-K: kelvin; km/h kph kmh: kilometer per hour/kilometers per hour; mph: mile per hour/miles per hour;
+km/h kph kmh: kilometer per hour/kilometers per hour; mph: mile per hour/miles per hour;
 m/s: meter per second/meters per second; m/s²: meter per second squared/meters per second squared;
 Mbps Mbit/s: megabit per second/megabits per second; Gbps: gigabit per second/ gigabits per second;
 kbps: kilobit per second/kilobits per second; MB/s: megabyte per second/megabytes per second;
@@ -26,8 +26,8 @@ KB kB: kilobyte; MB: megabyte; GB: gigabyte; TB: terabyte; PB: petabyte; KiB: ki
 TiB: tebibyte; W: watt; kW: kilowatt; MW: megawatt; GW: gigawatt; kWh: kilowatt hour; MWh: megawatt hour; V: volt;
 mV: millivolt; kV: kilovolt; mA: milliamp; mAh: milliamp hour; Ω: ohm; J: joule; kJ: kilojoule; kcal: kilocalorie;
 cal: calorie; N: newton; Pa: pascal; hPa: hectopascal; kPa: kilopascal;
-psi: pound per square inch/pounds per square inch; bar: bar; dB: decibel; s sec: second; ms: millisecond;
-µs μs us: microsecond; ns: nanosecond; min: minute; h hr hrs: hour;
+psi: pound per square inch/pounds per square inch; bar: bar; dB: decibel; s sec secs: second; ms: millisecond;
+µs μs us: microsecond; ns: nanosecond; min mins: minute; h hr hrs: hour;
 rpm: revolution per minute/revolutions per minute; fps: frame per second/frames per second; px: pixel;
 dpi: dot per inch/dots per inch; ppm: part per million/parts per million; g/l g/L: gram per liter/grams per liter;
 mg/l mg/L: milligram per liter/milligrams per liter; kg/m³: kilogram per cubic meter/kilograms per cubic meter;
@@ -46,7 +46,7 @@ Lt. lieutenant; Sgt. sergeant; Sen. senator; Rep. representative; Gov. governor;
 Hon. honorable; Jr. junior; Sr. senior; Ph.D. PhD; e.g. for example; i.e. that is; etc. et cetera; vs. versus;
 vs versus; cf. compare; approx. approximately; dept. department; Dept. Department; Ave. Avenue; Blvd. Boulevard;
 Rd. Road; Ln. Lane; Pl. Place; Sq. Square; Hwy. Highway; Mt. Mount; Ft. Fort; Inc. incorporated; Ltd. limited;
-Co. company; Corp. corporation; Bros. brothers; est. established; max. maximum; tel. telephone;
+Co. company; Corp. corporation; Bros. brothers; max. maximum; tel. telephone;
 Tel. telephone; ext. extension; vol. volume; Vol. volume; fig. figure; Fig. Figure; Figs. Figures; eq. equation;
 Eq. Equation; sec. section; ch. chapter; Ch. Chapter; ed. edition; eds. editors; al. al; incl. including;
 excl. excluding; govt. government; univ. university; Univ. University; misc. miscellaneous; assn. association;
@@ -121,6 +121,8 @@ LOCALE = Locale(
     abbreviations=_pairs(_SAID),
     signs={**_pairs(_SIGNS), **{f"address {sign}": name for sign, name in _pairs(_ADDRESS_SIGNS).items()}},
     idioms={
+        "c#": "C sharp",
+        "c++": "C plus plus",
         "24/7": "twenty four seven",
         "9/11": "nine eleven",
         "50/50": "fifty fifty",
@@ -144,7 +146,7 @@ LOCALE = Locale(
         "version": "version",
         "of": "of",
         "duration_cue": "took |lasted |length|duration|time of|ran it|finished in|runtime",
-        "ratio_cue": "mix|dilut|ratio|odds|scale|proportion|aspect|diluted|score|won|lost|beat|chapter|verse",
+        "ratio_cue": "mix|dilut|ratio|odds|scale|proportion|aspect|diluted|score|won|lost|beat",
         "phone_cue": "call |dial |phone |phone: |tel: |tel. |fax: |text ",
         "version_cue": r"(?i:version|release|python|ios|android|java|cuda|torch|linux|kernel|firmware|api|http) ?\Z",
         "counted_in_roman": "war|chapter|part|volume|act|section|type|phase|book|article|bowl|episode|level|stage|"

@@ -46,6 +46,7 @@ class Grammar:
 
     voice: Verbalizer
     amount: Match
+    unit: Match
     dates: tuple[Match, Match]
     own: Mapping[str, tuple[tuple[str, Match, Callable[[Any, Any], str | None]], ...]]
     heads: frozenset[str]
@@ -69,6 +70,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
     return Grammar(
         voice,
         compiled(_amount_pattern(locale)),
+        compiled(_unit_pattern(locale)),
         (
             compiled(
                 rf"{START}{month}\.? (?:the )?{day}(?![\p{{L}}\d]|[:/]\d|\.\d)(?!\s?(?:[ap]\.?m\b|%)){year}", regex.I
@@ -113,16 +115,20 @@ def _amount_pattern(locale: Locale) -> str:
     signs = any_of(key for key in locale.currencies if not key.isalpha())
     codes = any_of(key for key in locale.currencies if key.isalpha())
     capital = any_of(key for key in locale.currencies if key.isupper())
-    letters = any_of(word for word in locale.magnitudes if len(word) == 1)
-    words = any_of(word for word in locale.magnitudes if len(word) > 1)
+    letters = any_of(word for word in locale.magnitudes if len(word) == 1 and word.isascii())
+    words = any_of(word for word in locale.magnitudes if len(word) > 1 or not word.isascii())
     blank = r"[ \u00a0\u202f]?"
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
-        rf"(?:{blank}(?P<mag>{words}{NO_WORD}|(?(front){letters}{NO_WORD}|(?!))))?"
+        rf"(?:{blank}(?P<mag>{words}(?:(?<=[{CJK}])|{NO_WORD})|(?(front){letters}{NO_WORD}|(?!))))?"
         rf"(?:{blank}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
-        rf"|(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/]))))?"
+        rf"|{_unit_pattern(locale)}))?"
     )
+
+
+def _unit_pattern(locale: Locale) -> str:
+    return rf"[ \u00a0\u202f]?(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/]))"
 
 
 def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:

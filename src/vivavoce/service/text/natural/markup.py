@@ -7,28 +7,22 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from vivavoce.service.text.natural.grammar import Match, any_of, compiled
 from vivavoce.service.text.natural.values import Piece
 
 
 @dataclass(frozen=True)
-class Tags:
-    """The marks that the loaded model knows: they pass unchanged and win over every rule."""
-
-    exact: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
 class Settings:
-    """What a request chooses. emojis: "silent" or "named" (their Unicode names, in English); code: whether blocks of
-    code are read; tags: the model's own.
+    """What a request chooses, and what the loaded model knows.
+
+    named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
+    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule.
     """
 
-    emojis: Literal["silent", "named"] = "silent"
-    code: Literal["read", "silent"] = "read"
-    tags: Tags = Tags()
+    named_emojis: bool = False
+    silent_code: bool = False
+    marks: frozenset[str] = frozenset()
 
 
 _HTML = (
@@ -69,15 +63,15 @@ _PARTS = (
     r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
     r"(?P<break>[ \t]*(?:\r\n?|\n)\s*)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
-    r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+)",
+    r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+|[①-⑳])",
 )
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 
 
 @cache
-def _pattern(tags: Tags) -> Match:
-    tag = rf"(?P<tag>{any_of(tags.exact)}|<\|[^|<>]{{1,40}}\|>)"
+def _pattern(marks: frozenset[str]) -> Match:
+    tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
     return compiled("|".join((tag, *_PARTS)))
 
 
@@ -86,8 +80,8 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     pieces: list[Piece] = []
     at = 0
     pausing = False  # at the end of this line a pause is due
-    emphasis = _emphasis_ends(text, settings.tags)
-    for found in _pattern(settings.tags).finditer(text):
+    emphasis = _emphasis_ends(text)
+    for found in _pattern(settings.marks).finditer(text):
         start, end = found.span()
         kind = (
             found.lastgroup if found.lastgroup in _KINDS else next(kind for kind in _KINDS if found[kind] is not None)
@@ -152,7 +146,7 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
         yield from within("target", "link")
     elif kind in ("code", "fence"):
         inner = "inner" if kind == "code" else "program"
-        if settings.code == "read":
+        if not settings.silent_code:
             yield from within(inner, "code")
         else:
             yield Piece(start, end, " ", "code")
@@ -173,7 +167,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "entity":
             return html.unescape(found[0]).replace("\u00a0", " ")
         case "wide":
-            return unicodedata.normalize("NFKC", found[0])
+            return unicodedata.normalize("NFKC", found[0]) + " " * ("①" <= found[0] <= "⑳")
         case "escape":
             return str(found["escaped"])
         case "cell":
@@ -184,8 +178,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return pause
         case "blanks":
             return " "
-        case "emoji" if settings.emojis == "named":
-            marked = found.string[found.end() : found.end() + 1] in tuple(".,!?;:。，！？；： ")
+        case "emoji" if settings.named_emojis:
+            marked = found.string[found.end() : found.end() + 1] in ("", *".,!?;:。，！？；： ")
             return f" {_emoji_names(found[0])}{'' if marked else ' '}"
     return ""
 
@@ -199,7 +193,7 @@ def _pause(before: list[Piece], last: bool) -> str:
 
 
 def _emoji_names(run: str) -> str:
-    names = (unicodedata.name(one, "").lower() for one in run if one not in "\ufe0f\u200d" and not "🏻" <= one <= "🏿")
+    names = (unicodedata.name(one, "").lower() for one in run if one not in "\ufe0f\u200d " and not "🏻" <= one <= "🏿")
     return ", ".join(dict.fromkeys(filter(None, names)))
 
 
@@ -211,7 +205,7 @@ def _in_table(text: str, at: int) -> bool:
 _RUN = compiled(r"\*{1,3}|_{1,3}|~~|\n\s*\n")
 
 
-def _emphasis_ends(text: str, tags: Tags) -> set[int]:
+def _emphasis_ends(text: str) -> set[int]:
     """Where signs of emphasis stand that belong together: one opens before a word, its like closes after one."""
     paired: set[int] = set()
     open_: dict[str, int] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import get_args
@@ -14,15 +13,15 @@ import regex
 from vivavoce.service.text.natural import addresses, classes
 from vivavoce.service.text.natural.classes import Found, Place
 from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
-from vivavoce.service.text.natural.markup import Settings, Tags, strip_markup
-from vivavoce.service.text.natural.values import Piece
+from vivavoce.service.text.natural.markup import Settings, strip_markup
+from vivavoce.service.text.natural.values import Piece, Reading
 from vivavoce.service.text.natural.verbalizer import load_verbalizer
 from vivavoce.service.text.reading import Language
 from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.
-_SIGNS = "-−+#@~/.(*_|\\^`{}[]<>:½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
+_SIGNS = "-−–—～+#@~/.(*_|\\^`{}[]<>:½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
 # A word that nothing but blanks and marks follows, and that is no roman numeral.
 _PLAIN_WORD = compiled(
     r"(?!(?=\p{Lu})[IVXLC]+\b)[\p{Latin}\p{Cyrillic}\p{M}]+(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
@@ -31,7 +30,7 @@ _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
 _LATIN_RUN = compiled(rf"[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*")
 _LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
-_ADDRESS = compiled(r"\S*[\w/]@\S+|\S*//\S*|(?i:www\.)\S+")  # shows no language
+_ADDRESS = compiled(r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*")  # shows no language
 _HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana}--の・]"), compiled(r"\p{Hangul}")
 _CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
 _WORD, _OTHER = compiled(r"[\p{Latin}\p{Cyrillic}]{2}"), compiled(r"[\p{L}--[\p{Latin}\p{Cyrillic}\p{Greek}]]")
@@ -67,19 +66,6 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A text with what is said for it; pieces cover the text in order."""
-
-    text: str
-    pieces: tuple[Piece, ...]
-
-    @property
-    def spoken(self) -> str:
-        """All that is said."""
-        return "".join(piece.spoken for piece in self.pieces)
-
-
 def read(text: str, language: str | None = None, settings: Settings | None = None) -> Reading:
     """Read a text.
 
@@ -92,12 +78,12 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         plain = "".join(piece.spoken for piece in pieces)
         stripped = strip_markup(plain, settings)
         free = "".join(piece.spoken for piece in stripped)
-        said = list(_read_plain(free, language, settings.tags))
+        said = list(_read_plain(free, language, settings.marks))
         changed = [one for one in (*stripped, *said) if one.rule]
         if not changed:
             break
         spoken = "".join(piece.spoken for piece in said)
-        pieces = list(_compose(pieces, list(_compose(stripped, said))))
+        pieces = _compose(pieces, _compose(stripped, said))
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
     return Reading(text, tuple(pieces))
@@ -111,7 +97,7 @@ def _runs_on(text: str, piece: Piece) -> bool:
     return not (alone and (piece.end == len(text) or _CLOSES.match(text[piece.end])))
 
 
-def _read_plain(text: str, language: str | None, tags: Tags) -> Iterator[Piece]:
+def _read_plain(text: str, language: str | None, marks: frozenset[str]) -> Iterator[Piece]:
     """Pieces of a text without markup."""
     at, last = 0, ""
     for start, end, told in segments(text, language):
@@ -119,7 +105,7 @@ def _read_plain(text: str, language: str | None, tags: Tags) -> Iterator[Piece]:
         if not voice:
             continue
         grammar = load_grammar(voice)
-        for place, found in _scan(grammar, text, start, end, tags):
+        for place, found in _scan(grammar, text, start, end, marks):
             stop, said, rule = found
             if place > at:
                 yield Piece(at, place, text[at:place])
@@ -140,6 +126,8 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             continue
         written = sentence[0]
         told = _script(written, language)
+        if not told and language in ("zh", "yue", "ja", "ko") and len(_LATIN_WORD.findall(written)) < 3:
+            told = language
         if not told:
             told = str(recognise(_ADDRESS.sub(" ", written), before if before in get_args(Language) else None))  # type: ignore[arg-type]
             told = told if any(map(str.isalpha, written)) else language or before or told
@@ -172,22 +160,24 @@ def _script(written: str, language: str | None) -> str | None:
 
 
 @cache
-def _candidate(grammar: Grammar, tags: Tags) -> Match:
+def _candidate(grammar: Grammar, marks: frozenset[str]) -> Match:
     locale = grammar.voice.locale
     signs = {
         *_SIGNS,
         *(key[0] for key in (*locale.signs, *locale.currencies) if not (key[0].isalpha() or key[0].isdecimal())),
     }
     inner = "".join(regex.escape(sign) for sign in sorted(signs) if sign not in " .:")
-    tag = any_of(tags.exact) if tags.exact else "(?!)"
+    tag = any_of(marks)
     return compiled(
         rf"(?P<tag>{tag}|<\|[^|<>]{{1,40}}\|>)|(?P<digit>(?<!\d)\d)|(?P<letter>{_LETTER})"
         rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(])\.(?=\d)|(?<![\w:])::|(?<!\w)['’‘](?=\d0s))"
     )
 
 
-def _scan(grammar: Grammar, text: str, start: int, end: int, tags: Tags) -> Iterator[tuple[int, tuple[int, str, str]]]:
-    candidate, at = _candidate(grammar, tags), start
+def _scan(
+    grammar: Grammar, text: str, start: int, end: int, marks: frozenset[str]
+) -> Iterator[tuple[int, tuple[int, str, str]]]:
+    candidate, at = _candidate(grammar, marks), start
     while at < end and (found := candidate.search(text, at, end)):
         at, kind = found.start(), found.lastgroup
         if kind == "tag":
@@ -218,7 +208,7 @@ def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
     if kind == "letter" and (told := classes.read_named_date(place)):
         return told
     if kind == "letter" and (found := place.match(grammar.abbreviations)):
-        ends = found[0][-1] == "." and not text[found.end() :].strip()  # the full stop is the sentence's too
+        ends = found[0][-1] == "." and not place.after(found.end())  # the full stop is the sentence's too
         return found.end() - ends, grammar.voice.locale.abbreviations[found[0]], "abbreviation"
     for reader in BY_FIRST[kind]:
         if told := reader(place):
@@ -245,12 +235,12 @@ def _glue(before: str, said: str, after: str) -> str:
         said = said.rstrip(" ")
     if not said:
         return said
-    left = " " if _GLUED.match(before) and _GLUED.match(said[0]) else ""
-    right = " " if _GLUED.match(after) and _GLUED.match(said[-1]) else ""
+    left = " " if (before == ")" or _GLUED.match(before)) and _GLUED.match(said[0]) else ""
+    right = " " if (after == "(" or _GLUED.match(after)) and _GLUED.match(said[-1]) else ""
     return f"{left}{said}{right}"
 
 
-def _compose(first: list[Piece], second: list[Piece]) -> Iterator[Piece]:
+def _compose(first: list[Piece], second: list[Piece]) -> list[Piece]:
     """Pieces of the text as it was written: `first` made a plain text of it, and `second`, pieces of that, speak."""
     offsets = [0, *accumulate(len(piece.spoken) for piece in first)]
 
@@ -262,14 +252,19 @@ def _compose(first: list[Piece], second: list[Piece]) -> Iterator[Piece]:
     def silent(at: int) -> list[Piece]:
         return [*first[bisect_left(offsets, at) : bisect_right(offsets, at) - 1]]
 
+    pieces: list[Piece] = []
     for piece in second:
         inner = offsets[bisect_right(offsets, piece.start) : bisect_left(offsets, piece.end)] if not piece.rule else ()
-        bounds = [piece.start, *dict.fromkeys(inner), piece.end]
-        for low, high in pairwise(bounds):
-            yield from silent(low)
+        for low, high in pairwise([piece.start, *dict.fromkeys(inner), piece.end]):
+            pieces += silent(low)
             index, last = bisect_right(offsets, low) - 1, bisect_left(offsets, high)
             start = original(low, index)
             end = first[last - 1].end if offsets[last] == high else original(high, last - 1)
             said = piece.spoken[low - piece.start : high - piece.start] if piece.rule is None else piece.spoken
-            yield Piece(start, end, said, piece.rule or first[index].rule)
-    yield from silent(offsets[-1])
+            rule = piece.rule or first[index].rule
+            if start < end or not pieces:
+                pieces.append(Piece(start, end, said, rule))
+            else:  # it stands for a part of what the piece before stands for
+                before = pieces[-1]
+                pieces[-1] = Piece(before.start, before.end, before.spoken + said, before.rule or rule)
+    return pieces + silent(offsets[-1])

@@ -21,6 +21,19 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A text with what is said for it; pieces cover the text in order."""
+
+    text: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def spoken(self) -> str:
+        """All that is said."""
+        return "".join(piece.spoken for piece in self.pieces)
+
+
+@dataclass(frozen=True)
 class Number:
     """A number as it was written.
 

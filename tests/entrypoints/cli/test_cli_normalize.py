@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from tests.entrypoints.cli.conftest import Run
+
+
+def test_a_text_is_read_by_either_rules(run: Run) -> None:
+    assert run("normalize", "It costs $3.50.").text == "It costs three point five dollars.\n"
+    natural = run("normalize", "It costs $3.50.", "--reading", "natural")
+    assert natural.text == "It costs three dollars and fifty cents.\n"
+
+
+def test_changes_are_shown_with_their_places_and_rules(run: Run) -> None:
+    result = run("normalize", "A **5** km run 😀", "--reading", "natural", "--explain", "--emojis", "named")
+    lines = result.text.splitlines()
+    assert lines[0] == "A five kilometer run grinning face"
+    assert lines[1].split() == ["characters", "written", "spoken", "rule"]
+    assert [line.split()[0] for line in lines[2:]] == ["2–4", "4–10", "14–16"]
+
+
+def test_marks_of_the_model_pass_and_control_characters_are_refused(run: Run) -> None:
+    assert run("normalize", "[sigh] 3", "--reading", "natural").text == "[sigh] three\n"
+    assert run("normalize", "a\x07b", "--reading", "natural").code == 2
+
+
+def test_what_cannot_be_chosen_is_one_line(run: Run) -> None:
+    assert run("normalize", "Hi.", "--reading", "poetic").err.startswith(
+        "error: reading: 'poetic' is none of official,"
+    )
+    assert "add --reading natural" in run("normalize", "Hi.", "--explain").err
