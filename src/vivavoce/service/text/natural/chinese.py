@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from vivavoce.service.text.natural.grammar import Match, compiled
+from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Forms, Locale, Number
 from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
 
@@ -19,61 +20,7 @@ _COUNTED = compiled(
     r"|[侧側地处處口户戶盘盤尺寸里吨噸升克度成半]|公[里斤分尺升顷]|小[时時]|分[钟鐘]|英[里尺寸镑]|毫[米升克]|厘米|千[米克]|平方|立方"
     r"|美元|欧元|星期|[礼禮]拜"
 )
-_UNITS = """
-km 公里;m 米;cm 厘米;mm 毫米;µm μm 微米;nm 纳米;mi 英里;ft 英尺;kg 千克;g 克;mg 毫克;µg μg 微克;lb lbs 磅;oz 盎司;
-t 吨;l L 升;ml mL ML 毫升;°C ℃ 摄氏度;°F ℉ 华氏度;° 度;km/h 每小时{}公里;m/s 每秒{}米;km/s 每秒{}公里;
-m/s² 米每二次方秒;mph 每小时{}英里;Mbps 兆比特每秒;MB/s 每秒{}兆字节;GB/s 每秒{}吉字节;m² m2 ㎡ 平方米;
-km² km2 平方公里;cm² cm2 平方厘米;m³ m3 立方米;cm³ cm3 立方厘米;ha 公顷;Hz 赫兹;kHz 千赫兹;MHz 兆赫兹;GHz 吉赫兹;
-KB kB 千字节;MB 兆字节;GB 吉字节;TB 太字节;W 瓦;kW 千瓦;MW 兆瓦;kWh 千瓦时;V 伏;kV 千伏;mA 毫安;mAh 毫安时;Ω 欧姆;
-J 焦耳;kJ 千焦;kcal 千卡;cal 卡;N 牛;Pa 帕;hPa 百帕;kPa 千帕;dB 分贝;s 秒;ms 毫秒;min 分钟;h 小时;rpm 转每分钟;
-fps 帧每秒;px 像素;mmHg 毫米汞柱;g/L g/l 克每升;mg/L mg/l 毫克每升;
-μg/m³ 微克每立方米;mg/m³ 毫克每立方米;kg/m³ 千克每立方米
-"""
-_CURRENCIES = """
-￥ ¥ CNY RMB 元;$ US$ USD 美元;€ EUR 欧元;£ GBP 英镑;JPY 日元;₩ KRW 韩元;₹ INR 卢比;₽ RUB 卢布;HK$ HKD 港元;
-NT$ TWD 新台币;A$ AUD 澳元;C$ CAD 加元;CHF 瑞士法郎;₿ BTC 比特币;¢ 美分
-"""
-_SIGNS = """
-& 和;@ 艾特;+ 加;= 等于;== 等于;!= 不等于;≠ 不等于;<= 小于等于;≤ 小于等于;>= 大于等于;≥ 大于等于;< 小于;> 大于;
-㎡ 平方米;℃ 摄氏度;
-≈ 约等于;± 正负;× 乘;÷ 除以;* 乘;/ 或;^ 的次方;² 平方;³ 立方;√ 根号;∞ 无穷大;π 派;% 百分号;~ 约;→ 到;-> 到;⇒ 推出;
-← 从;© 版权;® 注册商标;§ 第;° 度;− 减;- 减;€ 欧元;£ 英镑;$ 美元;№ 第;№ 第
-"""
-_ADDRESS_SIGNS = """
-. 点;/ 斜杠;: 冒号;- 杠;_ 下划线;? 问号;= 等于;& 和;# 井号;@ 艾特;+ 加;% 百分号;~ 波浪号;\\ 反斜杠;, 逗号;! 感叹号;
-$ 美元;* 星号
-"""
-
-
-def _table(table: str) -> dict[str, str]:
-    rows = (row.strip().split(" ") for row in table.strip().split(";"))
-    return {key: row[-1] for row in rows for key in row[:-1]}
-
-
-LOCALE = Locale(
-    language="zh",
-    order="ymd",
-    joint="",
-    full_stop="。",
-    digits=tuple(_DIGITS),
-    phone_digits=tuple("零幺二三四五六七八九"),
-    units={key: (name,) for key, name in _table(_UNITS).items()},
-    currencies={key: ((name,), ()) for key, name in _table(_CURRENCIES).items()},
-    magnitudes={"百万": 6, "万亿": 12, "万": 4, "亿": 8, "萬": 4, "億": 8, "千": 3, "K": 3, "k": 3, "M": 6},
-    signs={**_table(_SIGNS), **{f"address {sign}": name for sign, name in _table(_ADDRESS_SIGNS).items()}},
-    idioms={"c#": "C sharp", "24/7": "全天候", "50/50": "五五开"},
-    words={
-        "point": "点", "minus": "负", "to": "到", "score": "比", "ratio": "比", "percent": "百分之", "by": "乘",
-        "per_mille": "千分之{}", "number": "第", "hashtag": "话题", "version": "V",
-        "ratio_cue": "比例|比分|之比|配比|赔率|比率|比值|尺",
-        "phone_cue": "拨打|电话|热线|致电|拨|打|手机|传真|電話|撥打|專線|专线",
-        "duration_cue": "用时|耗时|时长|历时|成绩",
-        "score_cue": "比分|胜|负于|赢|输|战平|打平|领先|击败|落后|勝|贏|擊敗",
-        "version_cue": r"(?i:版本|python|ios|android|java|node|cuda|torch|linux|系统) ?\Z",
-        "heads": "no|hk|us|nt",
-        "counted_in_roman": "chapter|part|type|phase|version|act",
-    },
-)  # fmt: skip
+LOCALE = load_tables("zh").locale
 
 
 def _below_ten_thousand(value: int) -> str:

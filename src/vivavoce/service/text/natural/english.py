@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivavoce.service.text.natural.english_tables import LOCALE
 from vivavoce.service.text.natural.grammar import Match, any_of, parse_number
+from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Locale, Number
 from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
 
+LOCALE = load_tables("en").locale
 _NAMES = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
 nineteen / zero ten twenty thirty forty fifty sixty seventy eighty ninety / thousand million billion trillion

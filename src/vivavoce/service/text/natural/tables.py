@@ -1,0 +1,99 @@
+"""The tables of a language: how it writes and names things, from a file of data beside this module.
+
+A file has sections: a line `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
+space; an underscore is a space. Sections that end in `_fixes` are patterns with what takes their place, one a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+from vivavoce.service.text.natural.grammar import Match, compiled
+from vivavoce.service.text.natural.values import Forms, Locale
+
+Fixes = tuple[tuple[Match, str], ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Sections by their names, and what all languages have of them as a locale."""
+
+    sections: Mapping[str, str]
+    locale: Locale
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Words of a section, in order; () for one that the language does not have."""
+        return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
+
+    def forms(self, name: str) -> tuple[Forms, ...]:
+        """Words of a section with their forms: "Stunde/Stunden Minute/Minuten"."""
+        return tuple(tuple(word.split("/")) for word in self.words(name))
+
+    def pattern(self, name: str) -> str:
+        """A pattern that may be broken over lines."""
+        return self.sections.get(name, "(?!)").replace("\n", "")
+
+    def fixes(self, name: str) -> Fixes:
+        """Patterns with what takes their place, in the order in which they are applied."""
+        rows = (line.partition(" ")[::2] for line in self.sections[name].splitlines())
+        return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
+
+    def pairs(self, name: str) -> dict[str, str]:
+        """Written → said; a space in what is written may be missing or not breaking."""
+        return _pairs(self.sections.get(name, ""))
+
+
+def _rows(table: str, cut: str = " ") -> list[tuple[str, str]]:
+    rows = (" ".join(row.split()).partition(cut) for row in " ".join(table.split()).split("; "))
+    return [(keys, value.rstrip(";")) for keys, _, value in rows if keys]
+
+
+def _pairs(table: str) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for written, value in _rows(table):
+        blanks = (" ", "", "\u00a0", "\u202f") if "_" in written[1:] else ("_",)
+        said |= {written.replace("_", blank): value for blank in blanks}
+    return said
+
+
+def _forms(names: str) -> Forms:
+    return tuple(names.split("/")) if names else ()
+
+
+def _upper(word: str) -> str:
+    return word[:1].upper() + word[1:]
+
+
+def load_tables(language: str) -> Tables:
+    """The tables of a language."""
+    text = files(__package__).joinpath("data").joinpath(f"{language}.txt").read_text("utf-8")
+    parts = compiled(r"(?m)^\[(\w+)\]\n").split(text)[1:]
+    found = {name: body.strip("\n") for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    kind, names = dict(_rows(found["format"])), found.get("month_names", "").split()
+    money = [(keys, *names.partition(", ")[::2]) for keys, names in _rows(found["currencies"], ": ")]
+    address = _pairs(found["address_signs"]).items()
+    short = _pairs(found.get("abbreviations", ""))
+    locale = Locale(
+        language=language,
+        decimal=kind["decimal"],
+        group=kind["group"].replace("_", " "),
+        order=kind["order"],
+        joint=" " if kind.get("spaces", "yes") == "yes" else "",
+        full_stop=kind.get("full_stop", "."),
+        digits=tuple(found["digits"].split()),
+        phone_digits=tuple(found.get("phone_digits", "").split()),
+        months={name.lower(): place for place, name in enumerate(names, 1)}
+        | {name: int(place) for name, place in _rows(found.get("months", ""))},
+        month_names=tuple(names),
+        weekdays=dict(_rows(found.get("weekdays", ""))),
+        magnitudes={word: int(power) for word, power in _rows(found["magnitudes"])},
+        units={key: _forms(names) for keys, names in _rows(found["units"], ": ") for key in keys.split()},
+        currencies={key: (_forms(main), _forms(minor)) for keys, main, minor in money for key in keys.split()},
+        abbreviations={_upper(key): _upper(said) for key, said in short.items()} | short,
+        signs=_pairs(found["signs"]) | {f"address {sign}": name for sign, name in address},
+        idioms=dict(_rows(found["idioms"])),
+        words=dict(_rows(found["words"])),
+    )
+    return Tables(found, locale)
