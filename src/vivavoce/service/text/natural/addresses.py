@@ -89,7 +89,7 @@ def read_ip(place: Place) -> Found:
         voice, signs = place.grammar.voice, place.locale.signs
         host, _, _ = found[0].partition(found["more"] or "\0")
         dot = signs.get("address .", signs.get(".", ""))
-        said = [voice.digits(group) for group in host.split(".")]
+        said = [voice.digits(one) if len(one) > 2 else voice.cardinal(int(one)) for one in host.split(".")]
         return found.end(), voice.join(*f"\0{dot}\0".join(said).split("\0"), spell_address(place, found["more"])), "ip"
     found = place.match(_IP6)
     if not found or len(found[0]) < 3:

@@ -1,0 +1,28 @@
+"""What docs/reading.md shows is what the rules say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.service.text.natural.acceptable import load_cases
+from vivavoce.service.text.natural.reader import read
+
+_PAGE = (Path(__file__).parents[4] / "docs/reading.md").read_text("utf-8")
+_EXAMPLES = re.findall(r"^\| [^|]+ \| (\w\w) \| `([^`]+)` \| ([^|]+) \|$", _PAGE, re.MULTILINE)
+
+
+def test_the_page_has_examples() -> None:
+    assert len(_EXAMPLES) > 20
+
+
+@pytest.mark.parametrize(("language", "written", "spoken"), _EXAMPLES)
+def test_examples_of_the_page_are_read_so(language: str, written: str, spoken: str) -> None:
+    assert read(written, language).spoken == spoken
+
+
+def test_the_page_counts_the_texts() -> None:
+    counted = re.findall(r"^\| (?:English|Chinese) \| (\d+) ", _PAGE, re.MULTILINE)
+    assert list(map(int, counted)) == [len(load_cases("en")), len(load_cases("zh"))]
