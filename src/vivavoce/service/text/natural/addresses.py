@@ -45,6 +45,7 @@ _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
 _HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
+_OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 
 
@@ -176,8 +177,8 @@ def read_sign(place: Place) -> Found:
     for length in (3, 2, 1):
         sign = place.text[place.at : min(place.at + length, place.end)]
         if len(sign) == length and sign in names and _is_said(place, sign):
-            end = place.at + length
-            return end, names[sign], "sign"
+            lone = "" if _OPERAND.search(place.text, max(0, place.at - 4), place.at) else names.get(f"lone {sign}")
+            return place.at + length, lone or names[sign], "sign"
     if found := place.match(_HYPHEN):
         return found.end(), " ", "hyphen"
     if found := place.match(_SILENT):

@@ -68,7 +68,8 @@ _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[\d$€£¥￥.])")
 _PHONE = compiled(
     rf"(?:(?<![\w+])\+\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
     rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"
-    rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}|{START}0\d{{1,3}}[- /]\d{{6,8}}"
+    rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}"
+    rf"|{START}0\d{{1,3}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
 _NUMERALS = compiled(rf"{START}\d{{2,}}(?!\d|[.,:/]\d)")
@@ -77,7 +78,7 @@ _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
-_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[=≈]|\s?[x×+÷])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[x×÷])")
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
@@ -198,6 +199,9 @@ def read_fraction(place: Place) -> Found:
     if not found or int(found["d"]) < 2:
         return None
     whole, numerator, denominator = int(found["w"] or 0), int(found["n"]), int(found["d"])
+    if numerator >= denominator and in_formula(place, found.end()):
+        by = place.locale.signs.get("÷", "")
+        return found.end(), voice.join(voice.cardinal(numerator), by, voice.cardinal(denominator)), "formula"
     if numerator == denominator:
         return found.end(), voice.join(voice.cardinal(numerator), voice.cardinal(denominator)), "fraction"
     return _of_unit(place, found, voice.fraction(whole, numerator, denominator))
@@ -216,8 +220,9 @@ def read_dimensions(place: Place) -> Found:
     """1920x1080, 3 × 4 m."""
     found = place.match(_DIMENSIONS)
     by = place.locale.words.get("by")
-    if not found or not by or in_formula(place, found.end(), _MATH.replace("×", "")):
+    if not found or not by:
         return None
+    by = place.locale.signs.get("×", by) if in_formula(place, found.end(), _MATH.replace("×", "")) else by
     sides = compiled(r"[\d.]+").findall(found[0])
     said = [place.grammar.voice.number(parse_number(side, place.locale)) for side in sides]
     return found.end(), place.grammar.voice.join(*f"\0{by}\0".join(said).split("\0")), "dimensions"
@@ -230,10 +235,21 @@ def read_amount(place: Place) -> Found:
         return None
     dash = _DASHED.match(place.text, one.end(), place.end)
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
+    if two and one["front"] and not (two["front"] or two["back"]):
+        return _prices(place, one, dash.end())
     if dash and two and (range_ := _range(place, one, two, dash)):
         return range_
     said, rule = _say_amount(place, one)
     return one.end(), said, rule
+
+
+def _prices(place: Place, one: Match, at: int) -> Found:
+    """$5-10k: the currency of the first is that of both."""
+    sign = one["front"]
+    two = place.grammar.amount.match(sign + place.text[at : at + 40])
+    low = place.grammar.voice.number(parse_number(one["num"], place.locale))
+    high = _say_amount(place, two)[0]
+    return at + two.end() - len(sign), place.grammar.voice.range(low, high), "range"
 
 
 def _goes_on(place: Place) -> bool:

@@ -184,6 +184,11 @@ def _feet(voice: English, found: Match) -> str:
     return f"{feet} {voice.unit(Number(int(found['i'])), ('inch', 'inches'))}" if found["i"] else feet
 
 
+def _hours(voice: English, found: Match) -> str:
+    hours = voice.unit(Number(int(found["h"])), ("hour", "hours"))
+    return f"{hours} and {voice.unit(Number(int(found['m'])), ('minute', 'minutes'))}"
+
+
 def _weekdays(voice: English, found: Match) -> str:
     return f"{LOCALE.weekdays[found['a']]} to {LOCALE.weekdays[found['b']]}"
 
@@ -239,6 +244,15 @@ English.rules = (
          lambda voice, found: f"{voice.number(parse_number(found['n'], LOCALE))} times"),
     Rule("identifier", r"(?<=(?<!\p{L})[A-Z]{2})[1-9]\d{2,3}(?![\p{L}\d]|[.,-]\d)",
          lambda voice, found: voice.pairs(found[0])),
+    Rule("identifier", r"(?<=\b(?i:code|pin|otp|passcode|password|account)(?: is| no\.?|:)? )\d{4,}(?![\d.,:/-]\d)",
+         lambda voice, found: voice.digits(found[0])),
+    Rule("room", r"(?<=\b(?i:room|suite|flight|gate|route|highway|bus)(?: [A-Z]{2})? )[1-9]\d{2,3}(?![\d.,:/-]\d|\d)",
+         lambda voice, found: voice.pairs(found[0])),
+    Rule("standard", r"(?<!\p{L})(?P<l>\p{Lu})\.(?P<n>\d{3})(?!\d)",
+         lambda voice, found: f"{found['l']} {voice.pairs(found['n'])}", "letter"),
+    Rule("duration", r"(?<![\d.,:])(?P<h>\d{1,3})\s?h(?:rs?)?\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?!\p{L})", _hours),
+    Rule("number", r"(?<![\p{L}\d.,])(?P<n>\d[\d,.]*)(?P<m>[kMB])(?=\+?\s\p{Ll}{3})",
+         lambda voice, found: voice.number(parse_number(found["n"], LOCALE, power=LOCALE.magnitudes[found["m"]]))),
     Rule("per", rf"(?<=\d|(?:million|billion|[kKM]))/(?P<unit>{any_of(_PER)})(?!\p{{L}})",
          lambda voice, found: f"per {_PER[found['unit']]}", "sign"),
     Rule("money", rf"(?<=\b[Aa]n? )(?:(?P<sign>{_PRICES})(?P<n>\d{{1,9}})(?:\.00)?(?![\d.,])"

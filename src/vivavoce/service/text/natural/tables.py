@@ -89,7 +89,9 @@ def load_tables(language: str) -> Tables:
         month_names=tuple(names),
         weekdays=dict(_rows(found.get("weekdays", ""))),
         magnitudes={word: int(power) for word, power in _rows(found["magnitudes"])},
-        units={key: _forms(names) for keys, names in _rows(found["units"], ": ") for key in keys.split()},
+        units={
+            key.replace("_", " "): _forms(names) for keys, names in _rows(found["units"], ": ") for key in keys.split()
+        },
         currencies={key: (_forms(main), _forms(minor)) for keys, main, minor in money for key in keys.split()},
         abbreviations={_upper(key): _upper(said) for key, said in short.items()} | short,
         signs=_pairs(found["signs"]) | {f"address {sign}": name for sign, name in address},
