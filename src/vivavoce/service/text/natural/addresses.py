@@ -16,8 +16,8 @@ _BODY = r"[^\s<>\"“”'’`\p{Han}\p{Hiragana}\p{Katakana}，。；：！？�
 _END = r"(?<![.,;:!?)\]*_])"
 _URL = compiled(
     rf"(?:(?:https?|ftp|wss?)://(?P<rest>{_BODY}{{1,2000}}{_END})|(?:www\.){_BODY}{{2,2000}}{_END}"
-    rf"|(?:[\w-]{{1,63}}\.){{1,8}}(?:{'|'.join(_ENDINGS.split())})(?:(?::\d+)?/(?:{_BODY}{{1,2000}}{_END})?|(?![\w@])))",
-    regex.I | regex.ASCII,
+    rf"|(?:[a-z\d_-]{{1,63}}\.){{1,8}}(?:{'|'.join(_ENDINGS.split())})(?:(?::\d+)?/(?:{_BODY}{{1,2000}}{_END})?|(?![a-z\d_@])))",
+    regex.I,
 )
 _EMAIL = compiled(r"[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", regex.ASCII)
 _IP = compiled(
@@ -28,8 +28,7 @@ _IP6 = compiled(
     regex.I,
 )
 _PATH = compiled(
-    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![\w/.<)])(?:~|\.{{1,2}})?/(?:[\w.@+-]{{1,255}}/){{0,30}}[\w.@+-]{{1,255}}/?){_END}",
-    regex.ASCII,
+    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?){_END}"
 )
 _NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\p{L}[\p{L}\p{M}\p{N}_]{0,100})")

@@ -165,6 +165,8 @@ Chinese.rules = (
     Rule("digits", r"(?<![\d.])\d{17}[\dXx](?!\d)", _identity),
     Rule("digits", r"(?<![\d.,])\d{13,36}(?![\d.,]\d)", _identity),
     Rule("digits", r"(?<=(?<!\p{L})[A-Z]{2})\d{3,4}(?!\d|[.,]\d)", _identity),
+    Rule("digits", r"(?<![\d.])\d{3,4}(?=号?(?:室|房|包厢|教室))", lambda voice, found: voice.digits(found[0])),
+    Rule("sign", r"(?<=[按拨])[#*]", lambda voice, found: LOCALE.signs[f"address {found[0]}"], "sign"),
     Rule("digits", r"(?<=\d米)\d\d(?!\d)", lambda voice, found: voice.digits(found[0])),
     Rule("phone", r"(?<!\d)(?:1[12]\d|12\d{3})(?=报警|急救|火警|热线|消防|電話|电话)", _phone),
     Rule("power", r"(?P<a>\d+|\p{Latin})\^(?P<e>\d+)", _power, "digit letter"),

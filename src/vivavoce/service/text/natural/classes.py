@@ -263,7 +263,7 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
     before = place.text[place.at - 1 : place.at] if place.at else ""
     if before == "-" or (before.isascii() and before.isalpha()):
         return None  # Llama-3.1-8B, i7-13700K
-    if two["minus"] or (place.text[end : end + 1] in ("-", "–")):
+    if (two["minus"] and dash[0].strip() in "-−") or (place.text[end : end + 1] in ("-", "–")):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
         return None
@@ -275,7 +275,7 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
     around = place.before() + place.after(end)[:8].lower()
     if bare and score and len(one[0]) < 4 and any(word in around for word in score.split("|")):
         return end, voice.score((int(one[0]), int(two[0]))), "score"
-    if bare and len(one[0]) == 4 and len(two[0]) in (2, 4) and one[0][0] in "12":
+    if bare and voice.locale.joint and len(one[0]) == 4 and len(two[0]) in (2, 4) and one[0][0] in "12":
         high = two[0] if len(two[0]) == 4 else two[0].lstrip("0")
         said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
         return end, voice.range(voice.year(int(one[0])), said), "range"

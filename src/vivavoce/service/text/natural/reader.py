@@ -137,7 +137,8 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         before = told
         at = start
         for run in _LATIN_RUN.finditer(text, start, end):
-            if len(_LATIN_WORD.findall(run[0])) >= 3:
+            words = _LATIN_WORD.findall(run[0])
+            if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
                 yield run.start(), run.end(), str(recognise(run[0]))
                 at = run.end()
