@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.entrypoints.cli.conftest import Run
 
 
@@ -20,6 +22,17 @@ def test_changes_are_shown_with_their_places_and_rules(run: Run) -> None:
 def test_marks_of_the_model_pass_and_control_characters_are_refused(run: Run) -> None:
     assert run("normalize", "[sigh] 3", "--reading", "natural").text == "[sigh] three\n"
     assert run("normalize", "a\x07b", "--reading", "natural").code == 2
+
+
+def test_a_lexicon_respells_words(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "words.tsv"
+    file.write_text("# names\nNguyen\twin\n", encoding="utf-8")
+    said = run("normalize", "Dr. Nguyen", "--reading", "natural", "--lexicon", file)
+    assert said.text == "Doctor win\n"
+    file.write_text("Nguyen", encoding="utf-8")
+    broken = run("normalize", "Hi.", "--reading", "natural", "--lexicon", file)
+    assert (broken.code, "line 1 of" in broken.err) == (2, True)
+    assert "cannot be read" in run("normalize", "Hi.", "--reading", "natural", "--lexicon", tmp_path / "none").err
 
 
 def test_what_cannot_be_chosen_is_one_line(run: Run) -> None:

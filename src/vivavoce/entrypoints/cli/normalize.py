@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table
@@ -24,6 +25,7 @@ def normalize(
     language: str | None = flag("Of what shows none, with natural rules.  [default: told from the text]", "CODE"),
     emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent"),
     code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read"),
+    lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE"),
     explain: bool = flag("Also show each change, with natural rules.", default=False),
     model: ModelOption = None,
 ) -> None:
@@ -50,11 +52,15 @@ def normalize(
             print(TextFrontEnd(tokenizer, scripts=read_card(folder).scripts).normalize(text))
             return
         from vivavoce.service.text.checks import check_text
+        from vivavoce.service.text.natural.lexicon import read_lexicon
         from vivavoce.service.text.natural.markup import Settings
         from vivavoce.service.text.natural.reader import read
 
         check_text(text)
-        settings = Settings(named_emojis=emojis == "named", silent_code=code == "silent", marks=tokenizer.marks)
+        words = read_lexicon(lexicon) if lexicon else {}
+        settings = Settings(
+            named_emojis=emojis == "named", silent_code=code == "silent", marks=tokenizer.marks, lexicon=words
+        )
         found = read(text, language, settings)
     print(found.spoken)
     if explain:

@@ -107,6 +107,14 @@ def test_emojis_are_silent_or_named() -> None:
     assert named == "Good thumbs up sign day grinning face!"
 
 
+def test_words_of_a_lexicon_are_said_once_as_it_says() -> None:
+    settings = Settings(
+        lexicon={"SQL": "SQL the sequel", "5G": "five gee", "予": "[j][ǐ]予"}, marks=frozenset(("[j]", "[ǐ]"))
+    )
+    assert read("SQL is 5G, NoSQL is 5Gb.", "en", settings).spoken == "SQL the sequel is five gee, NoSQL is five Gb."
+    assert read("给予2个", "zh", settings).spoken == "给[j][ǐ]予两个"
+
+
 def test_code_is_read_or_left_out() -> None:
     text = "Run:\n```sh\nls -l\n```\nDone `x` now."
     assert "ls" in read(text, "en").spoken

@@ -64,7 +64,7 @@ _CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d
 _RATIO = compiled(
     rf"{START}(?P<a>\d+(?:\.\d+)?)\s?[:：∶]\s?(?P<b>\d+(?:\.\d+)?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
-_DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[\d$€£¥￥.])")
+_DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥.])")
 _PHONE = compiled(
     rf"(?:(?<![\w+])\+\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
     rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from vivavoce.service.text.natural.grammar import Match, any_of, compiled
@@ -17,12 +17,14 @@ class Settings:
     """What a request chooses, and what the loaded model knows.
 
     named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
-    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule.
+    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
+    they are written → how they are to be written for the model, in letters or in its marks.
     """
 
     named_emojis: bool = False
     silent_code: bool = False
     marks: frozenset[str] = frozenset()
+    lexicon: Mapping[str, str] = field(default_factory=dict)
 
 
 _HTML = (
@@ -70,9 +72,11 @@ _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 
 
 @cache
-def _pattern(marks: frozenset[str]) -> Match:
+def _pattern(marks: frozenset[str], words: frozenset[str]) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
-    return compiled("|".join((tag, *_PARTS)))
+    letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # Chinese words have no ends
+    word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){any_of(words)}(?!{letter}))"
+    return compiled("|".join((tag, word, *_PARTS)))
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
@@ -81,7 +85,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     at = 0
     pausing = False  # at the end of this line a pause is due
     emphasis = _emphasis_ends(text)
-    for found in _pattern(settings.marks).finditer(text):
+    for found in _pattern(settings.marks, frozenset(settings.lexicon)).finditer(text):
         start, end = found.span()
         kind = (
             found.lastgroup if found.lastgroup in _KINDS else next(kind for kind in _KINDS if found[kind] is not None)
@@ -125,8 +129,8 @@ def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
 
 
 _KINDS = (
-    "tag", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed", "cell",
-    "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide",
+    "tag", "lexicon", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed",
+    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide",
 )  # fmt: skip
 
 
@@ -164,6 +168,8 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
 def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
     """What stands for a find in the plain text."""
     match kind:
+        case "lexicon":
+            return settings.lexicon[found[0]]
         case "entity":
             return html.unescape(found[0]).replace("\u00a0", " ")
         case "wide":

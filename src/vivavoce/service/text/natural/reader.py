@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import get_args
@@ -86,6 +87,7 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         pieces = _compose(pieces, _compose(stripped, said))
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
+        settings = replace(settings, lexicon={})  # once
     return Reading(text, tuple(pieces))
 
 
