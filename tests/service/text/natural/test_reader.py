@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
+from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _WRITTEN = (
@@ -75,8 +76,10 @@ def test_marks_of_the_model_pass_and_win_over_markup(tag: str) -> None:
     assert read(f"**{tag}** I have 3 of them.{tag}", "en", _SETTINGS).spoken == f"{tag} I have three of them.{tag}"
 
 
-def test_phones_and_pinyin_pass_where_the_model_knows_them() -> None:
-    settings = Settings(marks=frozenset((*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS)))
+def test_phones_and_pinyin_pass_where_the_model_knows_them(tokenizer: TextTokenizer, third: TextFrontEnd) -> None:
+    assert {"[laughter]", "<strong>", "</strong>"} < tokenizer.marks < third._tokenizer.marks
+    assert read("[M] or [h]", "en", Settings(marks=tokenizer.marks)).spoken == "M or h"
+    settings = Settings(marks=third._tokenizer.marks)
     assert read("a [M][AY0][N][UW1][T] detail", "en", settings).spoken == "a [M][AY0][N][UW1][T] detail"
     assert read("爱好[h][ào]", "zh", settings).spoken == "爱好[h][ào]"
 

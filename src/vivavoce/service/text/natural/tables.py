@@ -81,7 +81,6 @@ def load_tables(language: str) -> Tables:
         group=kind["group"].replace("_", " "),
         order=kind["order"],
         joint=" " if kind.get("spaces", "yes") == "yes" else "",
-        full_stop=kind.get("full_stop", "."),
         digits=tuple(found["digits"].split()),
         phone_digits=tuple(found.get("phone_digits", "").split()),
         months={name.lower(): place for place, name in enumerate(names, 1)}

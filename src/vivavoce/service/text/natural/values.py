@@ -62,7 +62,7 @@ class Locale:
 
     decimal: the sign before decimals; group: characters that may stand between thousands (a blank for all blanks);
     order: of day, month and year where all are numbers, such as "mdy"; joint: between spoken words, "" in scripts
-    without spaces; full_stop: what ends a heading; digits: the names of 0 to 9, and phone_digits where those differ.
+    without spaces; digits: the names of 0 to 9, and phone_digits where those differ.
 
     months: names and abbreviations in lower case without a full stop → 1 to 12; magnitudes: written words and letters
     behind a number → power of ten; units: written symbols ("km/h", "°C") → forms; currencies: signs and codes
@@ -76,7 +76,6 @@ class Locale:
     group: str = ","
     order: str = "dmy"
     joint: str = " "
-    full_stop: str = "."
     digits: Forms = ()
     phone_digits: Forms = ()
     months: Mapping[str, int] = field(default_factory=dict)

@@ -148,10 +148,6 @@ class Verbalizer(ABC):
         """The number behind the name of a king or a pope: Louis XIV."""
         return self.ordinal(value)
 
-    def letters(self, letters: str) -> str:
-        """Letters one by one."""
-        return " ".join(letters.upper())
-
 
 @cache
 def load_verbalizer(language: str) -> Verbalizer | None:
