@@ -28,7 +28,7 @@ _IP6 = compiled(
     regex.I,
 )
 _PATH = compiled(
-    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?){_END}"
+    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}"
 )
 _NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
@@ -41,7 +41,7 @@ _ROMAN = compiled(
 _BEFORE_ROMAN = compiled(r"(\p{L}+)[ \u00a0]\Z")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
-_SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
+_SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
 _HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
@@ -184,12 +184,17 @@ def read_sign(place: Place) -> Found:
         before, after = place.text[place.at - 1 : place.at], place.text[found.end() : found.end() + 1]
         if not before.strip():
             return found.end(), "", "silent"
-        return found.start("blanks"), "" if found["blanks"] or not after else " ", "silent"
+        return found.start("blanks"), "" if found["blanks"] or after in ("", *".,;:!?)。，") else " ", "silent"
     return None
 
 
 def _is_said(place: Place, sign: str) -> bool:
     before, after = place.text[place.at - 1 : place.at] if place.at else "", place.after(place.at + len(sign))
+    following = place.text[place.at + len(sign) : place.at + len(sign) + 1]
+    if sign in ("<", ">") and before.isspace() != following.isspace() and not following.isdigit():
+        return False  # <name>
+    if sign == "$" and (before.strip() or following.isalpha() or following in ("$", "\\")):
+        return False  # a formula
     if sign in "*/<>" and len(sign) == 1:
         return bool(after) and (before.isalnum() or before in " )") and (after[0].isalnum() or after[0] in "(-")
     if sign == "~":

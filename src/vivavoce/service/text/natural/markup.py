@@ -63,7 +63,7 @@ _PARTS = (
     r"(?P<emphasis>\*{1,3}|_{1,3}|~~)",
     rf"(?P<emoji>(?: (?=(?:{_EMOJI})+[.,!?;:]))?(?:{_EMOJI})+)",
     r"(?P<invisible>[\u00AD\u200B-\u200F\u202A-\u202E\u2060-\u2069\uFEFF\uFE00-\uFE0F\u20E3]+)",
-    r"(?P<break>[ \t]*(?:\r\n?|\n)\s*)",
+    r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
     r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+|[①-⑳])",
 )
@@ -102,7 +102,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
             pausing = False
         else:
             due = kind == "html" and _PAUSING.fullmatch(found["name"] or "") is not None
-            pausing = pausing or kind in ("block", "listed")
+            pausing = pausing or kind in ("block", "listed", "cell")
         if start > at:
             pieces.append(Piece(at, start, text[at:start]))
         pieces += _said(found, kind, settings, _pause(pieces, end == len(text)) if due else " ")
@@ -177,7 +177,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
         case "escape":
             return str(found["escaped"])
         case "cell":
-            return ", "
+            edges = found.string[max(0, found.start() - 1) : found.start()], found.string[found.end() : found.end() + 1]
+            return "" if any(edge in ("", "\n") for edge in edges) else ", "
         case "html":
             return pause.strip(" ") and pause
         case "break":
