@@ -164,7 +164,7 @@ Chinese.rules = (
     ),
     Rule("digits", r"(?<![\d.])\d{17}[\dXx](?!\d)", _identity),
     Rule("digits", r"(?<![\d.,])\d{13,36}(?![\d.,]\d)", _identity),
-    Rule("digits", r"(?<=(?<!\p{L})[A-Z]{2})\d{3,4}(?!\d|[.,]\d)", _identity),
+    Rule("digits", r"(?<=(?<![A-Za-z])[A-Z]{2})\d{3,4}(?!\d|[.,]\d)", _identity),
     Rule("digits", r"(?<![\d.])\d{3,4}(?=号?(?:室|房|包厢|教室))", lambda voice, found: voice.digits(found[0])),
     Rule("sign", r"(?<=[按拨])[#*]", lambda voice, found: LOCALE.signs[f"address {found[0]}"], "sign"),
     Rule("digits", r"(?<=\d米)\d\d(?!\d)", lambda voice, found: voice.digits(found[0])),

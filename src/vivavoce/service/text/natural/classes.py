@@ -78,7 +78,7 @@ _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
-_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[x×÷])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[x×÷^])")
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
@@ -233,6 +233,8 @@ def read_amount(place: Place) -> Found:
     one = place.match(place.grammar.amount)
     if not one or (one["minus"] and _goes_on(place)):
         return None
+    if place.text[place.at - 1 : place.at] == "^":  # $x^2$
+        return one.end("num"), place.grammar.voice.number(parse_number(one["num"], place.locale)), "number"
     dash = _DASHED.match(place.text, one.end(), place.end)
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
     if two and one["front"] and not (two["front"] or two["back"]):

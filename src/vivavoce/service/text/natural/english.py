@@ -251,7 +251,7 @@ English.rules = (
     Rule("standard", r"(?<!\p{L})(?P<l>\p{Lu})\.(?P<n>\d{3})(?!\d)",
          lambda voice, found: f"{found['l']} {voice.pairs(found['n'])}", "letter"),
     Rule("duration", r"(?<![\d.,:])(?P<h>\d{1,3})\s?h(?:rs?)?\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?!\p{L})", _hours),
-    Rule("number", r"(?<![\p{L}\d.,])(?P<n>\d[\d,.]*)(?P<m>[kMB])(?=\+?\s\p{Ll}{3})",
+    Rule("number", r"(?<![\p{L}\d.,-])(?P<n>\d[\d,.]*)(?P<m>[kMB])(?=\+?\s\p{Ll}{3})",
          lambda voice, found: voice.number(parse_number(found["n"], LOCALE, power=LOCALE.magnitudes[found["m"]]))),
     Rule("per", rf"(?<=\d|(?:million|billion|[kKM]))/(?P<unit>{any_of(_PER)})(?!\p{{L}})",
          lambda voice, found: f"per {_PER[found['unit']]}", "sign"),
