@@ -39,4 +39,6 @@ def test_what_cannot_be_chosen_is_one_line(run: Run) -> None:
     assert run("normalize", "Hi.", "--reading", "poetic").err.startswith(
         "error: reading: 'poetic' is none of official,"
     )
+    unknown = run("normalize", "Hi.", "--reading", "natural", "--language", "tlh")
+    assert unknown.err.startswith("error: language: 'tlh' is none of en, zh,")
     assert "add --reading natural" in run("normalize", "Hi.", "--explain").err

@@ -55,8 +55,11 @@ def normalize(
         from vivavoce.service.text.natural.lexicon import read_lexicon
         from vivavoce.service.text.natural.markup import Settings
         from vivavoce.service.text.natural.reader import read
+        from vivavoce.service.text.natural.verbalizer import MODULES
 
         check_text(text)
+        if language not in (None, *MODULES):
+            raise InvalidRequest(f"language: {language!r} is none of {', '.join(MODULES)}; choose one, or leave it out")
         words = read_lexicon(lexicon) if lexicon else {}
         settings = Settings(
             named_emojis=emojis == "named", silent_code=code == "silent", marks=tokenizer.marks, lexicon=words
