@@ -66,7 +66,7 @@ def normalize(
         )
         found = read(text, language, settings)
     print(found.spoken)
-    if explain:
+    if explain and any(piece.rule for piece in found.pieces):
         _explain(found)
 
 
