@@ -13,7 +13,12 @@ _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _LEAST = 0.97
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
+# The least number of texts. The official reading has of the last eight, in this order, 1 to 3 texts each right, but 38
+# of Cantonese: those in which nothing has to be changed.
+_TEXTS = {"en": 100, "zh": 100, "de": 60, "es": 60, "fr": 60, "it": 50, "ru": 60, "ja": 50, "ko": 50, "yue": 50}
+
+
+@pytest.mark.parametrize("language", _TEXTS)
 def test_nearly_all_texts_are_read_as_a_person_would(language: str) -> None:
     """In the tables ⏎ is a line break, and ⇥ a tabulator."""
 
@@ -24,5 +29,5 @@ def test_nearly_all_texts_are_read_as_a_person_would(language: str) -> None:
     wrong = failing(cases, language, spoken)
     for case, said in wrong:
         print(f"{case.kind}: {case.text}\n    {said}")
-    assert len(cases) >= 100
+    assert len(cases) >= _TEXTS[language]
     assert len(wrong) <= (1 - _LEAST) * len(cases)

@@ -112,7 +112,7 @@ def _read_plain(text: str, language: str | None, marks: frozenset[str]) -> Itera
             if place > at:
                 yield Piece(at, place, text[at:place])
                 last = text[place - 1]
-            glued = _glue(last, said, text[stop : stop + 1])
+            glued = _glue(last, said, text[stop : stop + 1], rule)
             yield Piece(place, stop, glued, rule)
             at, last = stop, glued[-1:] or last
     if at < len(text):
@@ -225,13 +225,17 @@ def _grammar_at(grammar: Grammar, text: str, at: int) -> Grammar:
     found = _LAST_WORD.search(text, max(0, at - 14), at)
     if not found or found[1].isupper() or (word := found[1].lower()) in own:
         return grammar
+    # English alone: what French writes often ("le 23") is Italian or Spanish as well.
     other = [language for language, words in _FREQUENT.items() if word in words]
-    voice = load_verbalizer(other[0]) if len(other) == 1 else None
+    voice = load_verbalizer("en") if other == ["en"] else None
     return load_grammar(voice) if voice else grammar
 
 
-def _glue(before: str, said: str, after: str) -> str:
-    """What is said, with a space on each side where it would run into a word of letters, and without one too many."""
+def _glue(before: str, said: str, after: str, rule: str) -> str:
+    """What is said, with a space on each side where it would run into a word of letters, and without one too many.
+
+    Korean has one between a bare number and its counter ("세 개") and none before a particle ("오 퍼센트입니다").
+    """
     if before in ("", " "):
         said = said.lstrip(" ")
     if after in ("", " "):
@@ -240,6 +244,8 @@ def _glue(before: str, said: str, after: str) -> str:
         return said
     left = " " if (before == ")" or _GLUED.match(before)) and _GLUED.match(said[0]) else ""
     right = " " if (after == "(" or _GLUED.match(after)) and _GLUED.match(said[-1]) else ""
+    left = "" if _HANGUL.match(before) else left
+    right = "" if _HANGUL.match(after) and _HANGUL.match(said[-1]) and rule != "number" else right
     return f"{left}{said}{right}"
 
 
