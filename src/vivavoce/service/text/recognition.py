@@ -44,9 +44,8 @@ def recognise(text: str, before: Language | None = None) -> Language:
     """The language of a text; of one that does not show it, that of the text before it.
 
     Kana, hangul and Cyrillic words show theirs, unless as many others are Chinese or English beyond doubt. In Latin
-    script it takes two different frequent words, or one and a letter with a mark, and two more for each English word;
-    the language before outweighs one word more of another. What is left is Chinese where the text holds a Chinese
-    character, else English.
+    script it takes two different frequent words, or one and a letter with a mark, and two more for each English word.
+    What is left is Chinese where the text holds a Chinese character, else English.
     """
     met: defaultdict[str, set[str]] = defaultdict(set)
     for match in _EVIDENCE.finditer(unicodedata.normalize("NFC", text)):
@@ -61,7 +60,7 @@ def recognise(text: str, before: Language | None = None) -> Language:
             return script
     if contains_chinese(text):
         return "ja" if before == "ja" and not chinese else "zh"
-    latin = max(found, key=lambda one: len(found[one]) + 1.5 * (one == before))
+    latin = max(found, key=lambda one: len(found[one]))
     if len(found[latin]) >= 2 + 2 * english and (met["question"] or max(map(len, found[latin])) > 1):
         return latin
     return before if before not in (None, "zh") and not english else "en"

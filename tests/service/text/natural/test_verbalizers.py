@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.service.text.natural.acceptable import load_cases
+from tests.service.text.natural.acceptable import failing, load_cases
 from vivavoce.service.text.natural.reader import read
 from vivavoce.service.text.natural.russian import VERBALIZER as RUSSIAN
 from vivavoce.service.text.natural.verbalizer import load_verbalizer
@@ -85,6 +85,14 @@ def test_russian_cases(value: int, case: str, gender: str, number: str, place: s
 
 def test_the_language_of_a_request_outweighs_a_word_of_its_sisters() -> None:
     assert read("Il 33% e le 23 ragazze.", "it").spoken == "Il trentatré per cento e le ventitré ragazze."
+
+
+@pytest.mark.parametrize(("language", "least"), [("de", 0.9), ("es", 0.88), ("fr", 0.9), ("it", 0.8), ("ru", 0.95)])
+def test_most_texts_are_read_in_their_language_where_none_is_named(language: str, least: float) -> None:
+    """What is left has no word that one language alone writes."""
+    cases = load_cases(language)
+    wrong = failing(cases, language, lambda text: read(text).spoken)
+    assert len(wrong) <= (1 - least) * len(cases)
 
 
 def test_any_mixture_is_covered_by_its_pieces_and_read_as_it_is_when_read_again() -> None:

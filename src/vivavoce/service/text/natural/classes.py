@@ -217,15 +217,16 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
 
 
 def read_dimensions(place: Place) -> Found:
-    """1920x1080, 3 × 4 m."""
+    """1920x1080, 3 × 4 m: all sides but the last, which is said with its unit."""
     found = place.match(_DIMENSIONS)
     by = place.locale.words.get("by")
     if not found or not by:
         return None
     by = place.locale.signs.get("×", by) if in_formula(place, found.end(), _MATH.replace("×", "")) else by
-    sides = compiled(r"[\d.]+").findall(found[0])
-    said = [place.grammar.voice.number(parse_number(side, place.locale)) for side in sides]
-    return found.end(), place.grammar.voice.join(*f"\0{by}\0".join(said).split("\0")), "dimensions"
+    *sides, last = compiled(r"[\d.]+").finditer(found[0])
+    said = (place.grammar.voice.number(parse_number(side[0], place.locale)) for side in sides)
+    words = place.grammar.voice.join(*(word for side in said for word in (side, by)))
+    return found.start() + last.start(), words + place.locale.joint, "dimensions"
 
 
 def read_amount(place: Place) -> Found:

@@ -221,12 +221,18 @@ def shared_rules(tables: Tables) -> tuple[Rule, ...]:
 
     return (
         Rule("years", r"(?<![\d.,:/-])(?P<a>1[1-9]\d\d|20\d\d) ?[-–—] ?(?P<b>1[1-9]\d\d|20\d\d)(?!\d|[-.,/]\d)", years),
-        Rule("version", rf"(?<![\d.,])(?!{grouped})\d{{1,8}}(?:\.\d{{1,8}})+(?![\d,]|\.\d)", version),
+        Rule("version", rf"(?<![\d.,])(?!{grouped}|{DAY}\.\d\d?\.\d{{4}}(?!\d))\d{{1,8}}(?:\.\d{{1,8}})+(?!,?\d|\.\d)",
+         version),
         Rule("division", r"(?<=\d[ )]?)[/:÷](?= \d)", lambda voice, found: locale.words["over"], "sign"),
         Rule("per", r"(?<=[\d€$] ?)/ ?(?=Monat|mes\b|mois|mese|мес|Jahr|año|an\b|anno)",
              lambda voice, found: f"{locale.words['per']} ", "sign"),
         Rule("numbered", rf"{START}(?P<short>{any_of(numbered)})\s?(?=\d)",
              lambda voice, found: f"{numbered[found['short']]} ", "letter"),
+        Rule("weekday", rf"(?<![\p{{L}}.])(?P<a>{day})\.?(?=,? \d\d?[. /])",
+             lambda voice, found: locale.weekdays[found["a"]], "letter"),
+        Rule("date", rf"(?<=(?<!\p{{L}})(?i:{locale.words.get('date_cue', '(?!)')}) )(?P<d>{DAY})/"
+         rf"(?P<m>0?[1-9]|1[0-2])(?![\d/,]|\.\d| d[eiu'’])",
+             lambda voice, found: voice.date(None, int(found["m"]), int(found["d"]))),
         Rule("weekdays", rf"(?<![\p{{L}}.])(?P<a>{day})\.?\s?[-–—]\s?(?P<b>{day})(?!\p{{L}})\.?"
          rf"(?=\s?\d|\s\p{{Ll}}|[.,]?\Z)",
              weekdays, "letter"),

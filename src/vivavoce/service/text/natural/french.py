@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vivavoce.service.text.natural.addresses import roman_value
-from vivavoce.service.text.natural.european import HOUR, European, shared_rules
+from vivavoce.service.text.natural.european import HOUR, European, full_stop, shared_rules
 from vivavoce.service.text.natural.grammar import Match, any_of
 from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Forms, Number
@@ -59,6 +59,7 @@ French.rules = (
     Rule("ordinal", r"(?<![\p{L}\p{N}])(?P<r>(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3}))"
          r"(?P<mark>i?ème|eme|ère|re|er|e|ᵉ)(?![\p{L}\p{N}])",
          _ordinal, "letter"),
+    Rule("century", r"(?<=[IVX](?:e|ᵉ) )s\.", lambda voice, found: "siècle" + full_stop(found, "."), "letter"),
     Rule("date", rf"(?<!\d)1er (?P<month>(?i:{_MONTHS}))(?: (?P<y>\d{{4}})(?!\d))?", _date),
     Rule("phone", r"(?<![\w+])(?:\+\d{1,3}[ .]?(?:\(0\) ?)?[1-9]|0[1-9])(?:[ .-]?\d{2}){4}(?!\d)",
          lambda voice, found: voice.spelled(found[0]), "digit sign"),

@@ -82,7 +82,8 @@ class German(European):
 
 def _date(voice: German, found: Match) -> str | None:
     before, year = word_before(found), found["y"]
-    if not found["name"] and not year and before not in (*_WEAK_EN, *_WEAK_E):
+    zeros = len(found["d"] + (found["m"] or "")) == 4 and not before
+    if not (found["name"] or year or before in (*_WEAK_EN, *_WEAK_E) or zeros):
         return None
     month = voice.locale.months[found["name"].lower()] if found["name"] else int(found["m"])
     days = [voice.inflected(int(found["d"]), before or ("am" if found["d2"] else ""))]
@@ -92,10 +93,10 @@ def _date(voice: German, found: Match) -> str | None:
 
 
 def _ordinal(voice: German, found: Match) -> str | None:
-    before, noun = word_before(found), found["noun"]
+    before, noun = word_before(found), found["noun"] or ""
     if before not in (*_WEAK_EN, *_WEAK_E) and not _ORDERED.match(noun):
         return None
-    return voice.inflected(int(found["n"]), before, noun) + " "
+    return voice.inflected(int(found["n"]), before, noun) + (" " if noun else ".")
 
 
 def _clock(voice: German, found: Match) -> str:
@@ -138,7 +139,7 @@ German.rules = (
     Rule("time", rf"(?<![\d.,:])(?P<a>{HOUR})(?:[:.](?P<am>[0-5]\d))?(?:\s?[-–]\s?(?P<b>{HOUR})(?:[:.]"
          rf"(?P<bm>[0-5]\d))?)?"
          r"\s?(?:Uhr|h(?=[ .,]))(?!\p{L})", _clock),
-    Rule("ordinal", r"(?<![\d.,:/])(?P<n>\d{1,3})\. (?=(?P<noun>\p{Lu}?\p{L}+))", _ordinal),
+    Rule("ordinal", r"(?<![\d.,:/])(?P<n>\d{1,3})\.(?: (?=(?P<noun>\p{Lu}?\p{L}+))|(?=\s*\Z))", _ordinal),
     Rule("number", r"(?<![\d.,:/-])1 ?(?P<sign>[€$£])|(?<![\d.,:/-])1 (?P<noun>(?:Mio|Mrd)\.|\p{Lu}\p{Ll}+)", _one),
     Rule("decade", r"(?<!\d)(?P<d>(?:1\d|20)?\d0)er(?P<n>n?)(?!\p{L})",
          lambda voice, found: f"{voice.year(int(found['d']))}er{found['n']}"),

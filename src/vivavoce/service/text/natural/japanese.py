@@ -35,11 +35,11 @@ Japanese.rules = (
     Rule("address", r"(?<=\p{Han})\d{1,4}(?:-\d{1,4}){2,3}(?![\d-])|(?<=[区市町村条丁目])\d{1,4}-\d{1,4}(?![\d-])",
          _blocks),
     Rule("date", r"(?<![\d/.])(?P<m>1[0-2]|0?[1-9])/(?P<d>3[01]|[12]\d|0?[1-9])"
-         r"(?=(?:です|でし|に|から|まで|より|[(（][月火水木金土日]|[、。]?\Z))",
+         r"(?=(?:(?<=1[3-9]|2\d|3\d)[はも]|です|でし|に|から|まで|より|[(（][月火水木金土日]|[、。]?\Z))",
          lambda voice, found: voice.date(None, int(found["m"]), int(found["d"]))),
     Rule("weekday", r"[(（](?P<day>[月火水木金土日])[)）](?<=日[(（].[)）])",
          lambda voice, found: f"、{found['day']}曜日、", "sign"),
-    Rule("range", r"(?<=[\d時分日月年]) ?[~〜～–—-] ?(?=\d{1,2}[:時月日])", lambda voice, found: "から", "sign"),
+    Rule("range", r"(?<=[\d時分日月年]) ?[~〜～–—-] ?(?=\d{1,4}[:時月日年])", lambda voice, found: "から", "sign"),
     Rule("speed", r"(?<=[時秒]速)(?P<n>\d+) ?(?:km/h|m/s)", _speed),
     Rule("roman", rf"{ROMAN}(?=世)", lambda voice, found: voice.cardinal(roman_value(found[0])), "letter"),
     Rule("number", r"No\. ?(?=\d)", lambda voice, found: "ナンバー", "letter"),

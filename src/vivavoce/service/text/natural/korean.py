@@ -75,7 +75,7 @@ Korean.rules = (
          lambda voice, found: f"영하 {voice.cardinal(int(found['n']))}", "sign"),
     Rule("weekday", r"\((?P<day>[월화수목금토일])\)(?<=일 ?\(.\))",
          lambda voice, found: f" {found['day']}요일", "sign"),
-    Rule("range", r"(?<=[\d시분일월년]) ?[~〜–—-] ?(?=\d{1,2}[:시월일])", lambda voice, found: "에서 ", "sign"),
+    Rule("range", r"(?<=[\d시분일월년]) ?[~〜–—-] ?(?=\d{1,4}[:시월일년])", lambda voice, found: "에서 ", "sign"),
     Rule("fraction", r"(?<![\d./])(?P<n>\d{1,2})/(?P<d>\d{1,3})(?=\p{Hangul})(?!\p{Hangul}*일)",
          lambda voice, found: voice.fraction(0, int(found["n"]), int(found["d"]))),
     Rule("equals", r"= ?(?=\d)(?<=\d ?= ?)", _equals, "sign"),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import get_args
 
 import regex
 
@@ -15,10 +14,10 @@ from vivavoce.service.text.natural import addresses, classes
 from vivavoce.service.text.natural.classes import Found, Place
 from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
 from vivavoce.service.text.natural.markup import Settings, strip_markup
+from vivavoce.service.text.natural.telling import tell
 from vivavoce.service.text.natural.values import Piece, Reading
 from vivavoce.service.text.natural.verbalizer import load_verbalizer
-from vivavoce.service.text.reading import Language
-from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce.service.text.recognition import FREQUENT_WORDS
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.
@@ -131,7 +130,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         if not told and language in ("zh", "yue", "ja", "ko") and len(_LATIN_WORD.findall(written)) < 3:
             told = language
         if not told:
-            told = str(recognise(_ADDRESS.sub(" ", written), before if before in get_args(Language) else None))  # type: ignore[arg-type]
+            told = tell(_ADDRESS.sub(" ", written), before)
             told = told if any(map(str.isalpha, written)) else language or before or told
             yield start, end, told
             before = told
@@ -142,7 +141,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             words = _LATIN_WORD.findall(run[0])
             if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
-                yield run.start(), run.end(), str(recognise(run[0]))
+                yield run.start(), run.end(), tell(run[0], None)
                 at = run.end()
         yield at, end, told
 

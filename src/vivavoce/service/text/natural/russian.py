@@ -12,6 +12,7 @@ from vivavoce.service.text.natural.verbalizer import Rule
 _TABLES = load_tables("ru")
 # Cases: n(ominative), g(enitive), d(ative), i(nstrumental), p(repositional), a(ccusative, where it is not nominative).
 _CASES = "gdip"
+_PERCENT = ("процент", "процента", "процентов")
 _DECLINED = {
     one: dict(zip(_CASES, rest, strict=True))
     for one, *rest in map(str.split, _TABLES.sections["declined"].splitlines())
@@ -57,6 +58,8 @@ class Russian(European):
             last = _ONES.get(gender, ("один", "два"))[last == "два"]
             last = "одну" if case == "a" and last == "одна" else last
         words = f"{head} {last}".split()
+        if case == "a" and words[0] == "тысяча":
+            words[0] = "тысячу"
         return " ".join(words) if case in "na" else " ".join(_decline(word, case) for word in words)
 
     def rank(self, value: int, case: str = "n", gender: str = "m") -> str:
@@ -84,6 +87,14 @@ class Russian(European):
     def case(self, value: int, before: str, after: str) -> str:
         """The case of a number, by the word before it and the noun behind it."""
         noun = (_nouns(after) or [""])[0]
+        one = plural(value) == 0
+        if one and (before in ("с", "со") or noun.endswith(("ом", "ем", "ой"))) and before not in _GENITIVE:
+            return "i"
+        there = before in ("о", "в", "на", "при")
+        if one and len(noun) > 3 and noun.endswith("е") and (there or noun[-2] not in "ильрц"):
+            return "p"
+        if before in ("на", "за", "через", "про") and not noun.endswith(("ах", "ях", "ами", "ями")):
+            return "a"
         if before in _GENITIVE or (before in ("с", "со") and " до " in f" {after}"):
             return "g"
         if before in _DATIVE or (len(noun) > 4 and noun.endswith(("ам", "ям"))):
@@ -111,7 +122,7 @@ class Russian(European):
 
     def percent(self, number: Number) -> str:
         """ "двадцать один процент"."""
-        return self.unit(number, ("процент", "процента", "процентов"))
+        return self.unit(number, _PERCENT)
 
     def day(self, day: int) -> str:
         """ "третьего": a date stands in the genitive."""
@@ -172,9 +183,17 @@ def _suffixed(voice: Russian, found: Match) -> str:
     return voice.rank(int(found["n"]), case, gender)
 
 
-def _year(voice: Russian, found: Match) -> str:
+def _floor(voice: Russian, found: Match) -> str:
+    """ "на третьем этаже"."""
+    return voice.rank(int(found["n"]), "p" if found["end"] else "n", "n" if found["s"] == "место" else "m") + " "
+
+
+def _year(voice: Russian, found: Match) -> str | None:
     noun, before = found["noun"].rstrip("."), word_before(found)
     inside = before in ("в", "во")
+    era = found.string[found.end() :].lstrip().startswith(("до н", "н. э", "н.э"))
+    if len(found["n"]) < 3 and not era and noun not in ("году", "веке"):
+        return None
     if noun in ("г", "гг"):
         noun = (
             ("годах" if inside else "годы") if found["a"] else "году" if inside else "год" if before == "по" else "года"
@@ -192,7 +211,9 @@ def _year(voice: Russian, found: Match) -> str:
 def _date(voice: Russian, found: Match) -> str:
     month = found["name"].lower() if found["name"] else voice.locale.month_names[int(found["m"]) - 1]
     before = word_before(found)
-    day = voice.rank(int(found["d"]), "n" if found["from"] or before in ("по", "на") else "g", "n")
+    day = voice.rank(
+        int(found["d"]), "n" if found["from"] or before in ("по", "на") else "d" if before in ("к", "ко") else "g", "n"
+    )
     low = f"{voice.rank(int(found['from']), 'g', 'n')} по" if found["from"] else ""
     return voice.join(low, day, month, voice.year(int(found["y"])) if found["y"] else "") + full_stop(
         found, found["year"] or ""
@@ -211,7 +232,17 @@ def _number(voice: Russian, found: Match) -> str | None:
     """A number in another case than the nominative, which is left to the rules of all languages."""
     value, after = int("".join(filter(str.isdigit, found["n"]))), found.string[found.end() :][:40].lstrip()
     case = voice.case(value, word_before(found), after)
-    return None if case == "n" else voice.say(value, case, voice.gender(after, oblique=True))
+    gender = voice.gender(after, plural(value) == 1) if case == "a" else voice.gender(after, oblique=True)
+    return None if case == "n" else voice.say(value, case, gender)
+
+
+def _counted(voice: Russian, found: Match) -> str | None:
+    """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
+    sign, value, locale = found["unit"], int(found["n"]), voice.locale
+    forms = locale.currencies[sign][0] if sign in locale.currencies else locale.units.get(sign, _PERCENT)
+    if word_before(found) not in _GENITIVE or len(forms) < 3:
+        return None
+    return f"{voice.say(value, 'g', voice.gender(forms[0]))} {forms[2 if plural(value) else 1]}{full_stop(found, sign)}"
 
 
 def _part(voice: Russian, found: Match) -> str | None:
@@ -256,21 +287,29 @@ def _place(voice: Russian, found: Match) -> str:
 Russian.rules = (
     Rule("date", rf"(?<![\d.,:/-])(?:(?P<from>{DAY})(?: по |\s?[-–—]\s?))?(?P<d>{DAY})(?: (?P<name>"
          rf"(?i:{_MONTH}))(?!\p{{L}})"
-         r"(?: (?P<y>\d{4})(?!\d))?|\.(?P<m>0[1-9]|1[0-2])\.(?P<y>\d{4})(?![\d.]\d))(?P<year> ?(?:года|г\.|г))?"
+         r"(?: (?P<y>\d{4})(?!\d))?"
+         r"|\.(?P<m>0[1-9]|1[0-2])(?=[ ,]\p{L})(?<!\p{L} \d{1,2}\.\d\d)"
+         r"|\.(?P<m>0[1-9]|1[0-2])\.(?P<y>\d{4})(?![\d.]\d))(?P<year> ?(?:года|г\.|г))?"
          r"(?!\p{L})",
          _date),
+    Rule("ordinal", r"(?<![\d.,:/-])(?P<n>\d{1,3}) (?=(?P<s>"
+         r"(?:этаж|класс|курс|ряд|квартал|тур|канал|вагон|место|подъезд)(?P<end>е?))(?!\p{L}))",
+         _floor),
     Rule("ordinal", rf"(?<![\d.,])(?P<n>\d{{1,4}})-(?P<s>{any_of(_SUFFIXES)})(?!\p{{L}})", _suffixed),
     Rule("year", rf"(?<![\d.,:-])(?:(?P<a>\d{{3,4}})(?P<to> ?[-–—] ?| по ))?(?P<n>\d{{1,4}}) ?(?P<noun>"
          rf"(?:{any_of(_NOUNS)})(?!\p{{L}})|г{{1,2}}\.)"
          r"(?! ?\p{Lu}\p{Ll}+,)", _year),
     Rule("phone", r"(?<![\w+])(?:\+7|8)[ -]?\(?\d{3}\)?[ -]?\d{3}[ -]?\d{2}[ -]?\d{2}(?!\d)",
          lambda voice, found: voice.spelled(found[0]), "digit sign"),
-    Rule("score", r"(?<=(?:выигр|проигр|сч[её]т|побед|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
+    Rule("score", r"(?<=(?:выигр|проигр|сч[её]т|побед|матч|законч|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
          r"(?P<a>\d{1,3})[:-](?P<b>\d{1,3})(?!\d)",
          _goals),
     Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR}):(?P<m>[0-5]\d)(?![\d:])", _clock),
     Rule("fraction", r"(?<![\d.,/])1/(?P<d>[2-9])(?![\d/.])", _part),
     Rule("range", r"(?<![\d.,])(?P<a>\d{1,3})\s?[-–—]\s?(?P<b>\d{1,3})(?= \p{Ll})", _goals),
+    Rule("unit", rf"(?<=\p{{L}} )(?P<n>\d+) ?"
+         rf"(?P<unit>%|{any_of((*_TABLES.locale.units, *_TABLES.locale.currencies))})(?![\p{{L}}/])",
+         _counted),
     Rule("number", r"(?<![\d.,:/-])(?P<n>\d{1,3}(?:[ \u00a0]\d{3})+|\d+)(?!\d|[.,:/]\d|[-–]\d|[-–]\p{L})(?= ?\p{Ll})"
          rf"(?! ?(?:{any_of((*_TABLES.locale.magnitudes, *_TABLES.locale.units, 'руб', 'коп', 'долл'))})(?!\p{{L}}))",
          _number),
