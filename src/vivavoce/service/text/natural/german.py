@@ -82,6 +82,8 @@ class German(European):
 
 def _date(voice: German, found: Match) -> str | None:
     before, year = word_before(found), found["y"]
+    if not before and compiled(r"(?i:am|vom|bis|zum) \p{L}+\.?, \Z").search(found.string, 0, found.start()):
+        before = "am"
     zeros = len(found["d"] + (found["m"] or "")) == 4 and not before
     if not (found["name"] or year or before in (*_WEAK_EN, *_WEAK_E) or zeros):
         return None
@@ -94,6 +96,8 @@ def _date(voice: German, found: Match) -> str | None:
 
 def _ordinal(voice: German, found: Match) -> str | None:
     before, noun = word_before(found), found["noun"] or ""
+    if both := compiled(r"(\p{L}+) \d+\. (?:und|oder|bis) \Z").search(found.string, 0, found.start()):
+        before = both[1].lower()
     if before not in (*_WEAK_EN, *_WEAK_E) and not _ORDERED.match(noun):
         return None
     return voice.inflected(int(found["n"]), before, noun) + (" " if noun else ".")
@@ -141,13 +145,15 @@ German.rules = (
          r"\s?(?:Uhr|h(?=[ .,]))(?!\p{L})", _clock),
     Rule("ordinal", r"(?<![\d.,:/])(?P<n>\d{1,3})\.(?: (?=(?P<noun>\p{Lu}?\p{L}+))|(?=\s*\Z))", _ordinal),
     Rule("number", r"(?<![\d.,:/-])1 ?(?P<sign>[€$£])|(?<![\d.,:/-])1 (?P<noun>(?:Mio|Mrd)\.|\p{Lu}\p{Ll}+)", _one),
-    Rule("decade", r"(?<!\d)(?P<d>(?:1\d|20)?\d0)er(?P<n>n?)(?!\p{L})",
+    Rule("decade", r"(?<!\d)(?P<d>(?:1\d|20)?\d\d)er(?P<n>n?)(?!\p{L})",
          lambda voice, found: f"{voice.year(int(found['d']))}er{found['n']}"),
     Rule("year", r"(?<![\d.,:/$€-])1[1-9]\d\d(?![\d%€$°]| ?[-–—] ?\d{4}|[.,:]\d| ?"
          r"(?:[%€$°]|[kcm]?m\b|k?g\b|MB|GB|Euro|Meter|Liter|Kilo|Mio|Mrd))",
          lambda voice, found: voice.year(int(found[0]))),
     Rule("street", r"(?P<name>\p{L}+)str\.(?!\p{L})",
          lambda voice, found: f"{found['name']}straße" + full_stop(found, "."), "letter"),
+    Rule("phone", r"(?<![\w+])0\d{2,4}[ /-]\d{3,8}(?:-\d{1,4})?(?![\d-])",
+         lambda voice, found: ", ".join(map(voice.digits, compiled(r"\d+").findall(found[0])))),
     Rule("postcode", r"(?<=(?:[,\n] ?|D-))\d{5}(?= \p{Lu}\p{L})", lambda voice, found: voice.digits(found[0])),
     Rule("century", r"(?<=\d{1,2}\. ?)(?:Jh|Jhd|Jhdt)\.",
          lambda voice, found: "Jahrhundert" + full_stop(found, "."), "letter"),

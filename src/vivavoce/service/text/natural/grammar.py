@@ -128,7 +128,9 @@ def _amount_pattern(locale: Locale) -> str:
 
 
 def _unit_pattern(locale: Locale) -> str:
-    return rf"[ \u00a0\u202f]?(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/]))(?:\.(?=\s\p{{Ll}}))?"
+    return (
+        rf"[ \u00a0\u202f]?(?P<unit>{any_of(locale.units)}(?![\p{{Latin}}\p{{Cyrillic}}\d²³/'’]))(?:\.(?=\s\p{{Ll}}))?"
+    )
 
 
 def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:

@@ -54,7 +54,8 @@ Italian.rules = (
          lambda voice, found: voice.ordinal(int(found["n"]), "casa" if found["mark"] == "ª" else "")),
     Rule("time", rf"(?<=(?i:ore|alle|dalle) )(?P<h>{HOUR})[.:](?P<m>[0-5]\d)(?![\d.,:]\d|\d)",
          lambda voice, found: voice.time(int(found["h"]), int(found["m"]))),
-    Rule("roman", rf"(?P<s>(?<!\p{{L}})sec\. )?(?P<r>{ROMAN})(?:(?<=(?:[Ss]ecolo|[Cc]anto|sec\.) (?P=r))"
+    Rule("roman", rf"(?P<s>(?<!\p{{L}})sec\. )?(?P<r>{ROMAN})(?:(?<=(?:[Ss]ecol[oi]|[Cc]anto|sec\.) "
+         rf"(?:[IVX]+ e )?(?P=r))"
          r"|(?=[°º]? (?:[Ss]ecol[oi]|[Cc]anto|[Gg]uerra|[Rr]epubblica|[Cc]oncilio|[Ee]dizione)\b))", _roman, "letter"),
     Rule("phone", r"(?<![\w+])(?:\+39 ?)?(?:0\d{1,3}|3\d{2})[ ./-]?\d{3,4}[ .-]?\d{3,4}(?! ?\d)", _phone, "digit sign"),
     Rule("elision", rf"(?P<elided>\p{{L}}{{1,5}}['’])(?P<short>{_SHORT})(?!\p{{L}})",

@@ -79,7 +79,7 @@ class Russian(European):
         """The gender of the noun that follows; few: it stands as behind 2 to 4, in the genitive."""
         noun = (_nouns(after) or [""])[0]
         if few or oblique:
-            return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей")) and len(noun) > 1 else "m"
+            return "f" if noun.endswith(("ы", "и") if few else ("ы", "и", "ой", "ей", "е")) and len(noun) > 1 else "m"
         if noun.endswith(("о", "е", "ё")) and len(noun) > 2 and noun != "евро":
             return "n"
         return "f" if len(noun) > 2 and self._feminine.match(noun) else "m"
@@ -88,6 +88,8 @@ class Russian(European):
         """The case of a number, by the word before it and the noun behind it."""
         noun = (_nouns(after) or [""])[0]
         one = plural(value) == 0
+        if one and before == "по" and noun.endswith(("е", "и", "у", "ю")):
+            return "d"
         if one and (before in ("с", "со") or noun.endswith(("ом", "ем", "ой"))) and before not in _GENITIVE:
             return "i"
         there = before in ("о", "в", "на", "при")
@@ -99,7 +101,7 @@ class Russian(European):
             return "g"
         if before in _DATIVE or (len(noun) > 4 and noun.endswith(("ам", "ям"))):
             return "d"
-        if before in ("между", "над", "под", "перед") or (len(noun) > 5 and noun.endswith(("ами", "ями"))):
+        if before in ("между", "над", "под", "перед") or (len(noun) > 5 and noun.endswith(("ами", "ями", "ьми"))):
             return "i"
         if len(noun) > 4 and noun.endswith(("ах", "ях")):
             return "p"
@@ -178,6 +180,8 @@ def _suffixed(voice: Russian, found: Match) -> str:
         gender = "pl"
     if found["s"] == "й" and before and compiled(r"\p{L}+[ыи]\b").match(after):
         case, gender = "g", "f"
+    if found["s"] == "й" and before in ("на", "в", "о", "при") and compiled(r"\p{L}+е\b").match(after):
+        case, gender = "p", "f"
     if found["s"] == "м" and before not in ("в", "на", "о", "об", "при", "во"):
         case = "i"
     return voice.rank(int(found["n"]), case, gender)
@@ -209,7 +213,8 @@ def _year(voice: Russian, found: Match) -> str | None:
 
 
 def _date(voice: Russian, found: Match) -> str:
-    month = found["name"].lower() if found["name"] else voice.locale.month_names[int(found["m"]) - 1]
+    place = voice.locale.months[found["name"].lower()] if found["name"] else int(found["m"])
+    month = voice.locale.month_names[place - 1]
     before = word_before(found)
     day = voice.rank(
         int(found["d"]), "n" if found["from"] or before in ("по", "на") else "d" if before in ("к", "ко") else "g", "n"
@@ -259,7 +264,8 @@ def _century(voice: Russian, found: Match) -> str:
     noun, before = found["noun"], word_before(found)
     if noun[-1] == ".":
         noun = "веке" if before in ("в", "во", "о") else "век" if not before else "века"
-    two = f"{voice.rank(roman_value(found['a']), _NOUNS[noun])}, " if found["a"] else ""
+    joint = " и " if found["to"] == " и " else ", "
+    two = voice.rank(roman_value(found["a"]), _NOUNS[noun]) + joint if found["a"] else ""
     noun = {"век": "века", "веке": "веках"}.get(noun, noun) if found["noun"] == "вв." else noun
     case = "p" if noun == "веках" else _NOUNS[noun]
     return f"{two}{voice.rank(roman_value(found['r']), case)} {noun}{full_stop(found, found['noun'])}"
@@ -301,7 +307,7 @@ Russian.rules = (
          r"(?! ?\p{Lu}\p{Ll}+,)", _year),
     Rule("phone", r"(?<![\w+])(?:\+7|8)[ -]?\(?\d{3}\)?[ -]?\d{3}[ -]?\d{2}[ -]?\d{2}(?!\d)",
          lambda voice, found: voice.spelled(found[0]), "digit sign"),
-    Rule("score", r"(?<=(?:выигр|проигр|сч[её]т|побед|матч|законч|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
+    Rule("score", r"(?<=(?i:выигр|проигр|сч[её]т|побед|матч|законч|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
          r"(?P<a>\d{1,3})[:-](?P<b>\d{1,3})(?!\d)",
          _goals),
     Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR}):(?P<m>[0-5]\d)(?![\d:])", _clock),
@@ -310,10 +316,11 @@ Russian.rules = (
     Rule("unit", rf"(?<=\p{{L}} )(?P<n>\d+) ?"
          rf"(?P<unit>%|{any_of((*_TABLES.locale.units, *_TABLES.locale.currencies))})(?![\p{{L}}/])",
          _counted),
-    Rule("number", r"(?<![\d.,:/-])(?P<n>\d{1,3}(?:[ \u00a0]\d{3})+|\d+)(?!\d|[.,:/]\d|[-–]\d|[-–]\p{L})(?= ?\p{Ll})"
+    Rule("number", r"(?<![\d.,:/-])(?P<n>\d{1,3}(?:[ \u00a0]\d{3})+|\d+)(?!\d|[.,:/]\d|[-–]\d|[-–]\p{L})"
+         r"(?= ?\p{Ll}| ?[(,;.]|\Z)"
          rf"(?! ?(?:{any_of((*_TABLES.locale.magnitudes, *_TABLES.locale.units, 'руб', 'коп', 'долл'))})(?!\p{{L}}))",
          _number),
-    Rule("roman", rf"(?<!\p{{L}})(?:(?P<a>[IVX]+)[-–—])?(?P<r>{ROMAN}) (?P<noun>век(?:а|е|у|ом)?"
+    Rule("roman", rf"(?<!\p{{L}})(?:(?P<a>[IVX]+)(?P<to>[-–—]| и |, ))?(?P<r>{ROMAN}) (?P<noun>век(?:а|е|у|ом)?"
          rf"(?!\p{{L}})|в?в\.(?! ?до))",
          _century, "letter"),
     Rule("roman", rf"(?<=\p{{Ll}} )(?P<r>{ROMAN})", _reign, "letter"),

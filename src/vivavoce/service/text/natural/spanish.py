@@ -65,7 +65,7 @@ Spanish.rules = (
     Rule("time", rf"(?<![\d.,:])(?P<a>{HOUR})(?:[:.](?P<am>[0-5]\d))?(?:\s?(?:[-–]|a)\s?(?P<b>{HOUR})(?:[:.]"
          rf"(?P<bm>[0-5]\d))?)?"
          r"\s?hs?\.?(?![\p{L}/])", _clock),
-    Rule("century", rf"(?<!\p{{L}})(?:(?P<s>s\.) |(?<=[Ss]iglos? ))(?P<r>{ROMAN})",
+    Rule("century", rf"(?<!\p{{L}})(?:(?P<s>s\.) |(?<=[Ss]iglos? (?:[IVX]+ (?:y|al?) )?))(?P<r>{ROMAN})",
          lambda voice, found: f"{'siglo ' if found['s'] else ''}{voice.reign(roman_value(found['r']))}", "letter"),
     Rule("roman", rf"(?P<r>{ROMAN})(?= (?:Guerra|República|Congreso|Concilio|Edición|Internacional))",
          lambda voice, found: voice.ordinal(roman_value(found["r"]), found.string[found.end() :].lstrip()), "letter"),

@@ -84,7 +84,7 @@ def load_tables(language: str) -> Tables:
         digits=tuple(found["digits"].split()),
         phone_digits=tuple(found.get("phone_digits", "").split()),
         months={name.lower(): place for place, name in enumerate(names, 1)}
-        | {name: int(place) for name, place in _rows(found.get("months", ""))},
+        | {f"{name}{stop}": int(place) for name, place in _rows(found.get("months", "")) for stop in ("", ".")},
         month_names=tuple(names),
         weekdays=dict(_rows(found.get("weekdays", ""))),
         magnitudes={word: int(power) for word, power in _rows(found["magnitudes"])},
