@@ -236,7 +236,8 @@ def shared_rules(tables: Tables) -> tuple[Rule, ...]:
         Rule("date", rf"(?<=(?<!\p{{L}})(?i:{locale.words.get('date_cue', '(?!)')}) )(?P<d>{DAY})/"
          rf"(?P<m>0?[1-9]|1[0-2])(?![\d/,]|\.\d| d[eiu'’])",
              lambda voice, found: voice.date(None, int(found["m"]), int(found["d"]))),
-        Rule("weekdays", rf"(?<![\p{{L}}.])(?P<a>{day})\.?\s?[-–—]\s?(?P<b>{day})(?!\p{{L}})\.?"
+        Rule("weekdays", rf"(?<![\p{{L}}.])(?P<a>{day})\.?(?:\s?[-–—]\s?| {locale.words['to']} )(?P<b>{day})"
+         rf"(?!\p{{L}})\.?"
          rf"(?=\s?\d|\s\p{{Ll}}|[.,]?\Z)",
              weekdays, "letter"),
         Rule("roman", rf"(?<=(?<!\p{{L}})(?:{tables.pattern('kings')}) ){ROMAN}",

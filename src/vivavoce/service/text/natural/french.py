@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vivavoce.service.text.natural.addresses import roman_value
 from vivavoce.service.text.natural.european import HOUR, European, full_stop, shared_rules
-from vivavoce.service.text.natural.grammar import Match, any_of
+from vivavoce.service.text.natural.grammar import Match, any_of, compiled
 from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Rule
@@ -24,7 +24,8 @@ class French(European):
 
     def counted(self, said: str, after: str) -> str:
         """21 is "vingt et une" before a feminine noun."""
-        return f"{said}e" if said.endswith("un") and self.is_feminine(after) else said
+        plural = said == "un" or compiled(r"\p{L}+s\b").match(after)
+        return f"{said}e" if plural and said.endswith("un") and self.is_feminine(after) else said
 
     def ordinal(self, value: int, after: str = "") -> str:
         """1st is "premier" or "première", 21st "vingt et unième"."""
@@ -63,7 +64,8 @@ French.rules = (
     Rule("date", rf"(?<!\d)1er (?P<month>(?i:{_MONTHS}))(?: (?P<y>\d{{4}})(?!\d))?", _date),
     Rule("phone", r"(?<![\w+])(?:\+\d{1,3}[ .]?(?:\(0\) ?)?[1-9]|0[1-9])(?:[ .-]?\d{2}){4}(?!\d)",
          lambda voice, found: voice.spelled(found[0]), "digit sign"),
-    Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR})\s?[hH](?:\s?(?P<m>[0-5]\d))?(?:\s?[-–]\s?(?P<h2>{HOUR})\s?h"
+    Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR})\s?[hH](?:\s?(?P<m>[0-5]\d)(?: ?min\b)?)?"
+         rf"(?:\s?[-–]\s?(?P<h2>{HOUR})\s?h"
          rf"(?P<m2>[0-5]\d)?)?(?![\p{{L}}\d/])",
          _clock),
     Rule("length", r"(?<![\d.,])(?P<m>\d{1,2})m(?P<c>\d\d)(?![\p{L}\d])", _length),

@@ -142,7 +142,7 @@ German.rules = (
          _date),
     Rule("time", rf"(?<![\d.,:])(?P<a>{HOUR})(?:[:.](?P<am>[0-5]\d))?(?:\s?[-–]\s?(?P<b>{HOUR})(?:[:.]"
          rf"(?P<bm>[0-5]\d))?)?"
-         r"\s?(?:Uhr|h(?=[ .,]))(?!\p{L})", _clock),
+         r"\s?(?:Uhr|h(?=[ .,])(?! ?\d+ ?[Mm]in))(?!\p{L})", _clock),
     Rule("ordinal", r"(?<![\d.,:/])(?P<n>\d{1,3})\.(?: (?=(?P<noun>\p{Lu}?\p{L}+))|(?=\s*\Z))", _ordinal),
     Rule("number", r"(?<![\d.,:/-])1 ?(?P<sign>[€$£])|(?<![\d.,:/-])1 (?P<noun>(?:Mio|Mrd)\.|\p{Lu}\p{Ll}+)", _one),
     Rule("decade", r"(?<!\d)(?P<d>(?:1\d|20)?\d\d)er(?P<n>n?)(?!\p{L})",

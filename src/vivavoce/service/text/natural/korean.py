@@ -71,6 +71,8 @@ Korean.rules = (
     Rule("ordinal", r"(?<=제 ?|(?:버스|번호|문제|후보|채널|정답은?) )\d{1,4}(?=\p{Hangul})|\d{1,3}(?=번 "
          r"(?:출구|버스|문제|승강장|게이트|홈))",
          lambda voice, found: voice.cardinal(int(found[0]))),
+    Rule("age", r"(?<!\d)[1-9]0(?=대 (?:남|여|초|중|후|이상|직장|청|부|환|젊))",
+         lambda voice, found: voice.cardinal(int(found[0]))),
     Rule("temperature", r"(?<![\d.])-(?P<n>\d{1,3})(?= ?(?:도|℃|°C))",
          lambda voice, found: f"영하 {voice.cardinal(int(found['n']))}", "sign"),
     Rule("weekday", r"\((?P<day>[월화수목금토일])\)(?<=일 ?\(.\))",

@@ -244,7 +244,8 @@ def _glue(before: str, said: str, after: str, rule: str) -> str:
     left = " " if (before == ")" or _GLUED.match(before)) and _GLUED.match(said[0]) else ""
     right = " " if (after == "(" or _GLUED.match(after)) and _GLUED.match(said[-1]) else ""
     left = "" if _HANGUL.match(before) else left
-    right = "" if _HANGUL.match(after) and _HANGUL.match(said[-1]) and rule != "number" else right
+    if _HANGUL.match(after) and _HANGUL.match(said[-1]) and (rule != "number" or after in "을를은는이가의로과와에"):
+        right = ""
     return f"{left}{said}{right}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vivavoce.service.text.natural.addresses import roman_value
 from vivavoce.service.text.natural.european import DAY, HOUR, ROMAN, European, full_stop, shared_rules, word_before
 from vivavoce.service.text.natural.grammar import Match, any_of, compiled
@@ -121,6 +123,10 @@ class Russian(European):
             name = ("десят", "сот", "тысячн")[len(digits) - 1] + end
             said = f"{self.say(whole, 'n', 'f')} {one} {self.say(part, 'n', 'f')} {name}"
         return self.join("минус" if number.negative else "", said, noun)
+
+    def ratio(self, sides: Sequence[str]) -> str:
+        """3:1 is "три один"; a scale has a rule of its own."""
+        return " ".join(sides)
 
     def percent(self, number: Number) -> str:
         """ "двадцать один процент"."""
@@ -307,6 +313,9 @@ Russian.rules = (
          r"(?! ?\p{Lu}\p{Ll}+,)", _year),
     Rule("phone", r"(?<![\w+])(?:\+7|8)[ -]?\(?\d{3}\)?[ -]?\d{3}[ -]?\d{2}[ -]?\d{2}(?!\d)",
          lambda voice, found: voice.spelled(found[0]), "digit sign"),
+    Rule("ratio", r"(?<=(?i:масштаб|соотношени|пропорци|отношени)\p{Ll}*(?: \p{L}+){0,2} )(?P<a>\d+):(?P<b>\d+)"
+         r"(?![\d:])",
+         lambda voice, found: f"{voice.numeral(int(found['a']))} к {voice.say(int(found['b']), 'd')}"),
     Rule("score", r"(?<=(?i:выигр|проигр|сч[её]т|побед|матч|законч|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
          r"(?P<a>\d{1,3})[:-](?P<b>\d{1,3})(?!\d)",
          _goals),

@@ -9,6 +9,7 @@ from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.verbalizer import Rule
 
 _TABLES = load_tables("es")
+_PLURAL = compiled(r"\p{L}+s\b|mil")
 _HUNDREDS = compiled(r"(cient|quinient)os")
 
 
@@ -19,6 +20,8 @@ class Spanish(European):
 
     def counted(self, said: str, after: str) -> str:
         """21 is "veintiún" before a noun, "veintiuna" before a feminine one; 200 "doscientas"."""
+        if said != "uno" and not _PLURAL.match(after):
+            return said
         if self.is_feminine(after):
             said = _HUNDREDS.sub(r"\1as", said)
             return f"{said[:-1]}a" if said.endswith("uno") else said
