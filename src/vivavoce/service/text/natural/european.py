@@ -148,11 +148,12 @@ class European(Verbalizer):
         """A time, with the language's word between hours and minutes."""
         words, (hours, minutes, seconds) = self.locale.words, self.tables.forms("hms")
         said = self.join(
-            self.cardinal(hour, hours[0]), words.get("o_clock", "").replace("heure", self.form(Number(hour), hours))
+            self.cardinal(hour, hours[hour > 1]),
+            words.get("o_clock", "").replace("heure", self.form(Number(hour), hours)),
         )
         joint = words.get("time_and", "") or (words.get("time_and_few", "") if minute < 10 else "")
         said = (
-            self.join(said, joint, self.cardinal(minute, minutes[0] if "o_clock" not in words else ""))
+            self.join(said, joint, self.cardinal(minute, minutes[minute > 1] if "o_clock" not in words else ""))
             if minute
             else said
         )
