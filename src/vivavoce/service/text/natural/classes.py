@@ -243,7 +243,8 @@ def read_amount(place: Place) -> Found:
     if dash and two and (range_ := _range(place, one, two, dash)):
         return range_
     said, rule = _say_amount(place, one)
-    return one.end(), said, rule
+    stop = one[0][-1] == "." and not place.text[one.end() :].strip()  # the unit's full stop is the sentence's too
+    return one.end() - stop, said, rule
 
 
 def _prices(place: Place, one: Match, at: int) -> Found:

@@ -217,10 +217,20 @@ def shared_rules(tables: Tables) -> tuple[Rule, ...]:
     def weekdays(voice: European, found: Match) -> str:
         return voice.range(locale.weekdays[found["a"]], locale.weekdays[found["b"]])
 
+    def account(voice: European, found: Match) -> str:
+        groups = (
+            voice.join(*(voice.digits(one) if one.isdecimal() else one for one in part))
+            for part in found["rest"].split()
+        )
+        return f"{found['land']} {', '.join(groups)}"
+
     def years(voice: European, found: Match) -> str:
         return voice.range(voice.year(int(found["a"])), voice.year(int(found["b"])))
 
     return (
+        Rule("digits", r"(?<![\p{L}\p{N}])(?P<land>[A-Z]{2})(?P<rest>\d\d(?: ?[\dA-Z]{4}){2,7}"
+         r"(?: ?[\dA-Z]{1,3})?)(?![\p{L}\p{N}])",
+             account, "letter"),
         Rule("years", r"(?<![\d.,:/-])(?P<a>1[1-9]\d\d|20\d\d) ?[-–—] ?(?P<b>1[1-9]\d\d|20\d\d)(?!\d|[-.,/]\d)", years),
         Rule("version", rf"(?<![\d.,])(?!{grouped}|{DAY}\.\d\d?\.\d{{4}}(?!\d))\d{{1,8}}(?:\.\d{{1,8}})+(?!,?\d|\.\d)",
          version),

@@ -12,6 +12,7 @@ from vivavoce.service.text.natural.verbalizer import Rule
 _TABLES = load_tables("de")
 _DATIVE, _WEAK_EN, _WEAK_E = map(_TABLES.words, ("dative", "weak_en", "weak_e"))
 _NEUTER, _ORDERED = compiled(_TABLES.pattern("neuter")), compiled(_TABLES.pattern("ordered"))
+_SUBJECT = frozenset(["als", "ist", "war", "ob", "dass", "weil", "wenn", "wo"])
 _MONTHS = any_of(_TABLES.locale.months)
 
 
@@ -131,7 +132,13 @@ def _one(voice: German, found: Match) -> str | None:
     if before in _DATIVE:
         return f"einem{end}"
     start = found.string[: found.start()].rstrip()
-    subject = not start or start[-1] in ".!?:" or noun in ("Prozent", "Uhr", "Meter", "Komma") or _NEUTER.match(noun)
+    subject = (
+        not start
+        or start[-1] in ".!?:"
+        or noun in ("Prozent", "Uhr", "Meter", "Komma")
+        or before in _SUBJECT
+        or _NEUTER.match(noun)
+    )
     return f"{'ein' if subject else 'einen'}{end}"
 
 
@@ -145,6 +152,8 @@ German.rules = (
          r"\s?(?:Uhr|h(?=[ .,])(?! ?\d+ ?[Mm]in))(?!\p{L})", _clock),
     Rule("ordinal", r"(?<![\d.,:/])(?P<n>\d{1,3})\.(?: (?=(?P<noun>\p{Lu}?\p{L}+))|(?=\s*\Z))", _ordinal),
     Rule("number", r"(?<![\d.,:/-])1 ?(?P<sign>[€$£])|(?<![\d.,:/-])1 (?P<noun>(?:Mio|Mrd)\.|\p{Lu}\p{Ll}+)", _one),
+    Rule("money", r"(?<![\d.,])(?P<n>\d{1,3}(?:\.?\d{3})*),[-–—]+ ?€",
+         lambda voice, found: voice.unit(Number(int(found["n"].replace(".", ""))), ("Euro",))),
     Rule("decade", r"(?<!\d)(?P<d>(?:1\d|20)?\d\d)er(?P<n>n?)(?!\p{L})",
          lambda voice, found: f"{voice.year(int(found['d']))}er{found['n']}"),
     Rule("year", r"(?<![\d.,:/$€-])1[1-9]\d\d(?![\d%€$°]| ?[-–—] ?\d{4}|[.,:]\d| ?"

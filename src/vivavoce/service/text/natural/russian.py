@@ -30,6 +30,7 @@ _NAMED = compiled(
     rf"(?:(?P<m>{_TABLES.pattern('kings')})|(?P<f>{_TABLES.pattern('queens')}))(?P<end>\p{{Ll}}{{0,2}}) \Z"
 )
 _MANY = compiled(r"\p{L}*(?:[оеё]в|ей|[аеё]к|ок|ий|лет|раз|книг|стран|минут|секунд|недель|сил|рук|ног|штук)\Z")
+_COUNTED = any_of((*_TABLES.locale.units, *_TABLES.locale.currencies, *_TABLES.locale.magnitudes))
 _MONTH, _STRESSED = any_of(_TABLES.locale.months), ("втор", "шест", "седьм", "восьм", "сороков", "нулев")
 
 
@@ -90,6 +91,8 @@ class Russian(European):
         """The case of a number, by the word before it and the noun behind it."""
         noun = (_nouns(after) or [""])[0]
         one = plural(value) == 0
+        if one and before != "по" and len(noun) > 3 and noun.endswith(("у", "ю")):
+            return "a"
         if one and before == "по" and noun.endswith(("е", "и", "у", "ю")):
             return "d"
         if one and (before in ("с", "со") or noun.endswith(("ом", "ем", "ой"))) and before not in _GENITIVE:
@@ -251,15 +254,20 @@ def _counted(voice: Russian, found: Match) -> str | None:
     """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
     sign, value, locale = found["unit"], int(found["n"]), voice.locale
     forms = locale.currencies[sign][0] if sign in locale.currencies else locale.units.get(sign, _PERCENT)
+    if sign in locale.magnitudes:
+        forms = voice.powers[locale.magnitudes[sign]]
     if word_before(found) not in _GENITIVE or len(forms) < 3:
         return None
     return f"{voice.say(value, 'g', voice.gender(forms[0]))} {forms[2 if plural(value) else 1]}{full_stop(found, sign)}"
 
 
 def _part(voice: Russian, found: Match) -> str | None:
-    """1/2 after a verb is "одну вторую"."""
+    """1/2 after a verb is "одну вторую", 2/3 after "около" "двух третьих"."""
     verb = compiled(r".*(?:те|ть|ти|л|ла|ли|ем|им|ю|ит|ет|на|в)\Z").match(word_before(found))
-    return f"одну {voice.rank(int(found['d']), 'a', 'f')}" if verb else None
+    value, part = int(found["n"]), int(found["d"])
+    if word_before(found) in _GENITIVE:
+        return f"{voice.say(value, 'g', 'f')} {voice.rank(part, 'g', 'pl' if plural(value) else 'f')}"
+    return f"одну {voice.rank(part, 'a', 'f')}" if verb and value == 1 else None
 
 
 def _goals(voice: Russian, found: Match) -> str:
@@ -320,11 +328,9 @@ Russian.rules = (
          r"(?P<a>\d{1,3})[:-](?P<b>\d{1,3})(?!\d)",
          _goals),
     Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR}):(?P<m>[0-5]\d)(?![\d:])", _clock),
-    Rule("fraction", r"(?<![\d.,/])1/(?P<d>[2-9])(?![\d/.])", _part),
+    Rule("fraction", r"(?<![\d.,/])(?P<n>\d{1,2})/(?P<d>[2-9]|1\d)(?![\d/.])", _part),
     Rule("range", r"(?<![\d.,])(?P<a>\d{1,3})\s?[-–—]\s?(?P<b>\d{1,3})(?= \p{Ll})", _goals),
-    Rule("unit", rf"(?<=\p{{L}} )(?P<n>\d+) ?"
-         rf"(?P<unit>%|{any_of((*_TABLES.locale.units, *_TABLES.locale.currencies))})(?![\p{{L}}/])",
-         _counted),
+    Rule("unit", rf"(?<=\p{{L}} )(?P<n>\d+) ?(?P<unit>%|{_COUNTED})(?![\p{{L}}/])", _counted),
     Rule("number", r"(?<![\d.,:/-])(?P<n>\d{1,3}(?:[ \u00a0]\d{3})+|\d+)(?!\d|[.,:/]\d|[-–]\d|[-–]\p{L})"
          r"(?= ?\p{Ll}| ?[(,;.]|\Z)"
          rf"(?! ?(?:{any_of((*_TABLES.locale.magnitudes, *_TABLES.locale.units, 'руб', 'коп', 'долл'))})(?!\p{{L}}))",
