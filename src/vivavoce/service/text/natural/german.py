@@ -99,7 +99,8 @@ def _ordinal(voice: German, found: Match) -> str | None:
     before, noun = word_before(found), found["noun"] or ""
     if both := compiled(r"(\p{L}+) \d+\. (?:und|oder|bis) \Z").search(found.string, 0, found.start()):
         before = both[1].lower()
-    if before not in (*_WEAK_EN, *_WEAK_E) and not _ORDERED.match(noun):
+    third = before in ("als", "wurde", "wird") and noun[:1].islower()
+    if before not in (*_WEAK_EN, *_WEAK_E) and not third and not _ORDERED.match(noun):
         return None
     return voice.inflected(int(found["n"]), before, noun) + (" " if noun else ".")
 

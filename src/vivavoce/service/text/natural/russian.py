@@ -98,7 +98,7 @@ class Russian(European):
         if one and (before in ("с", "со") or noun.endswith(("ом", "ем", "ой"))) and before not in _GENITIVE:
             return "i"
         there = before in ("о", "в", "на", "при")
-        if one and len(noun) > 3 and noun.endswith("е") and (there or noun[-2] not in "ильрц"):
+        if one and len(noun) > 3 and noun.endswith("е") and (there or noun[-2] not in "ильрцф"):
             return "p"
         if before in ("на", "за", "через", "про") and not noun.endswith(("ах", "ях", "ами", "ями")):
             return "a"
@@ -327,7 +327,9 @@ Russian.rules = (
     Rule("score", r"(?<=(?i:выигр|проигр|сч[её]т|побед|матч|законч|сыгра|обыгра|ничь)\p{Ll}*(?: \p{L}+){0,2} )"
          r"(?P<a>\d{1,3})[:-](?P<b>\d{1,3})(?!\d)",
          _goals),
-    Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR}):(?P<m>[0-5]\d)(?![\d:])", _clock),
+    Rule("time", rf"(?<![\d.,:])(?P<h>{HOUR})(?::|(?<=(?<!\p{{L}})(?:в|до|с|к|около) \d\d?)\.)(?P<m>[0-5]\d)"
+         rf"(?![\d:]|\.\d)",
+         _clock),
     Rule("fraction", r"(?<![\d.,/])(?P<n>\d{1,2})/(?P<d>[2-9]|1\d)(?![\d/.])", _part),
     Rule("range", r"(?<![\d.,])(?P<a>\d{1,3})\s?[-–—]\s?(?P<b>\d{1,3})(?= \p{Ll})", _goals),
     Rule("unit", rf"(?<=\p{{L}} )(?P<n>\d+) ?(?P<unit>%|{_COUNTED})(?![\p{{L}}/])", _counted),

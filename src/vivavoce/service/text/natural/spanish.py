@@ -46,7 +46,7 @@ class Spanish(European):
 
 
 def _ordinal(voice: Spanish, found: Match) -> str:
-    feminine = found["mark"] in ("ª", "ra", "da", "ta", "ma")
+    feminine = found["mark"] in ("ª", "ra", "da", "ta", "ma", "a")
     return voice.ordinal(int(found["n"]), "casa" if feminine else found.string[found.end() :].lstrip())
 
 
@@ -60,7 +60,7 @@ def _clock(voice: Spanish, found: Match) -> str:
 Spanish.rules = (
     Rule("temperature", r"(?<=\d ?)º ?C(?!\p{L})", lambda voice, found: "grados", "sign letter"),
     Rule("ordinal", r"(?<![\d.,])(?P<n>\d{1,3})(?:\.(?=[ºªo°a]|er))?(?P<mark>[ºª](?!C)|er\b|"
-         r"(?:ra|do|da|to|ta|mo|ma)\b)",
+         r"(?:ra|do|da|to|ta|mo|ma|a(?= \p{L}+a\b))\b)",
          _ordinal),
     Rule("phone", r"(?<![\w+])(?:\+\d{1,3} )?(?:[6-9]\d{2}(?: \d{3}){2}|[6-9]\d{1,2} \d{3}"
          r"(?: \d{2}){2}|[6-9]\d{2}(?: \d{2}){3})(?! ?\d)",
