@@ -78,7 +78,7 @@ _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
-_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?)+(?!\d|\s?[x×÷^])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?){1, 4}(?!\d|\s?[x×÷^])")
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 

@@ -83,7 +83,9 @@ class German(European):
 
 def _date(voice: German, found: Match) -> str | None:
     before, year = word_before(found), found["y"]
-    if not before and compiled(r"(?i:am|vom|bis|zum) \p{L}+\.?, \Z").search(found.string, 0, found.start()):
+    if not before and compiled(r"(?i:am|vom|bis|zum) \p{L}+\.?, \Z").search(
+        found.string, max(0, found.start() - 40), found.start()
+    ):
         before = "am"
     zeros = len(found["d"] + (found["m"] or "")) == 4 and not before
     if not (found["name"] or year or before in (*_WEAK_EN, *_WEAK_E) or zeros):
@@ -97,7 +99,9 @@ def _date(voice: German, found: Match) -> str | None:
 
 def _ordinal(voice: German, found: Match) -> str | None:
     before, noun = word_before(found), found["noun"] or ""
-    if both := compiled(r"(\p{L}+) \d+\. (?:und|oder|bis) \Z").search(found.string, 0, found.start()):
+    if both := compiled(r"(\p{L}+) \d+\. (?:und|oder|bis) \Z").search(
+        found.string, max(0, found.start() - 40), found.start()
+    ):
         before = both[1].lower()
     third = before in ("als", "wurde", "wird") and noun[:1].islower()
     if before not in (*_WEAK_EN, *_WEAK_E) and not third and not _ORDERED.match(noun):
