@@ -25,6 +25,7 @@ from vivavoce.service.model_choice import choose_device, choose_dtype, count_tex
 from vivavoce.service.session import RequestSession, Text
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.synthesizer import Speech, Synthesizer
+from vivavoce.service.text.reading import Reading
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import VoiceStore, open_voice_store
@@ -44,7 +45,8 @@ class Manner(TypedDict, total=False):
     cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
     speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
     sampling: None: as the model's own configuration says; language: of the text, one of nine codes ("en", "zh",
-    "de", …), None: told from the text; prompt_text, instruct: former names of transcript and instructions.
+    "de", …), None: told from the text; reading: whose rules read numbers and signs, official, natural or off;
+    prompt_text, instruct: former names of transcript and instructions.
     """
 
     transcript: str
@@ -54,6 +56,7 @@ class Manner(TypedDict, total=False):
     seed: int
     sampling: SamplingParams | None
     language: str | None
+    reading: Reading
     prompt_text: str
     instruct: str | None
 

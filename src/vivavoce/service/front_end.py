@@ -161,7 +161,9 @@ class FrontEnd:
         self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
-        for seed, one in enumerate(self.text.located(text, options.language, left), options.seed + place):
+        for seed, one in enumerate(
+            self.text.located(text, options.language, left, options.reading), options.seed + place
+        ):
             ids = self.text.encode(one.spoken)
             request = SegmentRequest(conditioning, ids, sampling=options.sampling, seed=seed, speed=options.speed)
             yield PlannedSegment(request, start + one.start, start + one.end)

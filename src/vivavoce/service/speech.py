@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.text.reading import parse_language
+from vivavoce.service.text.reading import Reading, parse_language, parse_reading
 
 Options = TypeVar("Options", bound="SpeakOptions")
 
@@ -49,6 +49,7 @@ class SpeakOptions:
     the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
     language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. Numbers and dates of Chinese
     and English are read by rules; other texts, and text that arrives word by word, are spoken as they are written.
+    reading: whose rules these are: official, natural (our own, for all nine languages), or off.
     """
 
     mode: Mode | str | None = None
@@ -57,6 +58,7 @@ class SpeakOptions:
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
     language: str | None = None
+    reading: Reading = "official"
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -65,6 +67,7 @@ class SpeakOptions:
         check_seed(self.seed)
         if self.language is not None:
             parse_language(self.language)
+        parse_reading(self.reading)
 
 
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"

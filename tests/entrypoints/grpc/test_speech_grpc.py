@@ -97,7 +97,14 @@ async def test_a_status_waits_for_the_message_that_is_on_its_way() -> None:
 
 async def test_every_field_of_a_start_is_what_is_ordered() -> None:
     recording = {"content": b"RIFF", "transcript": "Well."}
-    how = {"mode": "instruct", "instructions": "Softly.", "speed": 1.5, "seed": 7, "language": "fr"}
+    how = {
+        "mode": "instruct",
+        "instructions": "Softly.",
+        "speed": 1.5,
+        "seed": 7,
+        "language": "fr",
+        "reading": "natural",
+    }
     sampling = {"top_p": 0.5, "top_k": 5, "win_size": 3, "tau_r": 0.0, "min_ratio": 0.0, "max_ratio": 9.0}
     start = {**how, "recording": recording, "sampling": sampling, "chunk_policy": "equal", "text": TEXT}
     async with calling() as caller:
@@ -175,6 +182,7 @@ async def test_what_is_not_as_wished_is_told_and_nothing_to_say_is_a_silence() -
         ([asked(start={"mode": "loud"})], "invalid_request", "mode: 'loud' is unknown"),
         ([asked(start={"seed": 2**60})], "invalid_request", "seed: 1152921504606846976"),
         ([asked(start={"language": "xx"})], "invalid_request", "language: 'xx'"),
+        ([asked(start={"reading": "loud"})], "invalid_request", "reading: 'loud'"),
         ([asked(start={"sampling": {"top_k": 0}})], "invalid_request", "top_k"),
         ([asked(start={"response_format": "midi"})], "invalid_request", "response_format: 'midi' is unknown"),
         ([asked(start={"sample_rate": 9})], "invalid_request", "sample_rate: 9 Hz is not made here"),

@@ -31,7 +31,7 @@ def normalize(
 ) -> None:
     """Show how a text is read: numbers, dates, units and signs in words.
 
-    The official rules are those that speech is made with. The natural ones are tried here alone for now.
+    Speech is made with the official rules, unless `--reading natural` is asked for there, too.
     """
     for name, value in (("reading", reading), ("emojis", emojis), ("code", code)):
         if value not in _CHOICES[name]:

@@ -71,6 +71,9 @@ class SpeechManner:
     instructions: str | None = flag('How to say it, such as "speak slowly and calmly".', "TEXT")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
+    reading: str = flag(
+        "Whose rules read numbers, dates and signs: official, natural or off.", "RULES", default="official"
+    )
     top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
     top_k: int | None = flag("1 or more.  [default: as the model is set]", "NUMBER")
 
@@ -84,6 +87,7 @@ class SpeechManner:
             "instructions": self.instructions,
             "speed": self.speed,
             "seed": self.seed,
+            "reading": self.reading,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})

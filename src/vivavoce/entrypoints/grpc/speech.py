@@ -16,6 +16,7 @@ from vivavoce.service.audio.encode import parse_format
 from vivavoce.service.operations.rate_limiter import voice_owner
 from vivavoce.service.operations.utterance import Reply, StreamedUtterance
 from vivavoce.service.speech import Recording, SpeechRequest
+from vivavoce.service.text.reading import parse_reading
 
 PACKAGE = "vivavoce.v1"
 IDLE_S = 120.0
@@ -164,4 +165,5 @@ def _order(start: Any, owner: str) -> SpeechRequest:
         sampling=SamplingParams(**{field.name: value for field, value in start.sampling.ListFields()}),
         policy=start.chunk_policy or None,
         language=start.language or None,
+        reading=parse_reading(start.reading or "official"),
     )

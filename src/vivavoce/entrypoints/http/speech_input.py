@@ -95,6 +95,9 @@ class CommonFields(BaseModel):
     language: Language | None = Field(
         None, description="Of the text: in en and zh numbers are read out. Default: told from the text."
     )
+    reading: Literal["official", "natural", "off"] = Field(
+        "official", description="Whose rules read numbers, dates and signs: CosyVoice's, our own, or nobody's."
+    )
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
         None, description="How the stream is cut into chunks. Default: low_latency; CosyVoice 1 has official only."
     )
@@ -158,6 +161,7 @@ class CommonFields(BaseModel):
             sampling=SamplingParams(**self.sampling.model_dump(exclude_none=True)),
             policy=self.chunk_policy,
             language=self.language,
+            reading=self.reading,
             notes=notes,
         )
 

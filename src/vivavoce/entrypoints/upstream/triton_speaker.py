@@ -408,6 +408,7 @@ def _refuse_foreign(request: SpeechRequest) -> None:
     for field, given in (
         ("chunk_policy", request.policy),
         ("language", request.language),
+        ("reading", None if request.reading == "official" else request.reading),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

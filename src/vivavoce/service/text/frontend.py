@@ -8,14 +8,17 @@ from functools import partial
 
 import regex
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
     Languages,
     Left,
+    Reading,
     Rules,
+    as_trained_on,
+    blocks,
     contains_chinese,
     is_only_punctuation,
     is_speakable,
@@ -106,11 +109,16 @@ class TextFrontEnd:
         """
         return [one.spoken for one in self.located(text, language)]
 
-    def located(self, text: str, language: str | None = None, left: Left = stays) -> Iterator[TextSegment]:
+    def located(
+        self, text: str, language: str | None = None, left: Left = stays, reading: Reading = "official"
+    ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
         A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
         """
+        if reading == "off" and self._languages is not None:
+            yield from self.as_written().located(text, language, left)
+            return
         self._check(text)
         wanted = None if language is None else parse_language(language)
         if wanted and self._scripts is not None and _SCRIPT.get(wanted, "Latin") not in {*self._scripts, "Latin"}:
@@ -123,7 +131,8 @@ class TextFrontEnd:
         read_in = self._language(text, wanted)
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            found = find_spans(text, self._pieces(self._words(text, read_in, seams, left), read_in), seams)
+            words = self._words(text, read_in, seams, left, natural=reading == "natural")
+            found = find_spans(text, self._pieces(words, read_in), seams)
             for one in found:
                 begun.append(one)
                 if is_speakable(one.spoken):
@@ -184,11 +193,19 @@ class TextFrontEnd:
         return wanted or (recognise(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
     def _words(
-        self, text: str, language: Language | None, seams: list[tuple[int, int]], left: Left = stays
+        self,
+        text: str,
+        language: Language | None,
+        seams: list[tuple[int, int]],
+        left: Left = stays,
+        *,
+        natural: bool = False,
     ) -> Iterator[str]:
         """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
         said, pieces = 0, iter([(text, len(text))])
-        if language and language not in ("zh", "en"):
+        if language and natural:
+            pieces = self._natural(text, language, left)
+        elif language and language not in ("zh", "en"):
             pieces = iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
         elif language and self._languages:
             read: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
@@ -198,6 +215,23 @@ class TextFrontEnd:
             said += len(spoken)
             seams.append((end, said))
             yield spoken
+
+    def _natural(self, text: str, language: Language, left: Left) -> Iterator[tuple[str, int]]:
+        """As `spoken_form`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
+        from vivavoce.service.text.natural.markup import Settings
+        from vivavoce.service.text.natural.reader import read
+
+        settings, start = Settings(marks=self._tokenizer.marks), 0
+        for block in blocks(text, "zh" if language == "zh" else "en"):
+            if left():
+                raise RequestCancelled("request: was cancelled")
+            end = start + len(block)
+            words = read(block.strip(), language, settings).spoken
+            words = (
+                f"{' ' * (start > 0 and block[0].isspace())}{words}{' ' * (end < len(text) and block[-1].isspace())}"
+            )
+            yield (as_trained_on(words, at_end=end == len(text)) if language == "zh" else words), end
+            start = end
 
     def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
         """A block as it is read but for special tokens: the digit of a phone is no number."""

@@ -31,6 +31,9 @@ Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the othe
 Rules = Literal["zh", "en", "digits"]
 """Those of a language; "digits": for English text that is nothing but digits."""
 
+Reading = Literal["official", "natural", "off"]
+"""Whose rules read a text: the official front end's, our own (natural), or nobody's: it is spoken as it is written."""
+
 Left = Callable[[], bool]
 """Asked while a text is read, True: nobody wants it any more, and the reading ends with RequestCancelled."""
 
@@ -86,6 +89,14 @@ def parse_language(name: str) -> Language:
         f"language: {name!r} is none of {', '.join(get_args(Language))}; choose one, or leave it out to have it told "
         "from the text"
     )
+
+
+def parse_reading(name: str) -> Reading:
+    """The rules of this name; InvalidRequest for others."""
+    for known in get_args(Reading):
+        if name == known:
+            return known
+    raise InvalidRequest(f"reading: {name!r} is none of {', '.join(get_args(Reading))}; choose one")
 
 
 def contains_chinese(text: str) -> bool:
@@ -236,10 +247,10 @@ def spoken_form(text: str, language: Ruled, read: Callable[[str, Rules], str]) -
             seam = 0
         words, held = held[:seam], held[seam:]
         if words:
-            yield words if language == "en" else _as_trained_on(words, at_end=end >= last), end
+            yield words if language == "en" else as_trained_on(words, at_end=end >= last), end
 
 
-def _as_trained_on(words: str, at_end: bool) -> str:
+def as_trained_on(words: str, at_end: bool) -> str:
     """Chinese with the punctuation that the model was trained on; the order of the rules is the official one."""
     text = replace_corner_mark(replace_blank(words.replace("\n", "")))
     text = remove_bracket(text.replace(".", "。").replace(" - ", "，"))
