@@ -5,9 +5,12 @@ import pytest
 from tests.soak.soak import Plan, soak
 
 
-@pytest.mark.parametrize(("generation", "requests"), [("models", 80), ("models_v3", 50), ("models_v1", 25)])
+@pytest.mark.parametrize(
+    ("generation", "requests"),
+    [("models", 80), *(pytest.param(*one, marks=pytest.mark.long) for one in (("models_v3", 50), ("models_v1", 25)))],
+)
 def test_nothing_is_lost(request, generation, requests):
-    report = soak(request.getfixturevalue(generation), Plan(requests=requests, users=12, faults=40))
+    report = soak(request.getfixturevalue(generation), Plan(requests=requests, users=12, faults=40, growth_mb=128.0))
     assert report.broken == [], str(report)
     assert report.faults > 3
     assert report.outcomes["heard"] > requests / 4

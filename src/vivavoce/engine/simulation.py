@@ -22,15 +22,15 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, Stage
 from vivavoce.engine.device import DEPTH, DeviceQueue, Mark
 from vivavoce.engine.engine import assemble
-from vivavoce.engine.flow_stage import FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import FlowChunk
 from vivavoce.engine.flow_stage.planning import FlowRow
+from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.lm_stage import Run, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import Stages
-from vivavoce.engine.vocoder_stage import VocoderStage
 from vivavoce.engine.vocoder_stage.stream import PieceRow, PooledTails, Tails
 from vivavoce.errors import Overloaded
 from vivavoce.models.build import Models
@@ -235,11 +235,13 @@ class Simulation:
         queues = SimulatedQueue(self._device), SimulatedQueue(self._device)
         lm: Any = _LM(queues[0], machine)
         computing: Any = _Synthesis(queues[1], machine)
-        self.flow = FlowStage(machine.models, state_bytes=machine.memory.state_bytes)
-        vocoder = VocoderStage(machine.models)
-        self.flow.path = vocoder.vocoding = computing
+        builders = STAGES[machine.models.config.generation]
+        flow: Any = builders.flow(machine.models, state_bytes=machine.memory.state_bytes)
+        vocoder: Any = builders.vocoder(machine.models)
+        flow.path = vocoder.vocoding = computing
+        self.flow = flow
         self._loop, self._admission, self.statistics = assemble(
-            Stages(lm, self.flow, vocoder),
+            Stages(lm, flow, vocoder),
             settings,
             machine.memory,
             machine.models.config.rates,
