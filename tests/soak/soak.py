@@ -67,8 +67,10 @@ MOST_TOKENS = 7
 
 @dataclass(frozen=True)
 class Plan:
-    """How much, by how many, and how troubled; faults: about one of so many calls fails, 0: none does; growth_mb: of memory
-    after the first tenth, at most: fewer requests have met fewer of the shapes that kernels are compiled for by then.
+    """How much, by how many, and how troubled.
+
+    faults: about one of so many calls fails, 0: none does; growth_mb: of memory after the first tenth, at most: fewer
+    requests have met fewer of the shapes that kernels are compiled for by then.
     """
 
     requests: int = 10_000
