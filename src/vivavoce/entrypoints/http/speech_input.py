@@ -28,7 +28,7 @@ from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Language
+from vivavoce.service.text.reading import Language, Reading
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -95,7 +95,7 @@ class CommonFields(BaseModel):
     language: Language | None = Field(
         None, description="Of the text: in en and zh numbers are read out. Default: told from the text."
     )
-    reading: Literal["official", "natural", "off"] = Field(
+    reading: Reading = Field(
         "official", description="Whose rules read numbers, dates and signs: CosyVoice's, our own, or nobody's."
     )
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(

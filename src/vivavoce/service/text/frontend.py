@@ -8,7 +8,7 @@ from functools import partial
 
 import regex
 
-from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText, RequestCancelled
+from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
@@ -19,6 +19,7 @@ from vivavoce.service.text.reading import (
     Rules,
     as_trained_on,
     blocks,
+    check_wanted,
     contains_chinese,
     is_only_punctuation,
     is_speakable,
@@ -223,13 +224,12 @@ class TextFrontEnd:
 
         settings, start = Settings(marks=self._tokenizer.marks), 0
         for block in blocks(text, "zh" if language == "zh" else "en"):
-            if left():
-                raise RequestCancelled("request: was cancelled")
+            check_wanted(left)
             end = start + len(block)
             words = read(block.strip(), language, settings).spoken
-            words = (
-                f"{' ' * (start > 0 and block[0].isspace())}{words}{' ' * (end < len(text) and block[-1].isspace())}"
-            )
+            before = " " if start and block[0].isspace() else ""
+            after = " " if end < len(text) and block[-1].isspace() else ""
+            words = before + words + after
             yield (as_trained_on(words, at_end=end == len(text)) if language == "zh" else words), end
             start = end
 

@@ -82,21 +82,28 @@ def stays() -> bool:
 
 def parse_language(name: str) -> Language:
     """The language of this name, one of nine; InvalidRequest for others."""
-    for known in get_args(Language):
-        if name == known:
-            return known
-    raise InvalidRequest(
-        f"language: {name!r} is none of {', '.join(get_args(Language))}; choose one, or leave it out to have it told "
-        "from the text"
-    )
+    remedy = "choose one, or leave it out to have it told from the text"
+    language: Language = _one_of(get_args(Language), "language", name, remedy)
+    return language
 
 
 def parse_reading(name: str) -> Reading:
     """The rules of this name; InvalidRequest for others."""
-    for known in get_args(Reading):
+    reading: Reading = _one_of(get_args(Reading), "reading", name, "choose one")
+    return reading
+
+
+def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
+    for known in names:
         if name == known:
             return known
-    raise InvalidRequest(f"reading: {name!r} is none of {', '.join(get_args(Reading))}; choose one")
+    raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
+
+
+def check_wanted(left: Left) -> None:
+    """RequestCancelled: nobody wants the text any more."""
+    if left():
+        raise RequestCancelled("request: was cancelled")
 
 
 def contains_chinese(text: str) -> bool:
@@ -272,8 +279,7 @@ class Languages:
 
     def read(self, block: str, rules: Rules, length: int = 0, left: Left = stays) -> str:
         """A block of a text of any length, with numbers, dates and units in words."""
-        if left():
-            raise RequestCancelled("request: was cancelled")
+        check_wanted(left)
         if rules == "zh":
             return self.chinese(block)
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import get_args
 
 from vivavoce.service.text.natural.grammar import Match, compiled
-from vivavoce.service.text.reading import Language
+from vivavoce.service.text.reading import Language, parse_language
 from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
 
 _WORD = compiled(r"[\p{Latin}\p{M}]+")
@@ -21,14 +21,10 @@ def _marks() -> dict[str, tuple[set[str], set[str], Match]]:
     lines = files(__package__).joinpath("data").joinpath("telling.txt").read_text("utf-8").splitlines()
     marks: dict[str, tuple[set[str], set[str], Match]] = {}
     for name, ending, words in (line.split(" ", 2) for line in lines):
-        frequent = FREQUENT_WORDS[_known(name)]
+        frequent = FREQUENT_WORDS[parse_language(name)]
         letters = {word for word in frequent if len(word) == 1 and not word.isascii()}
         marks[name] = {*(frequent - letters), *words.split()}, letters, compiled(ending)
     return marks
-
-
-def _known(name: str) -> Language:
-    return next(one for one in get_args(Language) if one == name)
 
 
 def tell(text: str, before: str | None) -> str:
