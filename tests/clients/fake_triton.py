@@ -65,6 +65,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     def _stream(self, request: Any, context: Any) -> Iterator[Any]:
         text = self._read(request)
         assert request.parameters["triton_enable_empty_final_response"].bool_param
+        if text == "slow":
+            context.add_callback(self.cancelled.set)  # before it answers: who has the first chunk may leave at once
         if text == "together":
             self.barrier.wait(WAIT_S)
         for place, chunk in enumerate(() if text == "empty" else CHUNKS):
@@ -75,7 +77,6 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             samples = np.full_like(chunk, np.nan) if text == "nan" else chunk
             yield service_pb2.ModelStreamInferResponse(infer_response=self._answer(samples, mute=text == "mute"))
             if text == "slow":
-                context.add_callback(self.cancelled.set)
                 self.started.set()
                 self.cancelled.wait(WAIT_S)
         end = service_pb2.ModelInferResponse(model_name="cosyvoice2")
