@@ -7,7 +7,7 @@ from tests.soak.soak import Plan, soak
 
 @pytest.mark.parametrize(
     ("generation", "requests"),
-    [("models", 80), *(pytest.param(*one, marks=pytest.mark.long) for one in (("models_v3", 50), ("models_v1", 25)))],
+    [("models", 50), *(pytest.param(*one, marks=pytest.mark.long) for one in (("models_v3", 50), ("models_v1", 25)))],
 )
 def test_nothing_is_lost(request, generation, requests):
     report = soak(request.getfixturevalue(generation), Plan(requests=requests, users=12, faults=40, growth_mb=128.0))

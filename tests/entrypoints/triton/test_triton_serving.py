@@ -33,7 +33,7 @@ from vivavoce.service.voices.voice import built_in_voices
 
 USERS = 8
 LEAVING = 12
-SOAK = 80
+SOAK = 40
 TYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64", "bool": "BOOL", "object": "BYTES"}
 
 
@@ -109,6 +109,7 @@ def text_size(babble):
     return len(TextTokenizer.from_folder(babble / BACKBONE))
 
 
+@pytest.mark.long
 def test_cosyvoice3_is_served_as_well(babble_v3, installation, tmp_path):
     """What the tests after this one find of CosyVoice2, of a server that is gone when theirs starts."""
     text_size = len(TextTokenizer.from_folder(babble_v3 / BACKBONE))
