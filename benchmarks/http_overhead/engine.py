@@ -94,7 +94,7 @@ def _text_tokens(tts: Vivavoce, text: str) -> int:
     front_end = (
         tts._synthesizer.front_end.text
     )  # what bounds a length counts in its tokens, which the API does not show
-    return sum(len(front_end.encode(segment)) for segment in front_end.segments(text))
+    return sum(len(front_end.encode(segment)) for segment in front_end.segments(text, reading="natural"))
 
 
 if __name__ == "__main__":

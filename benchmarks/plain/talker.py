@@ -49,9 +49,13 @@ class PlainTalker:
         store = open_voice_store(voices)
         self._registry = VoiceRegistry(extractor, store, built_in_voices(folder), extractor.fingerprint)
         self.voices, self.voice = self._registry.names, self._registry.resolve
-        self.normalize, self.embed = self._front_end.text.normalize, extractor.embedding
+        self.embed = extractor.embedding
         self._worker = ThreadPoolExecutor(1, "plain")
         self._turn = asyncio.Lock()
+
+    def normalize(self, text: str) -> str:
+        """The text as it is spoken."""
+        return self._front_end.text.explain(text).spoken
 
     @property
     def card(self) -> ModelCard:
@@ -110,5 +114,5 @@ class PlainTalker:
         text_front_end = self._front_end.text
         return [
             SegmentRequest(conditioning, text_front_end.encode(segment), sampling=sampling, seed=seed + place)
-            for place, segment in enumerate(text_front_end.segments(text))
+            for place, segment in enumerate(text_front_end.segments(text, reading="natural"))
         ]

@@ -196,7 +196,7 @@ class CosyVoice:
         self, text: Text, voice: Voice, stream: bool, speed: float, text_frontend: bool, mode: Mode, instruct: str = ""
     ) -> Pieces:
         synthesizer, seed = self._synthesizers[text_frontend], int(torch.randint(MAX_SEED, ()))
-        options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed)
+        options = SpeakOptions(mode=mode, instruct=instruct or None, speed=speed, seed=seed, reading="official")
         try:
             if stream or not isinstance(text, str):  # what arrives is always spoken while it arrives
                 chunks: _Chunks = synthesizer.stream(text, voice, options)

@@ -15,6 +15,8 @@ from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.text.natural.reader import read
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
 
 RATE = 24_000
@@ -148,6 +150,12 @@ class FakeSpeaker:
         self.orders.append(order)
         self.streams.append(FakeStream(order, self.gate, self.fails_after, self.ends_with, self.rate))
         return self.streams[-1]
+
+    async def normalize(self, order: SpeechRequest) -> Reading:
+        if self.refuses_with is not None:
+            raise self.refuses_with
+        self.orders.append(order)
+        return read(order.text or "", order.language)
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         stored = [voice for (whose, _), voice in self.stored.items() if whose in ("", owner)]

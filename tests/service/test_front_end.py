@@ -341,7 +341,7 @@ def test_a_text_that_arrives_stays_in_its_language(front_end):
     any_script = replace(front_end.card, text_stream=TextStream.SENTENCES, scripts=None)
     speaker = replace(front_end, card=any_script, text=TextFrontEnd(front_end.text._tokenizer))
     text = "Wir sind heute da. Zimmer 21, 3 Betten."
-    for language, second in ((None, "Zimmer 21, 3 Betten."), ("en", "Zimmer twenty one, three Betten.")):
+    for language, second in ((None, "Zimmer einundzwanzig, drei Betten."), ("en", "Zimmer twenty one, three Betten.")):
         parts = list(speaker.plan_arriving(text, FULL, SpeakOptions(language=language)))
         assert [text[one.start : one.end] for one in parts] == ["Wir sind heute da.", "Zimmer 21, 3 Betten."]
         assert parts[1].request.text == speaker.text.encode(second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any, TypedDict
@@ -25,7 +25,9 @@ from vivavoce.service.model_choice import choose_device, choose_dtype, count_tex
 from vivavoce.service.session import RequestSession, Text
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.synthesizer import Speech, Synthesizer
-from vivavoce.service.text.reading import Reading
+from vivavoce.service.text.natural.lexicon import Lexicon
+from vivavoce.service.text.natural.markup import Settings
+from vivavoce.service.text.reading import Reading, parse_reading
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import VoiceStore, open_voice_store
@@ -45,8 +47,9 @@ class Manner(TypedDict, total=False):
     cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
     speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
     sampling: None: as the model's own configuration says; language: of the text, one of nine codes ("en", "zh",
-    "de", …), None: told from the text; reading: whose rules read numbers and signs, official, natural or off;
-    prompt_text, instruct: former names of transcript and instructions.
+    "de", …), None: told from the text; reading: whose rules read numbers and signs, natural, official or off; lexicon:
+    words → how they are to be said, with natural rules; prompt_text, instruct: former names of transcript and
+    instructions.
     """
 
     transcript: str
@@ -57,6 +60,7 @@ class Manner(TypedDict, total=False):
     sampling: SamplingParams | None
     language: str | None
     reading: Reading
+    lexicon: Mapping[str, str]
     prompt_text: str
     instruct: str | None
 
@@ -183,12 +187,20 @@ class Vivavoce:
         """
         return self._registry.resolve(voice, transcript or prompt_text)
 
-    def normalize(self, text: str) -> str:
+    def normalize(
+        self,
+        text: str,
+        *,
+        language: str | None = None,
+        reading: Reading = "natural",
+        lexicon: Mapping[str, str] | None = None,
+    ) -> str:
         """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
 
         InvalidText: it is longer than 20,000 characters, or has characters that the model does not know.
         """
-        return self._synthesizer.front_end.text.normalize(text)
+        how = Settings(lexicon=Lexicon(lexicon or {}))
+        return self._synthesizer.front_end.text.explain(text, language, parse_reading(reading), how).spoken
 
     def check(self, text: str) -> None:
         """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""
@@ -211,7 +223,7 @@ class Vivavoce:
             text: what to say; numbers, dates and units are read out.
             voice: see the class.
             cancel: set it in another thread to give the speech up; Ctrl-C does so, too.
-            manner: transcript, mode, instructions, speed, seed, sampling, language: see `Manner`.
+            manner: transcript, mode, instructions, speed, seed, sampling, language, reading …: see `Manner`.
 
         Raises:
             RequestCancelled: `cancel` was set.

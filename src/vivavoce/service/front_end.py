@@ -27,6 +27,7 @@ from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mo
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.service.text.arriving import located_sentences, whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
@@ -161,9 +162,9 @@ class FrontEnd:
         self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
-        for seed, one in enumerate(
-            self.text.located(text, options.language, left, options.reading), options.seed + place
-        ):
+        assert isinstance(options.lexicon, Lexicon)  # options keep it as one
+        located = self.text.located(text, options.language, left, options.reading, options.lexicon)
+        for seed, one in enumerate(located, options.seed + place):
             ids = self.text.encode(one.spoken)
             request = SegmentRequest(conditioning, ids, sampling=options.sampling, seed=seed, speed=options.speed)
             yield PlannedSegment(request, start + one.start, start + one.end)

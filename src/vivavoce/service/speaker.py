@@ -9,6 +9,7 @@ from typing import Protocol
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.service.speech import Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
 
 
@@ -97,6 +98,9 @@ class Speaker(Protocol):
 
     async def speak(self, request: SpeechRequest) -> SpeechStream:
         """Take a request in; what can be refused is refused here: bad input, no room now, not ready."""
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """How the text of a request would be read, without an engine's time; what is bad input is refused."""
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """The public voices, and the owner's own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
+from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
 from vivavoce.service.text.reading import Reading, parse_language, parse_reading
 
 Options = TypeVar("Options", bound="SpeakOptions")
@@ -47,9 +48,10 @@ class SpeakOptions:
 
     mode: None: the fullest mode that the voice allows; a name becomes a `Mode`. instruct: how to speak, in words, as
     the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
-    language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. Numbers and dates of Chinese
-    and English are read by rules; other texts, and text that arrives word by word, are spoken as they are written.
-    reading: whose rules these are: official, natural (our own, for all nine languages), or off.
+    language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. reading: by whose rules
+    numbers, dates and signs are read: natural (our own, for all nine languages), official (CosyVoice's, for Chinese and
+    English), or off; text that arrives word by word is spoken as it is written. lexicon: words → how they are to be
+    said, with natural rules; it is kept as a `Lexicon`.
     """
 
     mode: Mode | str | None = None
@@ -58,7 +60,8 @@ class SpeakOptions:
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
     language: str | None = None
-    reading: Reading = "official"
+    reading: Reading = "natural"
+    lexicon: Mapping[str, str] = NO_WORDS
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -68,6 +71,8 @@ class SpeakOptions:
         if self.language is not None:
             parse_language(self.language)
         parse_reading(self.reading)
+        if not isinstance(self.lexicon, Lexicon):
+            object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
 
 
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"

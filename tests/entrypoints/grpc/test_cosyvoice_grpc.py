@@ -44,18 +44,18 @@ def wav(samples: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "order"),
     [
-        (sft(TEXT), SpeechRequest(TEXT, "anna", mode="sft")),
+        (sft(TEXT), SpeechRequest(TEXT, "anna", mode="sft", reading="official")),
         (
             request("zero_shot_request", tts_text=TEXT, prompt_text="What I say.", prompt_audio=SECOND),
-            SpeechRequest(TEXT, Recording(wav(SECOND), "What I say."), mode="zero_shot"),
+            SpeechRequest(TEXT, Recording(wav(SECOND), "What I say."), mode="zero_shot", reading="official"),
         ),
         (
             request("cross_lingual_request", tts_text=TEXT, prompt_audio=SECOND),
-            SpeechRequest(TEXT, Recording(wav(SECOND)), mode="cross_lingual"),
+            SpeechRequest(TEXT, Recording(wav(SECOND)), mode="cross_lingual", reading="official"),
         ),
         (
             request("instruct_request", tts_text=TEXT, spk_id="anna", instruct_text="Softly."),
-            SpeechRequest(TEXT, "anna", mode="instruct", instruct="Softly."),
+            SpeechRequest(TEXT, "anna", mode="instruct", instruct="Softly.", reading="official"),
         ),
     ],
     ids=["sft", "zero_shot", "cross_lingual", "instruct"],

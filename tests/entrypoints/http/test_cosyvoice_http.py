@@ -64,25 +64,30 @@ def ask(
 
 
 ROUTES = [
-    ("inference_sft", {"spk_id": "anna"}, False, SpeechRequest(TEXT, "anna", mode="sft")),
+    ("inference_sft", {"spk_id": "anna"}, False, SpeechRequest(TEXT, "anna", mode="sft", reading="official")),
     (
         "inference_zero_shot",
         {"prompt_text": "希望你以后能够做的比我还好呦。"},
         True,
-        SpeechRequest(TEXT, Recording(WAV, "希望你以后能够做的比我还好呦。"), mode="zero_shot"),
+        SpeechRequest(TEXT, Recording(WAV, "希望你以后能够做的比我还好呦。"), mode="zero_shot", reading="official"),
     ),
-    ("inference_cross_lingual", {}, True, SpeechRequest(TEXT, Recording(WAV), mode="cross_lingual")),
+    (
+        "inference_cross_lingual",
+        {},
+        True,
+        SpeechRequest(TEXT, Recording(WAV), mode="cross_lingual", reading="official"),
+    ),
     (
         "inference_instruct",
         {"spk_id": "anna", "instruct_text": "Softly."},
         False,
-        SpeechRequest(TEXT, "anna", mode="instruct", instruct="Softly."),
+        SpeechRequest(TEXT, "anna", mode="instruct", instruct="Softly.", reading="official"),
     ),
     (
         "inference_instruct2",
         {"instruct_text": "用四川话说这句话"},
         True,
-        SpeechRequest(TEXT, Recording(WAV), mode="instruct", instruct="用四川话说这句话"),
+        SpeechRequest(TEXT, Recording(WAV), mode="instruct", instruct="用四川话说这句话", reading="official"),
     ),
 ]
 
@@ -105,7 +110,9 @@ def test_fields_may_stand_in_the_query_and_the_form_goes_first(shared: Served) -
     assert httpx.get(f"{shared.url}/inference_sft", params=query).status_code == 200
     answer = ask(shared, "inference_sft", {"tts_text": TEXT}, method="POST", params=query)
     assert answer.status_code == 200
-    assert orders(shared)[-2:] == [SpeechRequest(text, "anna", mode="sft", speed=1.5) for text in ("Never said.", TEXT)]
+    assert orders(shared)[-2:] == [
+        SpeechRequest(text, "anna", mode="sft", speed=1.5, reading="official") for text in ("Never said.", TEXT)
+    ]
 
 
 @pytest.mark.parametrize("encode", [str, quote_plus])

@@ -98,10 +98,11 @@ def test_settings_reach_the_server(world: World) -> None:
     page.get_by_label("Take").fill("7")
     page.get_by_label("Instructions").fill("Warmly.")
     page.get_by_label("Numbers read in").select_option("zh")
+    page.get_by_label("Numbers and signs").select_option(label="left as they are written")
     expect(world.speak()).to_have_attribute("data-state", "finished")
     order = world.speaker.orders[0]
     assert (order.text, order.voice, order.speed, order.seed) == (TEXT, "anna", 1.5, 7)
-    assert (order.instruct, order.language) == ("Warmly.", "zh")
+    assert (order.instruct, order.language, order.reading) == ("Warmly.", "zh", "off")
     page.get_by_role("button", name="Throw dice").click()
     expect(page.get_by_label("Take")).not_to_have_value("7")
 

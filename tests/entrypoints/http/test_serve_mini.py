@@ -56,7 +56,21 @@ QUIET = 0.05
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One for all tests of this file, of which the last ends it."""
-    flags = ("--model", "mini", "--legacy", "--legacy-port", 0, "--grpc-port", 0, "--admission", "all")
+    words = tmp_path_factory.mktemp("lexicons")
+    (words / "all.tsv").write_text("Nguyen\twin\n", encoding="utf-8")
+    flags = (
+        "--lexicons",
+        words,
+        "--model",
+        "mini",
+        "--legacy",
+        "--legacy-port",
+        0,
+        "--grpc-port",
+        0,
+        "--admission",
+        "all",
+    )
     with serving_process(tmp_path_factory.mktemp("serve"), *flags, VIVAVOCE_MODEL_WARM_UP_S=0) as process:
         yield process
 
@@ -112,6 +126,31 @@ def figure(server: ServerProcess, name: str) -> float:
 
 def verdict(server: ServerProcess, identity: str) -> dict[str, Any]:
     return dict(httpx.get(f"{server.url}/v1/audio/requests/{identity}").json())
+
+
+def test_how_a_text_is_read_is_told(server: ServerProcess) -> None:
+    def asked(**fields: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/audio/normalize", json=fields, timeout=LATE_S)
+
+    told = asked(input="Dr. Nguyen paid **$3.50**.", voice="calm").json()
+    assert told["text"] == "Doctor win paid three dollars and fifty cents."
+    assert told["changes"][:2] == [
+        {"start": 0, "end": 3, "written": "Dr.", "spoken": "Doctor", "rule": "abbreviation"},
+        {"start": 4, "end": 10, "written": "Nguyen", "spoken": "win", "rule": "lexicon"},
+    ]
+    official = asked(input="$3.50", reading="official").json()
+    changes = [{"start": 0, "end": 5, "written": "$3.50", "spoken": official["text"], "rule": "official"}]
+    assert official == {"text": "three point five dollars", "changes": changes}
+    assert asked(input="$3.50", reading="off").json() == {"text": "$3.50", "changes": []}
+    for fields, code, status in (
+        ({"input": "Hi.", "voice": "nobody"}, "voice_not_found", 404),
+        ({"input": "你好"}, "invalid_text", 400),
+        ({"input": "Hi.", "language": "zh"}, "invalid_request", 400),
+        ({"input": "x" * 20_001}, "invalid_request", 400),
+        ({"input": "Hi.", "seed": 1}, "invalid_request", 400),
+    ):
+        refused = asked(**fields)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
 
 
 def test_the_openai_package_hears_words_in_every_format(server: ServerProcess, ears: Recogniser) -> None:

@@ -389,6 +389,21 @@ VOICE_REQUESTS: dict[str, Callable[[httpx.Client], httpx.Response]] = {
 }
 
 
+def test_a_reading_is_under_the_limits_of_a_key(tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.toml", new_key()
+    add_key(path, new_entry(key, "anna", requests_per_minute=2))
+    with serving(build_app, lambda: make_state(FakeSpeaker(), keys=KeyRing(path))) as server:
+        asked = {"url": f"{server.url}/v1/audio/normalize", "json": {"input": "5 km", "language": "de"}}
+        assert httpx.post(**asked).status_code == 401
+        answers = [httpx.post(**asked, headers={"x-api-key": key}) for _ in range(3)]
+        assert [one.status_code for one in answers] == [200, 200, 429]
+        change = {"start": 0, "end": 4, "written": "5 km", "spoken": "fünf Kilometer", "rule": "unit"}
+        assert answers[0].json()["text"] == "fünf Kilometer"
+        assert [one | {"rule": "unit"} for one in answers[0].json()["changes"]] == [change]
+        order = speaker_of(server).orders[0]
+        assert (order.text, order.owner, order.language, order.reading) == ("5 km", "anna", "de", "natural")
+
+
 @pytest.mark.parametrize("what", VOICE_REQUESTS)
 def test_voices_are_under_the_limits_of_a_key(tmp_path: Path, what: str) -> None:
     path, key, other = tmp_path / "keys.toml", new_key(), new_key()

@@ -152,6 +152,7 @@ async def test_speech_and_refusals_are_those_of_serve(cluster: Cluster, plain: s
             ("audio/speech", {"inputs": "Hello."}),
             ("audio/speech", {"input": "Hello.", "voice": "nobody"}),
             ("audio/speech", {"input": "Hello.", "sampling": {"top_k": -1}}),
+            ("audio/normalize", {"input": "Hello.", "voice": "nobody"}),
             ("audio/nothing", {}),
         ):
             answers = [await client.post(f"/v1/{path}", json=body) for client in (of_serve, of_ray)]
@@ -190,6 +191,8 @@ async def test_a_voice_is_known_to_all_replicas(cluster: Cluster) -> None:
         body = {"input": "Hello.", "voice": "me", "sampling": BRIEF}
         spoken = await asyncio.gather(*(client.post("/v1/audio/speech", json=body) for _ in range(4 * REPLICAS)))
         assert {one.status_code for one in spoken} == {200}
+        read = (await client.post("/v1/audio/normalize", json={"input": "5 km", "voice": "me"})).json()
+        assert read["text"] == "five kilometers"
         assert (await client.delete("/v1/audio/voices/me")).is_success
         assert (await client.post("/v1/audio/speech", json=body)).status_code == 404
 

@@ -34,7 +34,13 @@ CONTRACTS["vivavoce"] = {
     "name": "vivavoce",
     "instance_group": [{"count": "1", "kind": "KIND_CPU"}],
 }
-SPEAKING_INPUTS = {"voice": "STRING", "instruct_text": "STRING", "seed": "INT64", "speed": "FP32"}
+SPEAKING_INPUTS = {
+    "voice": "STRING",
+    "instruct_text": "STRING",
+    "seed": "INT64",
+    "speed": "FP32",
+    "reading": "STRING",
+}
 OUR_INPUTS = {
     "cosyvoice2": SPEAKING_INPUTS,
     "vivavoce": SPEAKING_INPUTS,

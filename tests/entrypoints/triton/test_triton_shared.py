@@ -22,15 +22,15 @@ from vivavoce.errors import VivavoceError
 
 
 def read(text, **given):
-    return read_request(Inputs(FakeBackend(), ask(text, **given)))
+    return read_request(Inputs(FakeBackend(), ask(text, **given)), "official")
 
 
 def test_all_of_it():
     recording = hum(1.0)
     request = ask("Hello.", reference_wav=recording, reference_text="Hm.", seed=7, speed=1.2)
-    wanted = read_request(Inputs(FakeBackend(), request))
+    wanted = read_request(Inputs(FakeBackend(), request), "natural")
     assert (wanted.text, wanted.reference_text, wanted.voice, wanted.options.seed) == ("Hello.", "Hm.", "", 7)
-    assert wanted.options.speed == 1.2
+    assert (wanted.options.speed, wanted.options.reading) == (1.2, "natural")
     request.inputs()[1].as_numpy()[:] = 0  # the server takes its memory back
     assert np.array_equal(wanted.reference.samples, recording)
 
@@ -39,6 +39,8 @@ def test_what_is_left_out():
     wanted = read("Hello.", voice="anna", instruct_text="Softly.")
     assert (wanted.reference, wanted.reference_text, wanted.voice) == (None, "", "anna")
     assert (wanted.options.instruct, wanted.options.seed, wanted.options.speed) == ("Softly.", 42, 1.0)
+    assert wanted.options.reading == "official"
+    assert read("Hello.", reading="off").options.reading == "off"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_what_is_left_out():
         ("Hi.", {"reference_wav": hum(1.0) * np.float32(np.nan)}, "reference_wav: holds a number that is not finite"),
         ("Hi.", {"seed": -1}, "seed: -1"),
         ("Hi.", {"speed": 3.0}, "speed: 3.0 is outside of 0.5"),
+        ("Hi.", {"reading": "loud"}, "reading: 'loud' is none of"),
     ],
 )
 def test_refused(text, given, message):

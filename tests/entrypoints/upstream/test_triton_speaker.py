@@ -189,7 +189,7 @@ async def test_what_the_server_breaks_off_is_an_error_after_what_came(text: str,
         (SpeechRequest("Hello.", voice=Recording(recording()), mode="zero_shot"), "mode"),
         (SpeechRequest("Hello.", policy="equal"), "chunk_policy"),
         (SpeechRequest("Hello.", language="en"), "language"),
-        (SpeechRequest("Hello.", reading="natural"), "reading"),
+        (SpeechRequest("Hello.", reading="off"), "reading"),
         (SpeechRequest("Hello.", sampling=SamplingParams(top_k=3)), "sampling"),
         (SpeechRequest("Hello.", instruct="Gently."), "instruct_text"),
         (SpeechRequest("..."), "text"),
@@ -219,6 +219,20 @@ async def test_a_model_without_our_inputs_takes_their_defaults_alone(
         assert set(fake.seen[0]) == {"id", "target_text"}
         with pytest.raises(InvalidRequest, match=f"^{field}:"):
             await speaker.speak(order)
+
+
+async def test_a_reading_goes_to_a_model_that_takes_it_and_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with speaking() as (speaker, fake):
+        for reading in ("natural", "official"):  # it reads as it does
+            await heard(await speaker.speak(SpeechRequest("Hello.", reading=reading)))
+        assert not any("reading" in one for one in fake.seen)
+        with pytest.raises(InvalidRequest, match="input: the Triton server that speaks here reads texts by itself"):
+            await speaker.normalize(SpeechRequest("Hello."))
+    monkeypatch.setattr("tests.clients.fake_triton.INPUTS", (*INPUTS, "reading"))
+    async with speaking() as (speaker, fake):
+        await heard(await speaker.speak(SpeechRequest("Hello.", reading="off")))
+        await heard(await speaker.speak(SpeechRequest("Hello.")))
+        assert [one["reading"] for one in fake.seen] == ["off", "natural"]
 
 
 async def test_voices_are_the_folder_s_recordings(folder: Path) -> None:

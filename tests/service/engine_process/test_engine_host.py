@@ -44,6 +44,7 @@ from vivavoce.service.operations.settings import EngineSection, ModelSection, Vo
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.text.natural.lexicon import read_lexicons
 from vivavoce.service.voices.folder_store import FolderStore
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.voice import Voice
@@ -130,6 +131,31 @@ async def spoken(host: EngineClient, wanted: SpeechRequest) -> tuple[np.ndarray,
 def differ(one: np.ndarray, other: np.ndarray) -> float:
     """By what share of its peak one differs from the other, which may be of another length."""
     return 1.0 if len(one) != len(other) else float(np.abs(one - other).max() / np.abs(other).max())
+
+
+async def test_lexicons_are_those_of_owner_and_voice(babble: Path, tmp_path: Path) -> None:
+    for name, words in {"all": "Ng\tEng", "voices/anna": "Ng\tAnna Ng", "keys/me": "Ng\tWing Wing Wing Wing"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.tsv").write_text(words, encoding="utf-8")
+    settings = settings_for(babble, tmp_path / "store")._replace(lexicons=read_lexicons(tmp_path))
+    async with started(settings) as host:
+        await host.add_voice("", "anna", recording())
+        cases = {("", "anna"): "Anna Ng", ("me", "anna"): "Wing Wing Wing Wing", ("", None): "Eng"}
+        tokens = {}
+        for (owner, voice), said in cases.items():
+            wanted = order("Ng has 3.", voice, owner=owner)
+            assert (await host.normalize(wanted)).spoken == f"{said} has three."
+            stream = await host.speak(wanted)
+            assert [event async for event in stream]
+            assert stream.verdict is not None
+            tokens[said] = stream.verdict.text_tokens or 0
+        assert tokens["Eng"] < tokens["Anna Ng"] < tokens["Wing Wing Wing Wing"]
+        official = await host.normalize(order("Ng has 3.", reading="official"))
+        assert [(one.spoken, one.rule) for one in official.changes] == [("Ng has three.", "official")]
+        with pytest.raises(VoiceNotFound):
+            await host.normalize(order("Ng", "nobody"))
+        with pytest.raises(InvalidText, match="control character"):
+            await host.normalize(order("N\0g"))
 
 
 async def test_it_speaks_lists_adds_and_removes(loop: Loop, host: EngineClient) -> None:

@@ -295,6 +295,7 @@ async def test_a_voice_that_one_engine_stores_is_spoken_replaced_and_removed_for
     one, other = fleet.engines.values()
     await one.add_voice("", "anna", recording())
     assert "anna" in {voice.name for voice in await other.voices("")}
+    assert (await fleet.normalize(order("5 km"))).spoken == "five kilometers"
     there, _ = await spoken(other, order())
     assert np.array_equal(there, (await spoken(one, order()))[0]), "the same voice and seed"
     await other.add_voice("", "anna", recording(1), replace=True)

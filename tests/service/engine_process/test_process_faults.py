@@ -159,6 +159,8 @@ class ModelService:
         return work()
     async def check_store(self):
         return "ok"
+    def lexicon(self, owner, voice):
+        return {}
     def moved_since(self, moment):
         return True
 

@@ -48,6 +48,7 @@ class Manner:
     instruct_text: str | None = None
     seed: int | None = None
     speed: float | None = None
+    reading: str | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and not -_INT64 <= self.seed < _INT64:

@@ -26,7 +26,7 @@ Samples = NDArray[np.float32]
 WAVEFORM = "waveform"
 """The output that holds the audio: floats in ±1, [n] or [1, n]."""
 _NAMES = {
-    "BYTES": "target_text reference_text voice instruct_text",
+    "BYTES": "target_text reference_text voice instruct_text reading",
     "BOOL": "finalize stop streaming exclude_input_in_output",
     "INT32": "reference_wav_len prompt_speech_tokens target_speech_tokens token_offset input_ids input_lengths "
     "request_output_len min_length end_id pad_id runtime_top_k output_ids sequence_length batch_index sequence_index",

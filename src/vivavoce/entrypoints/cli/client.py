@@ -56,6 +56,7 @@ class HowToSpeak:
     instruct_text: str | None = flag("How to say it.", "TEXT")
     seed: int | None = flag("The same seed gives the same audio.  [default: the server's]", "NUMBER")
     speed: float | None = flag("0.5 to 2.0; the pitch stays.", "NUMBER")
+    reading: str | None = flag("How it reads numbers and signs: natural, official or off.", "RULES")
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ def evaluate(
         # What cannot be scored is refused before the networks load.
         factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
         jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
-        instruments = ready(cases, Instruments(factory, flags.jobs or jobs, text.normalize), control)
+        spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
+        instruments = ready(cases, spelled, control)
     tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
     with reporter.working("preparing …") as show:
         if tts is None:
@@ -314,7 +315,7 @@ def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Calla
     rates = read_config(folder, read_tensors(find_part(folder, "flow"))).rates
 
     def longest_s(said: str) -> float:
-        num_tokens = sum(len(text.encode(segment)) for segment in text.segments(said))
+        num_tokens = sum(len(text.encode(segment)) for segment in text.segments(said, reading="natural"))
         return num_tokens * max_ratio / rates.tokens_per_second
 
     return longest_s

@@ -3,77 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table
 from vivavoce.entrypoints.cli.flags import REQUIRED, ModelOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from vivavoce.service.text.natural.values import Reading
-
 EXAMPLES = (
-    'vivavoce normalize "It costs $3.50." --reading natural --explain',
-    'vivavoce normalize "价格$20的App" --reading natural',
+    'vivavoce normalize "It costs $3.50." --explain',
+    'vivavoce normalize "价格$20的App"',
 )
-_CHOICES = {"reading": ("official", "natural"), "emojis": ("silent", "named"), "code": ("read", "silent")}
+_CHOICES = {"reading": ("natural", "official"), "emojis": ("silent", "named"), "code": ("read", "silent")}
 
 
 def normalize(
     text: str = argument("The text.", "TEXT", default=REQUIRED),
-    reading: str = flag("By which rules: official or natural.", "RULES", default="official"),
-    language: str | None = flag("Of what shows none, with natural rules.  [default: told from the text]", "CODE"),
+    reading: str = flag("By which rules: natural or official.", "RULES", default="natural"),
+    language: str | None = flag("Of the text.  [default: told from the text]", "CODE"),
     emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent"),
     code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read"),
     lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE"),
-    explain: bool = flag("Also show each change, with natural rules.", default=False),
+    explain: bool = flag("Also show each change; official rules tell none apart.", default=False),
     model: ModelOption = None,
 ) -> None:
     """Show how a text is read: numbers, dates, units and signs in words.
 
-    Speech is made with the official rules, unless `--reading natural` is asked for there, too.
+    Without --model natural rules read as for a model that speaks all of their languages.
     """
     for name, value in (("reading", reading), ("emojis", emojis), ("code", code)):
         if value not in _CHOICES[name]:
             raise InvalidRequest(f"{name}: {value!r} is none of {', '.join(_CHOICES[name])}; choose one")
-    if explain and reading == "official":
-        raise InvalidRequest("explain: the official rules do not say what they change; add --reading natural")
     with Reporter().working("reading …"):
-        from vivavoce.checkpoint.folder import BACKBONE
+        from vivavoce.checkpoint.folder import BACKBONE, read_card
         from vivavoce.service.model_choice import model_folder
+        from vivavoce.service.text.frontend import TextFrontEnd
+        from vivavoce.service.text.natural.lexicon import NO_WORDS, read_lexicon
+        from vivavoce.service.text.natural.markup import Settings
+        from vivavoce.service.text.reading import parse_reading
         from vivavoce.service.text.tokenizer import TextTokenizer
 
+        words = read_lexicon(lexicon) if lexicon else NO_WORDS
+        how = Settings(named_emojis=emojis == "named", silent_code=code == "silent", lexicon=words)
         folder = model_folder(model)
-        tokenizer = TextTokenizer.from_folder(folder / BACKBONE)
-        if reading == "official":
-            from vivavoce.checkpoint.folder import read_card
-            from vivavoce.service.text.frontend import TextFrontEnd
-
-            print(TextFrontEnd(tokenizer, scripts=read_card(folder).scripts).normalize(text))
-            return
-        from vivavoce.service.text.checks import check_text
-        from vivavoce.service.text.natural.lexicon import read_lexicon
-        from vivavoce.service.text.natural.markup import Settings
-        from vivavoce.service.text.natural.reader import read
-        from vivavoce.service.text.natural.verbalizer import MODULES
-
-        check_text(text)
-        if language not in (None, *MODULES):
-            raise InvalidRequest(f"language: {language!r} is none of {', '.join(MODULES)}; choose one, or leave it out")
-        words = read_lexicon(lexicon) if lexicon else {}
-        settings = Settings(
-            named_emojis=emojis == "named", silent_code=code == "silent", marks=tokenizer.marks, lexicon=words
-        )
-        found = read(text, language, settings)
+        scripts = read_card(folder).scripts if model or reading == "official" else None
+        front_end = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=scripts)
+        found = front_end.explain(text, language, parse_reading(reading), how)
     print(found.spoken)
-    if explain and any(piece.rule for piece in found.pieces):
-        _explain(found)
-
-
-def _explain(reading: Reading) -> None:
-    rows = [
-        (f"{one.start}–{one.end}", reading.text[one.start : one.end], one.spoken, one.rule)
-        for one in reading.pieces
-        if one.rule
-    ]
-    print_table(rows, ("characters", "written", "spoken", "rule"))
+    if explain and found.changes:
+        rows = [
+            (f"{one.start}–{one.end}", text[one.start : one.end], one.spoken, one.rule or "") for one in found.changes
+        ]
+        print_table(rows, ("characters", "written", "spoken", "rule"))

@@ -31,6 +31,7 @@ from vivavoce.service.operations.settings_checks import tls_problems
 from vivavoce.service.operations.settings_sources import unread_variables
 from vivavoce.service.operations.telemetry import Tracing
 from vivavoce.service.speaker import Speaker
+from vivavoce.service.text.natural.lexicon import Lexicons, read_lexicons
 from vivavoce.service.voices.names import NameRules
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ GRPC_GRACE_S = 5.0
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
     """Serve until a signal stops it; then let requests finish. A second signal ends them.
 
-    VivavoceError: the model cannot be loaded, a port is taken, the keys cannot be read.
+    VivavoceError: the model cannot be loaded, a port is taken, the keys or lexicons cannot be read.
     """
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
@@ -69,7 +70,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
     stop, hurry = _signals()
     async with AsyncExitStack() as stack:
         # What can go wrong at once goes wrong before the model is loaded.
-        keys = KeyRing(settings.auth.keys_file)
+        keys, lexicons = KeyRing(settings.auth.keys_file), read_lexicons(settings.model.lexicons)
         for problem in tls_problems(server):
             raise InvalidRequest(problem)
         sockets = _sockets(server, stack)
@@ -81,7 +82,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             stack.callback(tracing.close)
             request_log.observers.append(tracing.write)
         began = time.perf_counter()
-        speaker, engine = await _speaker(settings, stack, stop)
+        speaker, engine = await _speaker(settings, lexicons, stack, stop)
         if speaker is None:
             return
         dispatcher = RequestDispatcher(speaker, request_log=request_log, rules=settings.requests)
@@ -194,12 +195,12 @@ async def _listen(
 
 
 async def _speaker(
-    settings: ServerSettings, stack: AsyncExitStack, stop: asyncio.Event
+    settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[Speaker | None, EngineClient | EngineFleet | None]:
     """What speaks (None: a signal came first), and the engine or engines, if they are our own."""
     server = settings.server
     if server.upstream is None:
-        sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging)
+        sections = EngineProcessSettings(settings.model, settings.engine, settings.voices, settings.logging, lexicons)
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine

@@ -72,8 +72,9 @@ class SpeechManner:
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
     reading: str = flag(
-        "Whose rules read numbers, dates and signs: official, natural or off.", "RULES", default="official"
+        "Whose rules read numbers, dates and signs: natural, official or off.", "RULES", default="natural"
     )
+    lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE")
     top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
     top_k: int | None = flag("1 or more.  [default: as the model is set]", "NUMBER")
 
@@ -81,6 +82,7 @@ class SpeechManner:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
         from vivavoce.engine.request import SamplingParams
         from vivavoce.service.speech import SpeakOptions, parse_mode
+        from vivavoce.service.text.natural.lexicon import NO_WORDS, read_lexicon
 
         how: dict[str, Any] = {
             "mode": parse_mode(self.mode) if self.mode else None,
@@ -88,6 +90,7 @@ class SpeechManner:
             "speed": self.speed,
             "seed": self.seed,
             "reading": self.reading,
+            "lexicon": read_lexicon(self.lexicon) if self.lexicon else NO_WORDS,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})

@@ -63,7 +63,7 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
     voice = given("spk_id") if mode in ("sft", "instruct") else None
     instruct = given("instruct_text") if mode == "instruct" else None
     if voice is not None:
-        return SpeechRequest(text, voice, owner, mode=mode, instruct=instruct)
+        return SpeechRequest(text, voice, owner, mode=mode, instruct=instruct, reading="official")
     transcript, samples = given("prompt_text") if mode == "zero_shot" else "", payload.prompt_audio
     if not samples:
         raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
@@ -73,4 +73,4 @@ def _speech_request(content: bytes, owner: str) -> SpeechRequest:
             f"send mono samples at {PROMPT_RATE} Hz, without a header"
         )
     recording = Recording(wav_header(PROMPT_RATE, len(samples) // 2) + samples, transcript)
-    return SpeechRequest(text, recording, owner, mode=mode)
+    return SpeechRequest(text, recording, owner, mode=mode, reading="official")

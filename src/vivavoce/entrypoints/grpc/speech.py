@@ -165,5 +165,5 @@ def _order(start: Any, owner: str) -> SpeechRequest:
         sampling=SamplingParams(**{field.name: value for field, value in start.sampling.ListFields()}),
         policy=start.chunk_policy or None,
         language=start.language or None,
-        reading=parse_reading(start.reading or "official"),
+        reading=parse_reading(start.reading or "natural"),
     )

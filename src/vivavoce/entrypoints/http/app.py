@@ -17,6 +17,7 @@ from vivavoce.entrypoints.http import (
     elevenlabs,
     errors,
     metrics,
+    normalize,
     openai,
     pages,
     speech_url,
@@ -38,7 +39,7 @@ _SCHEMES = {
 def build_app(state: AppState) -> FastAPI:
     """All routes, with their limits."""
     app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
-    routers = (openai.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
+    routers = (openai.router, normalize.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
     for router in (*routers, pages.health_router):
         app.include_router(router(state))
     if state.settings.server.metrics and state.settings.server.health_port is None:

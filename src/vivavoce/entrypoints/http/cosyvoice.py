@@ -110,7 +110,8 @@ def _request(route: _Route, texts: dict[str, str], recording: bytes | None, owne
     except ValueError:
         raise InvalidRequest(f"speed: {texts['speed'][:40]!r} is no number; choose one from 0.5 to 2") from None
     instruct = given.get("instruct_text")
-    return SpeechRequest(given["tts_text"], voice, owner=owner, mode=route.mode, instruct=instruct, speed=speed)
+    manner: dict[str, Any] = {"mode": route.mode, "instruct": instruct, "speed": speed, "reading": "official"}
+    return SpeechRequest(given["tts_text"], voice, owner=owner, **manner)
 
 
 def _recording_problem(route: _Route, texts: dict[str, str], recording: bytes | None) -> str:

@@ -92,11 +92,9 @@ class CommonFields(BaseModel):
     mode: Literal["zero_shot", "cross_lingual", "instruct", "sft"] | None = Field(
         None, description="How the voice is used. Default: the fullest that it allows."
     )
-    language: Language | None = Field(
-        None, description="Of the text: in en and zh numbers are read out. Default: told from the text."
-    )
+    language: Language | None = Field(None, description="Of the text. Default: told from the text.")
     reading: Reading = Field(
-        "official", description="Whose rules read numbers, dates and signs: CosyVoice's, our own, or nobody's."
+        "natural", description="Whose rules read numbers, dates and signs: our own, CosyVoice's, or nobody's (off)."
     )
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
         None, description="How the stream is cut into chunks. Default: low_latency; CosyVoice 1 has official only."

@@ -11,6 +11,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.operations.settings_sources import SETTINGS, resolve_settings
 from vivavoce.service.operations.toml_file import closest
+from vivavoce.service.text.natural.lexicon import read_lexicons
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -44,7 +45,7 @@ def app(arguments: dict[str, Any]) -> Application:
     for name in wanted.keys() - SETTINGS.keys():
         raise InvalidRequest(f"{name}: is no argument; {closest(name, ('model', 'config', *NUMBERS, *SETTINGS))}")
     settings = resolve_settings(config, os.environ, wanted).settings
-    drain_s = settings.server.drain_s
+    drain_s, lexicons = settings.server.drain_s, read_lexicons(settings.model.lexicons)
 
     def engines(name: str, least: float, most: float, gpus: float) -> Application:
         model = settings.model if gpus else settings.model.model_copy(update={"device": "cpu"})
@@ -63,7 +64,7 @@ def app(arguments: dict[str, Any]) -> Application:
             graceful_shutdown_timeout_s=drain_s + BEYOND_DRAIN_S,
             logging_config={"enable_access_log": False},
             **({"autoscaling_config": scaling} if most else {"num_replicas": least}),
-        ).bind(EngineProcessSettings(model, settings.engine, settings.voices, settings.logging))
+        ).bind(EngineProcessSettings(model, settings.engine, settings.voices, settings.logging, lexicons))
 
     pools = [engines("Engine", numbers["replicas"], numbers["max_replicas"], numbers["gpus"])]
     if numbers["cpu_replicas"]:

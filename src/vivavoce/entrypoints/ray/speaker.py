@@ -20,6 +20,7 @@ from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewh
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,11 @@ class RaySpeaker:
                     break  # there is no other
                 avoid |= {replica}
         raise kindest(refusals or (_away(),))
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """See `Speaker`."""
+        reading: Reading = await self._call("normalize", request)
+        return reading
 
     async def voices(self, *given: Any) -> list[VoiceSummary]:
         """See `Speaker`, as for the next two."""

@@ -40,6 +40,7 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.arriving import Sentence, SentenceSplitter
 from vivavoce.service.text.checks import check_text
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.text.reading import is_speakable
 from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 
@@ -253,7 +254,7 @@ class TritonSpeaker:
             await asyncio.shield(self._begin_check())
             if not self._ready:
                 raise _away()
-        _refuse_foreign(request)
+        _refuse_foreign(request, self._model)
         if request.text is not None and not is_speakable(request.text):
             raise _unspeakable()
         reference, transcript = await self._voice_of(request.voice)
@@ -266,6 +267,7 @@ class TritonSpeaker:
                 instruct_text=request.instruct,
                 seed=request.seed + place if takes_seed else None,
                 speed=None if request.speed == 1.0 else request.speed,
+                reading=request.reading if "reading" in model.inputs else None,
             )
             return request_tensors(Utterance("", sentence, None, transcript), manner, model, reference)
 
@@ -279,6 +281,13 @@ class TritonSpeaker:
             await stream.end()
         self._streams.add(stream)
         return stream
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """Refused: that server tells nobody how it reads."""
+        raise InvalidRequest(
+            "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
+            "a model of its own, or `vivavoce normalize`"
+        )
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """Those of the folder, which everybody sees."""
@@ -403,12 +412,13 @@ async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedMod
     raise EngineStopped(f"upstream: {missing}")
 
 
-def _refuse_foreign(request: SpeechRequest) -> None:
-    """Nothing upstream takes these."""
+def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
+    """Nothing upstream takes these; a model that takes no reading has rules of its own, whatever they are."""
+    unread = request.reading == "off" and "reading" not in model.inputs
     for field, given in (
         ("chunk_policy", request.policy),
         ("language", request.language),
-        ("reading", None if request.reading == "official" else request.reading),
+        ("reading", "off" if unread else None),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

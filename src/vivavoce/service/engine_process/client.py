@@ -23,6 +23,7 @@ from vivavoce.service.logs import log_event
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
 
 log = logging.getLogger(__name__)
@@ -185,6 +186,11 @@ class EngineClient:
                 self._send(Message(number, "cancel"))
             raise
         return stream
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """See `Speaker`."""
+        reading: Reading = await self._ask("call", ("normalize", (request,)))
+        return reading
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """See `Speaker`."""

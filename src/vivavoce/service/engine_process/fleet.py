@@ -15,6 +15,7 @@ from vivavoce.service.engine_process.places import devices_of, seen_alone
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics, SpeechStream
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
 
 log = logging.getLogger(__name__)
@@ -188,6 +189,10 @@ class EngineFleet:
             return engine.load.name, await engine.speak(request)
 
         return await self._asked(ask, key, taken_by=taken_by, refusals=refusals)
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """See `Speaker`."""
+        return await self._asked(lambda engine: engine.normalize(request))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
         """See `Speaker`."""

@@ -13,6 +13,7 @@ import struct
 from typing import Any, Literal, NamedTuple
 
 from vivavoce.service.operations.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
+from vivavoce.service.text.natural.lexicon import Lexicons
 
 OPENING = 0
 """The number of the first answer: the model is loaded and warm (a `ModelAbout`), or cannot be loaded (an error)."""
@@ -20,12 +21,13 @@ _LENGTH = struct.Struct("!I")
 
 
 class EngineProcessSettings(NamedTuple):
-    """The sections of a server's settings that its engine's process needs."""
+    """The sections of a server's settings that its engine's process needs, and the lexicons that it has read."""
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
     voices: VoicesSection = VoicesSection()
     logging: LoggingSection = LoggingSection()
+    lexicons: Lexicons | None = None
 
 
 class Message(NamedTuple):

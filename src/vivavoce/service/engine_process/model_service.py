@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace as changed
 from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -25,14 +26,19 @@ from vivavoce.service.model_choice import (
 )
 from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import Recording
+from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon, Lexicons
+from vivavoce.service.text.natural.markup import Settings
+from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.extract import kept_recording
 from vivavoce.service.voices.names import NameRules, VoiceSummary
 from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
+
+Result = TypeVar("Result")
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
@@ -62,9 +68,14 @@ class ModelService:
     """
 
     def __init__(
-        self, synthesizer: Synthesizer, registry: VoiceRegistry, max_recording_bytes: int, decoding: DecodingProcess
+        self,
+        synthesizer: Synthesizer,
+        registry: VoiceRegistry,
+        max_recording_bytes: int,
+        decoding: DecodingProcess,
+        lexicons: Lexicons | None = None,
     ) -> None:
-        self.synthesizer, self.registry = synthesizer, registry
+        self.synthesizer, self.registry, self._lexicons = synthesizer, registry, lexicons
         self.max_coming = max(MIN_COMING, synthesizer.engine.memory.slots)
         """Requests that the engine has not got yet, at most."""
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
@@ -114,9 +125,21 @@ class ModelService:
         except Exception as failure:
             return str(failure)
 
-    async def read(self, text: str, work: Callable[[], None]) -> None:
+    async def read(self, text: str, work: Callable[[], Result]) -> Result:
         """Do what reads the text; Overloaded: too many wait, or it takes too long."""
-        await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
+        return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """How the text of a request would be read; without a voice, where the model has none either."""
+        known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
+        voice = await self.voice(request.owner, request.voice) if known else None
+        how = Settings(lexicon=self.lexicon(request.owner, voice))
+        explain, text = self.synthesizer.front_end.text.explain, request.text or ""
+        return await self.read(text, lambda: explain(text, request.language, request.reading, how))
+
+    def lexicon(self, owner: str, voice: Voice | None) -> Lexicon:
+        """The words of requests of an owner in a voice."""
+        return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
         """The voice that a request means; errors as `VoiceRegistry.requested`.
@@ -219,7 +242,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         keep_recordings=voices.keep_recordings,
     )
     registry.warn_of_missing()
-    return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding)
+    return ModelService(synthesizer, registry, voices.max_recording_bytes, decoding, settings.lexicons)
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -91,6 +92,7 @@ class EngineServer:
             with self._on_its_way(request):
                 synthesizer.engine.check_load(streaming=True)
                 voice = await self._service.voice(request.owner, request.voice)
+                request = replace(request, lexicon=self._service.lexicon(request.owner, voice))
                 if request.text is not None:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))
                     await self._begun(session)

@@ -251,6 +251,11 @@ class ModelSection(_Section):
     """Run TorchScript files, engines and packages of the model's folder that were not exported on this machine."""
     text_processes: int | None = _unset(4, ge=0, le=64)
     """Processes that read texts out (numbers, dates); 0: the engine's own; unset: two to four with a GPU, else two."""
+    lexicons: _FilePath | None = _unset(
+        "/etc/vivavoce/lexicons",
+        "--lexicons FOLDER: Words and how to say them: all.tsv, voices/NAME.tsv, keys/NAME.tsv.",
+    )
+    """Words and how to say them, read at the start: all.tsv, and voices/NAME.tsv and keys/NAME.tsv of some requests."""
     warm_up_s: float = _setting(3.0, ge=0, le=3_600)
     """Seconds of measuring before the server is ready; 0: none."""
 

@@ -11,6 +11,7 @@ from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.service.operations.keys import read_keys
 from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_address, is_loopback
+from vivavoce.service.text.natural.lexicon import read_lexicons
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:
@@ -58,6 +59,10 @@ def missing(settings: ServerSettings) -> Iterator[str]:
             read_keys(settings.auth.keys_file)
     except VivavoceError as error:
         yield str(error)
+    try:
+        read_lexicons(settings.model.lexicons)
+    except VivavoceError as error:
+        yield f"model.{error}"
     yield from tls_problems(server)
     if server.reference_dir and not server.reference_dir.is_dir():
         yield f"server.reference_dir: {server.reference_dir} is no folder; make it, or name another"
@@ -82,6 +87,8 @@ def advice(settings: ServerSettings) -> Iterator[str]:
         yield "keys cross the network unencrypted; give server.tls_certificate, or put a proxy with TLS in front"
     if "*" in server.cors_origins and not keys:
         yield "any web page that a person opens may use this server; name pages in server.cors_origins"
+    if settings.model.lexicons and server.upstream:
+        yield "the Triton server reads texts by itself; model.lexicons changes nothing"
     if settings.logging.log_text:
         yield "logs hold what is spoken (logging.log_text)"
 

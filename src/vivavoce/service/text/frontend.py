@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
+from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
+from vivavoce.service.text.natural.values import Piece
+from vivavoce.service.text.natural.values import Reading as Explained
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
@@ -32,6 +37,9 @@ from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.recognition import recognise
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
+
+if TYPE_CHECKING:
+    from vivavoce.service.text.natural.markup import Settings
 
 MAX_SEGMENT_TOKENS = 200
 """Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""
@@ -76,7 +84,7 @@ class TextFrontEnd:
         processes: int = 0,
     ) -> None:
         """Load the rules of the languages if `normalize`; `CheckpointError` if `scripts` holds an unknown name."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._marks = tokenizer, tokenizer.marks
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
@@ -99,7 +107,7 @@ class TextFrontEnd:
         if isinstance(self._languages, ReadingProcesses):
             self._languages.close()
 
-    def segments(self, text: str, language: str | None = None) -> list[str]:
+    def segments(self, text: str, language: str | None = None, reading: Reading = "official") -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
@@ -108,31 +116,32 @@ class TextFrontEnd:
         script the model does not know; `InvalidText` for text with nothing to speak, longer than `MAX_TEXT_CHARS`, with
         control characters or lone surrogates, or with characters that the model does not know.
         """
-        return [one.spoken for one in self.located(text, language)]
+        return [one.spoken for one in self.located(text, language, reading=reading)]
 
     def located(
-        self, text: str, language: str | None = None, left: Left = stays, reading: Reading = "official"
+        self,
+        text: str,
+        language: str | None = None,
+        left: Left = stays,
+        reading: Reading = "official",
+        lexicon: Lexicon = NO_WORDS,
     ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
         A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
+        Natural rules read a text with `<|` and `|>`, too, but for what stands between them. lexicon: for these alone.
         """
         if reading == "off" and self._languages is not None:
             yield from self.as_written().located(text, language, left)
             return
         self._check(text)
-        wanted = None if language is None else parse_language(language)
-        if wanted and self._scripts is not None and _SCRIPT.get(wanted, "Latin") not in {*self._scripts, "Latin"}:
-            raise InvalidRequest(
-                f"language: the model does not know {wanted!r} (it knows the script {self._known}); leave it out or "
-                "choose another model"
-            )
+        natural = reading == "natural"
         begun: list[TextSegment] = []
         seams: list[tuple[int, int]] = []
-        read_in = self._language(text, wanted)
+        read_in = self._language(text, self._wanted(language), tagged=natural)
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            words = self._words(text, read_in, seams, left, natural=reading == "natural")
+            words = self._words(text, read_in, seams, left, natural=lexicon if natural else None)
             found = find_spans(text, self._pieces(words, read_in), seams)
             for one in found:
                 begun.append(one)
@@ -144,14 +153,36 @@ class TextFrontEnd:
             f"text: nothing in {excerpt(text)} can be spoken; write at least one word", nothing_to_say=True
         )
 
-    def normalize(self, text: str) -> str:
+    def normalize(self, text: str, language: str | None = None) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
 
-        Raises `InvalidText` as `segments` does, but not for text with nothing to speak.
+        Raises as `segments` does, but not for text with nothing to speak.
         """
         self._check(text)
         system, said = self.part(text)
-        return system + ("".join(self._words(said, self._language(said), [])) if said.strip() else "")
+        read_in = self._language(said, self._wanted(language))
+        return system + ("".join(self._words(said, read_in, [])) if said.strip() else "")
+
+    def explain(
+        self, text: str, language: str | None = None, reading: Reading = "natural", how: Settings | None = None
+    ) -> Explained:
+        """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
+
+        language: "yue", too, with natural rules; how: what a request chooses of these. Errors as `normalize`.
+        """
+        self._check(text)
+        if reading == "official" and (said := self.normalize(text, language)) != text:
+            return Explained(text, (Piece(0, len(text), said, reading),))
+        system, said = self.part(text)
+        read_in = "yue" if language == "yue" else self._language(said, self._wanted(language), tagged=True)
+        if reading != "natural" or not read_in:
+            return Explained(text, (Piece(0, len(text), text),))
+        from vivavoce.service.text.natural.markup import Settings
+        from vivavoce.service.text.natural.reader import read
+
+        at, found = len(system), read(said, read_in, self._settings(how or Settings(), read_in))
+        moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found.pieces)
+        return Explained(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
         """The system prompt that a text for CosyVoice3 begins with, up to the mark that ends it, and what is spoken."""
@@ -187,9 +218,19 @@ class TextFrontEnd:
                 "write them in a script that it knows or choose another model"
             )
 
-    def _language(self, text: str, wanted: Language | None = None) -> Language | None:
-        """The language to read and split the text by; None: neither."""
-        if self._languages is None or ("<|" in text and "|>" in text):
+    def _wanted(self, language: str | None) -> Language | None:
+        """The language that a request names; InvalidRequest: it is unknown, or the model does not know its script."""
+        wanted = None if language is None else parse_language(language)
+        if wanted and self._scripts is not None and _SCRIPT.get(wanted, "Latin") not in {*self._scripts, "Latin"}:
+            raise InvalidRequest(
+                f"language: the model does not know {wanted!r} (it knows the script {self._known}); leave it out or "
+                "choose another model"
+            )
+        return wanted
+
+    def _language(self, text: str, wanted: Language | None = None, *, tagged: bool = False) -> Language | None:
+        """The language to read and split the text by; None: neither. tagged: also of a text that holds a tag."""
+        if self._languages is None or ("<|" in text and "|>" in text and not tagged):
             return None
         return wanted or (recognise(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
@@ -200,12 +241,15 @@ class TextFrontEnd:
         seams: list[tuple[int, int]],
         left: Left = stays,
         *,
-        natural: bool = False,
+        natural: Lexicon | None = None,
     ) -> Iterator[str]:
-        """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken."""
+        """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken.
+
+        natural: read by natural rules, with these words; None: by official ones.
+        """
         said, pieces = 0, iter([(text, len(text))])
-        if language and natural:
-            pieces = self._natural(text, language, left)
+        if language and natural is not None:
+            pieces = self._natural(text, language, left, natural)
         elif language and language not in ("zh", "en"):
             pieces = iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
         elif language and self._languages:
@@ -217,12 +261,12 @@ class TextFrontEnd:
             seams.append((end, said))
             yield spoken
 
-    def _natural(self, text: str, language: Language, left: Left) -> Iterator[tuple[str, int]]:
+    def _natural(self, text: str, language: Language, left: Left, lexicon: Lexicon) -> Iterator[tuple[str, int]]:
         """As `spoken_form`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
         from vivavoce.service.text.natural.markup import Settings
         from vivavoce.service.text.natural.reader import read
 
-        settings, start = Settings(marks=self._tokenizer.marks), 0
+        settings, start = self._settings(Settings(lexicon=lexicon), language), 0
         for block in blocks(text, "zh" if language == "zh" else "en"):
             check_wanted(left)
             end = start + len(block)
@@ -232,6 +276,13 @@ class TextFrontEnd:
             words = before + words + after
             yield (as_trained_on(words, at_end=end == len(text)) if language == "zh" else words), end
             start = end
+
+    def _settings(self, how: Settings, language: str) -> Settings:
+        """What a request chooses, with what the model knows; one of few scripts is read in this language or English."""
+        from vivavoce.service.text.natural.verbalizer import MODULES
+
+        unread = frozenset() if self._scripts is None else frozenset(MODULES) - {language, "en"}
+        return replace(how, marks=self._marks, unread=unread)
 
     def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
         """A block as it is read but for special tokens: the digit of a phone is no number."""

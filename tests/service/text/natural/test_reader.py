@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
@@ -112,7 +113,7 @@ def test_emojis_are_silent_or_named() -> None:
 
 def test_words_of_a_lexicon_are_said_once_as_it_says() -> None:
     settings = Settings(
-        lexicon={"SQL": "SQL the sequel", "5G": "five gee", "予": "[j][ǐ]予"}, marks=frozenset(("[j]", "[ǐ]"))
+        lexicon=Lexicon({"SQL": "SQL the sequel", "5G": "five gee", "予": "[j][ǐ]予"}), marks=frozenset(("[j]", "[ǐ]"))
     )
     assert read("SQL is 5G, NoSQL is 5Gb.", "en", settings).spoken == "SQL the sequel is five gee, NoSQL is five Gb."
     assert read("给予2个", "zh", settings).spoken == "给[j][ǐ]予两个"

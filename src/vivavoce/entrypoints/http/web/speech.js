@@ -14,6 +14,7 @@ import { t } from "./i18n.js";
  * @property {number} seed
  * @property {string} instructions
  * @property {string} language
+ * @property {string} [reading]
  */
 
 /**
@@ -30,7 +31,7 @@ import { t } from "./i18n.js";
 
 /** @type {Wish} */
 export const NOTHING = {
-  text: "", voice: "", reference: null, transcript: "", speed: 1, seed: 0, instructions: "", language: "",
+  text: "", voice: "", reference: null, transcript: "", speed: 1, seed: 0, instructions: "", language: "", reading: "",
 };
 
 /**
@@ -44,6 +45,7 @@ export function fieldsOf(wish, form) {
   const fields = { ...form, input: wish.text, speed: wish.speed, seed: wish.seed };
   if (wish.instructions) fields.instructions = wish.instructions;
   if (wish.language) fields.language = wish.language;
+  if (wish.reading) fields.reading = wish.reading;
   if (!wish.reference && wish.voice) fields.voice = wish.voice;
   if (wish.reference && wish.transcript) fields.prompt_text = wish.transcript;
   return fields;

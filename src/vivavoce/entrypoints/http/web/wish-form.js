@@ -27,6 +27,7 @@ export class WishForm {
     this.seed = byId("seed", HTMLInputElement);
     this.instructions = byId("instructions", HTMLTextAreaElement);
     this.language = byId("language-of-numbers", HTMLSelectElement);
+    this.reading = byId("reading", HTMLSelectElement);
     this.trouble = byId("trouble", HTMLElement);
     this.samples = byId("samples", HTMLElement);
     this.speak = speak;
@@ -156,6 +157,7 @@ export class WishForm {
       seed: Number(this.seed.value),
       instructions: byId("instructions-field", HTMLElement).hidden ? "" : this.instructions.value.trim(),
       language: this.language.value,
+      reading: this.reading.value,
     };
   }
 
@@ -165,6 +167,7 @@ export class WishForm {
     this.seed.value = String(wish.seed);
     this.instructions.value = wish.instructions;
     this.language.value = wish.language;
+    this.reading.value = wish.reading ?? ""; // texts of the history may be older than this choice
     if (wish.reference) {
       this.picker.own.checked = true;
       this.reference.clear();

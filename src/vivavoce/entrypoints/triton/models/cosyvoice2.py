@@ -157,7 +157,7 @@ class CosyVoice2:
     def _audio(self, request: Any, left: Callable[[], bool]) -> Speech:
         """Audio in order. Closing the iterator, or `left` turning true, ends the inner work."""
         check_present(left)
-        wanted = read_request(Inputs(self._backend, request))
+        wanted = read_request(Inputs(self._backend, request), "official")
         segments = self._front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
         gone, silent = threading.Event(), True
         texts = [DecodedTokens(segment) for segment in segments]

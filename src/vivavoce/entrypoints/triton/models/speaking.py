@@ -14,6 +14,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.features import SAMPLE_RATE as REFERENCE_RATE
 from vivavoce.service.audio.samples import Audio, check_reference
 from vivavoce.service.speech import SpeakOptions
+from vivavoce.service.text.reading import Reading, parse_reading
 from vivavoce.service.voices.registry import Extractor, VoiceRegistry
 from vivavoce.service.voices.stores import open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
@@ -37,8 +38,8 @@ class SpokenRequest:
     options: SpeakOptions
 
 
-def read_request(inputs: Inputs) -> SpokenRequest:
-    """The tensors of a request; see the models' config.pbtxt.
+def read_request(inputs: Inputs, reading: Reading) -> SpokenRequest:
+    """The tensors of a request; see the models' config.pbtxt. reading: of one that does not say.
 
     Raises `InvalidText`, `InvalidAudio` or `InvalidRequest` that names the tensor.
     """
@@ -55,6 +56,7 @@ def read_request(inputs: Inputs) -> SpokenRequest:
         instruct=inputs.text("instruct_text") or None,
         seed=DEFAULT_SEED if seed is None else int(seed),
         speed=1.0 if speed is None else round(float(speed), SPEED_DIGITS),
+        reading=parse_reading(inputs.text("reading") or reading),
     )
     return SpokenRequest(text, reference, transcript, voice, options)
 

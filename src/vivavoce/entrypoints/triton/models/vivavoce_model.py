@@ -1,6 +1,7 @@
 """The model `vivavoce`: the whole engine in one instance, whose batches all requests share.
 
-The tensors are those of `cosyvoice2`. One event loop serves all streams; a few threads read texts and recordings.
+The tensors are those of `cosyvoice2`; texts of requests that do not say how are read by natural rules, there by the
+official ones. One event loop serves all streams; a few threads read texts and recordings.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class VivavoceModel(AsyncModel):
     def _begin(self, request: Any, left: Callable[[], bool]) -> RequestSession | Handle:
         check_present(left)
         self._synthesizer.engine.check_load(streaming=self._policy is not None)
-        wanted = read_request(Inputs(self._backend, request))
+        wanted = read_request(Inputs(self._backend, request), "natural")
         if self._policy is not None:
             return self._synthesizer.stream(wanted.text, self._voices.of(wanted), wanted.options, self._policy)
         segments = self._synthesizer.front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)

@@ -1,20 +1,62 @@
-"""A file of words that are to be said otherwise than they are written."""
+"""Words that are to be said otherwise than they are written: from files, for everybody, a voice or a key's owner."""
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
-from vivavoce.errors import InvalidRequest
+from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters
 
 MAX_WORDS = 10_000
 MAX_BYTES = 1 << 20
 
 
-def read_lexicon(path: Path) -> dict[str, str]:
-    """Words → what is said for them, from a UTF-8 file: a word, a tabulator and its respelling a line; # comments.
+class Lexicon(Mapping[str, str]):
+    """Words → what is said for them; it never changes.
 
-    InvalidRequest names the file, and the line that cannot be used; InvalidText: for control characters.
+    InvalidRequest: there is an empty one; InvalidText: one is no text, or holds control characters.
+    """
+
+    def __init__(self, words: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._words = dict(words)
+        for word, said in self._words.items():
+            _check_entry(word, said)
+
+    def __getitem__(self, word: str) -> str:
+        return self._words[word]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._words)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __eq__(self, other: object) -> bool:
+        return self._words == (other._words if isinstance(other, Lexicon) else other)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Lexicon], tuple[dict[str, str]]]:
+        return Lexicon, (self._words,)  # without the hash, which is this process's own
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(frozenset(self._words.items()))
+
+
+NO_WORDS = Lexicon()
+
+
+def read_lexicon(path: Path) -> Lexicon:
+    """The words of a UTF-8 file: a word, a tabulator and its respelling a line; # comments.
+
+    InvalidRequest names the file, and the line that cannot be used.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -31,8 +73,65 @@ def read_lexicon(path: Path) -> dict[str, str]:
             raise InvalidRequest(
                 f"lexicon: line {number} of {path} is no word, tabulator and respelling; write one, or begin it with #"
             )
-        check_characters(said)
+        try:
+            _check_entry(word, said)
+        except InvalidText as error:
+            raise InvalidRequest(f"lexicon: line {number} of {path} ({error})") from None
         words[word] = said
     if len(words) > MAX_WORDS:
         raise InvalidRequest(f"lexicon: {path} has {len(words)} words, more than {MAX_WORDS}; leave some out")
-    return words
+    return Lexicon(words)
+
+
+@dataclass(frozen=True, eq=False)
+class Lexicons:
+    """Those of a server: for everybody, for voices and for owners by their names."""
+
+    everybody: Lexicon
+    voices: Mapping[str, Lexicon]
+    owners: Mapping[str, Lexicon]
+
+    def of(self, owner: str, voice: str) -> Lexicon:
+        """That of a request, in which later ones win: the same object for all that share it."""
+        return _joined(self.everybody, self.voices.get(voice, NO_WORDS), self.owners.get(owner, NO_WORDS))
+
+
+@lru_cache(maxsize=64)
+def _joined(*parts: Lexicon) -> Lexicon:
+    return Lexicon({word: said for part in parts for word, said in part.items()})
+
+
+def read_lexicons(folder: Path | None) -> Lexicons | None:
+    """all.tsv, voices/NAME.tsv and keys/NAME.tsv of a folder, of which all may be missing; None: there is no folder.
+
+    A name is compared with the files that are there, and is never a part of a path. InvalidRequest: as `read_lexicon`,
+    or a file has another name.
+    """
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise InvalidRequest(f"lexicons: {folder} is no folder; name one with all.tsv, voices/NAME.tsv, keys/NAME.tsv")
+    found = [
+        {
+            unicodedata.normalize("NFC", path.name.removesuffix(".tsv")): read_lexicon(path)
+            for path in sorted(place.glob("*.tsv"))
+            if not path.name.startswith(".")
+        }
+        for place in (folder, folder / "voices", folder / "keys")
+    ]
+    everybody = found[0].pop("all", NO_WORDS)
+    if found[0]:
+        name = f"{min(found[0])}.tsv"
+        raise InvalidRequest(
+            f"lexicons: {folder / name} is for nobody; name it all.tsv, voices/NAME.tsv or keys/NAME.tsv"
+        )
+    return Lexicons(everybody, found[1], found[2])
+
+
+def _check_entry(word: str, said: str) -> None:
+    for text in (word, said):
+        if not isinstance(text, str):
+            raise InvalidText(f"lexicon: {type(text).__name__} is no text; give words and their respellings")
+        check_characters(text)
+    if not word.strip() or not said.strip():
+        raise InvalidRequest(f"lexicon: {word!r} is to be said as {said!r}; give a word and its respelling")

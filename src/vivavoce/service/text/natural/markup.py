@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import regex
 
 from vivavoce.service.text.natural.grammar import Match, any_of, compiled
+from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
 from vivavoce.service.text.natural.values import Piece
 
 
@@ -18,13 +21,15 @@ class Settings:
 
     named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
     is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
-    they are written → how they are to be written for the model, in letters or in its marks.
+    they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
+    model is not read in: their sentences are read as text that shows no language.
     """
 
     named_emojis: bool = False
     silent_code: bool = False
     marks: frozenset[str] = frozenset()
-    lexicon: Mapping[str, str] = field(default_factory=dict)
+    lexicon: Lexicon = NO_WORDS
+    unread: frozenset[str] = frozenset()
 
 
 _HTML = (
@@ -71,12 +76,14 @@ _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
 
 
-@cache
-def _pattern(marks: frozenset[str], words: frozenset[str]) -> Match:
+@lru_cache(maxsize=64)
+def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     tag = rf"(?P<tag>{any_of(marks)}|<\|[^|<>]{{1,40}}\|>)"
     letter = r"[\p{Latin}\p{Cyrillic}\p{M}]"  # Chinese words have no ends
-    word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){any_of(words)}(?!{letter}))"
-    return compiled("|".join((tag, word, *_PARTS)))
+    named = r"\L<words>" if lexicon else any_of(())
+    word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
+    words = {"words": list(lexicon)} if lexicon else {}
+    return regex.compile("|".join((tag, word, *_PARTS)), regex.V1, cache_pattern=False, **words)
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
@@ -85,7 +92,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
     at = 0
     pausing = False  # at the end of this line a pause is due
     emphasis = _emphasis_ends(text)
-    for found in _pattern(settings.marks, frozenset(settings.lexicon)).finditer(text):
+    for found in _pattern(settings.marks, settings.lexicon).finditer(text):
         start, end = found.span()
         kind = (
             found.lastgroup if found.lastgroup in _KINDS else next(kind for kind in _KINDS if found[kind] is not None)

@@ -13,6 +13,7 @@ import regex
 from vivavoce.service.text.natural import addresses, classes
 from vivavoce.service.text.natural.classes import Found, Place
 from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
+from vivavoce.service.text.natural.lexicon import NO_WORDS
 from vivavoce.service.text.natural.markup import Settings, strip_markup
 from vivavoce.service.text.natural.telling import tell
 from vivavoce.service.text.natural.values import Piece, Reading
@@ -78,7 +79,7 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         plain = "".join(piece.spoken for piece in pieces)
         stripped = strip_markup(plain, settings)
         free = "".join(piece.spoken for piece in stripped)
-        said = list(_read_plain(free, language, settings.marks))
+        said = list(_read_plain(free, language, settings))
         changed = [one for one in (*stripped, *said) if one.rule]
         if not changed:
             break
@@ -86,7 +87,7 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         pieces = _compose(pieces, _compose(stripped, said))
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
-        settings = replace(settings, lexicon={})  # once
+        settings = replace(settings, lexicon=NO_WORDS)  # once
     return Reading(text, tuple(pieces))
 
 
@@ -98,15 +99,15 @@ def _runs_on(text: str, piece: Piece) -> bool:
     return not (alone and (piece.end == len(text) or _CLOSES.match(text[piece.end])))
 
 
-def _read_plain(text: str, language: str | None, marks: frozenset[str]) -> Iterator[Piece]:
+def _read_plain(text: str, language: str | None, settings: Settings) -> Iterator[Piece]:
     """Pieces of a text without markup."""
     at, last = 0, ""
     for start, end, told in segments(text, language):
-        voice = load_verbalizer(told)
+        voice = load_verbalizer(language or "en" if told in settings.unread else told)
         if not voice:
             continue
         grammar = load_grammar(voice)
-        for place, found in _scan(grammar, text, start, end, marks):
+        for place, found in _scan(grammar, text, start, end, settings.marks):
             stop, said, rule = found
             if place > at:
                 yield Piece(at, place, text[at:place])

@@ -32,6 +32,11 @@ class Reading:
         """All that is said."""
         return "".join(piece.spoken for piece in self.pieces)
 
+    @property
+    def changes(self) -> list[Piece]:
+        """The pieces that are said otherwise than they are written."""
+        return [piece for piece in self.pieces if piece.rule]
+
 
 @dataclass(frozen=True)
 class Number:
