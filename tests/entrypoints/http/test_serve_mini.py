@@ -134,10 +134,8 @@ def test_how_a_text_is_read_is_told(server: ServerProcess) -> None:
 
     told = asked(input="Dr. Nguyen paid **$3.50**.", voice="calm").json()
     assert told["text"] == "Doctor win paid three dollars and fifty cents."
-    assert told["changes"][:2] == [
-        {"start": 0, "end": 3, "written": "Dr.", "spoken": "Doctor", "rule": "abbreviation"},
-        {"start": 4, "end": 10, "written": "Nguyen", "spoken": "win", "rule": "lexicon"},
-    ]
+    assert {"start": 4, "end": 10, "written": "Nguyen", "spoken": "win", "rule": "lexicon"} in told["changes"]
+    assert [one["written"] for one in told["changes"]] == ["Dr.", "Nguyen", "**", "$3.50", "**"]
     official = asked(input="$3.50", reading="official").json()
     changes = [{"start": 0, "end": 5, "written": "$3.50", "spoken": official["text"], "rule": "official"}]
     assert official == {"text": "three point five dollars", "changes": changes}

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace as changed
 from functools import partial
-from typing import TypeVar
 
 import torch
 
@@ -16,7 +15,7 @@ from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.audio.samples import MAX_REFERENCE_S
 from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.pools import WorkPool
+from vivavoce.service.engine_process.pools import Result, WorkPool
 from vivavoce.service.model_choice import (
     choose_device,
     choose_dtype,
@@ -37,8 +36,6 @@ from vivavoce.service.voices.names import NameRules, VoiceSummary
 from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
-
-Result = TypeVar("Result")
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
