@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from cli_harness import Run, read_wav
 
+from vivavoce.entrypoints.cli.speak import SpeechManner
+from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.text.natural.lexicon import Lexicon
 
 NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "
 
@@ -150,3 +153,16 @@ def test_trying_an_output_leaves_no_trace(run: Run, no_loading: None) -> None:
         assert "text: is empty" in run("speak", "", "-o", name).error
     assert [path.name for path in Path().iterdir()] == ["kept.wav"]
     assert Path("kept.wav").read_bytes() == b"mine"
+
+
+def test_words_and_rules_reach_the_speech(tmp_path: Path) -> None:
+    file = tmp_path / "words.tsv"
+    file.write_text("Nguyen\twin\n", encoding="utf-8")
+    assert SpeechManner().keywords()["reading"] == "natural"
+    assert SpeechManner(lexicon=file, reading="off").keywords().items() >= {
+        ("lexicon", Lexicon({"Nguyen": "win"})),
+        ("reading", "off"),
+    }
+    file.write_text("Nguyen win\n", encoding="utf-8")
+    with pytest.raises(InvalidRequest, match=r"line 1 of .*words.tsv"):
+        SpeechManner(lexicon=file).keywords()

@@ -54,6 +54,7 @@ def test_speech_with_what_their_packages_send(server: Served, speaker: FakeSpeak
     assert len(answer.content) == 2 * LENGTH
     order = speaker.orders[-1]
     assert (order.voice, order.speed, order.seed, order.language) == ("anna", 0.8, 7, "de")
+    assert order.reading == "natural"
     told = httpx.get(f"{server.url}/v1/audio/requests/{answer.headers['x-request-id']}").json()
     assert (told["door"], told["finish_reason"]) == ("elevenlabs", "stop")
     assert len(asked(server, path, voice_settings={"speed": None}, language_code=None, seed=None).content) == 2 * LENGTH

@@ -327,7 +327,7 @@ def test_a_recording_comes_as_base64_or_as_a_file(server: Served) -> None:
     )
     assert answer.status_code == 200
     order = speaker.orders[-1]
-    assert (order.voice, order.sampling.top_k, order.speed) == (from_json, 5, 1.5)
+    assert (order.voice, order.sampling.top_k, order.speed, order.reading) == (from_json, 5, 1.5, "natural")
 
 
 def test_a_listener_that_does_not_read_is_ended_and_others_go_on() -> None:
