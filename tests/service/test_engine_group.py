@@ -117,8 +117,10 @@ def test_an_engine_that_ends_takes_what_it_had_and_the_other_goes_on(both: Vivav
     """The last one: it ends an engine, and then the other."""
     group = cast(EngineGroup, both._synthesizer.engine)
     first, other = group._engines.values()
-    streams = [both.stream(TEXTS[0] * 20, sampling=SHORT, seed=seed) for seed in range(4)]
-    assert min(first.load.streams, other.load.streams) > 0
+    streams = [both.stream(TEXTS[0] * 20, sampling=SHORT, seed=0)]
+    while not min(first.load.streams, other.load.streams):  # a slow machine gives the second one less
+        streams.append(both.stream(TEXTS[0] * 20, sampling=SHORT, seed=len(streams)))
+        assert len(streams) < 50
     os.kill(first._process.pid, signal.SIGKILL)
     ends = []
     for stream in streams:

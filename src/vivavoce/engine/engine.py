@@ -344,7 +344,7 @@ class Engine:
         config, voice, lm = self.models.config.lm, segment.conditioning, self.stages.lm
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
-        tokens = segment.speech_tokens
+        tokens = () if segment.pause_s else segment.speech_tokens
         if arrival in (Arrival.TOKENS, Arrival.SPEECH) and not isinstance(config, LMConfig):
             raise InvalidRequest("text: CosyVoice 1 speaks whole sentences only; push them as segments")
         if tokens is not None:
@@ -353,7 +353,7 @@ class Engine:
                     f"speech tokens: {len(tokens)}, beside this voice there is room for {room}; use a shorter recording"
                 )
             sequence.phase, sequence.tokens, sequence.produced = Phase.DECODED, list(tokens), len(tokens)
-            sequence.limited = False
+            sequence.limited, sequence.finished = False, segment.pause_s > 0
             if arrival is Arrival.SPEECH:
                 sequence.phase, sequence.pushed = Phase.STARVED, deque()
         elif lm is None:

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 
 from vivavoce.engine.admission import AdmissionController
+from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.device import GcFreeze
 from vivavoce.engine.handle import Outcome
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import Arrival, AudioChunk
-from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
+from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState, Taken
 from vivavoce.engine.scheduler import Scheduler, Situation
 from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
@@ -262,7 +263,7 @@ class Loop:
             while request.arrived:
                 sequence = request.arrived.popleft()
                 request.add(sequence)
-                if not request.tokens_only and self._synthesis is not None:
+                if not sequence.finished and self._synthesis is not None:
                     self._synthesis.open(sequence)
         except Exception as error:  # a voice's tensors, say, are not what they should be: its neighbours go on
             self.fail(request.sequences, error)
@@ -307,8 +308,11 @@ class Loop:
             if made is None:
                 if sequence.phase is not Phase.DECODED or sequence.produced:
                     break
-                request.current += 1  # it brought no tokens at all
-                continue
+                pause_s = getattr(sequence.segment, "pause_s", 0.0)
+                if not pause_s:
+                    request.current += 1  # it brought no tokens at all
+                    continue
+                made = Cut(0, True, AttentionMode.FULL, 0), np.zeros(round(pause_s * rate), np.float32)
             (cut, samples), now = made, self._clock()
             duration_s = len(samples) / rate
             last = cut.final and request.complete and sequence is sequences[-1]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a server's process makes requests without torch
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 SEEDS = (-(2**63), 2**63 - 1)
 """One table holds the numbers of all that are read together: what is no int64 would spoil the neighbours' too."""
+MAX_PAUSE_S = 10.0
 MAX_TOKENS = 100_000
 """Longer than any slot; a text that does not fit its slot is refused with the slot's own numbers."""
 
@@ -104,7 +105,10 @@ class Conditioning:
 
 @dataclass(frozen=True, eq=False)
 class SegmentRequest:
-    """One sequence to be spoken: text ids, or speech tokens as they are (voice conversion)."""
+    """One sequence to be spoken: text ids, or speech tokens as they are (voice conversion).
+
+    pause_s: seconds of silence instead of speech, of a segment that has neither text nor tokens.
+    """
 
     conditioning: Conditioning
     text: tuple[int, ...] = ()
@@ -112,16 +116,22 @@ class SegmentRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     speed: float = 1.0
+    pause_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_speed(self.speed)
         _check("seed", self.seed, *SEEDS, whole=True)
-        if not self.text and self.speech_tokens is None:
+        _check("pause_s", self.pause_s, 0.0, MAX_PAUSE_S)
+        if self.pause_s and (self.text or self.speech_tokens):
+            raise InvalidRequest(
+                f"pause_s: {self.pause_s} of a segment that speaks; give the pause a segment of its own"
+            )
+        if not self.text and self.speech_tokens is None and not self.pause_s:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
     def check_not_empty(self) -> None:
         """Refuse speech tokens that are none, unless they are still to come."""
-        if not self.text and not self.speech_tokens:
+        if not self.text and not self.speech_tokens and not self.pause_s:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
 

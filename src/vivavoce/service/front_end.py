@@ -20,13 +20,15 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.folder import ModelCard, TextStream
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, read_tensors
-from vivavoce.engine.request import Arrival, Conditioning, SegmentRequest
+from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Arrival, Conditioning, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.service.text.arriving import located_sentences, whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.natural.arriving import control_sentences, control_words
+from vivavoce.service.text.natural.control import check_paused
 from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
@@ -107,13 +109,14 @@ class FrontEnd:
         if self.arrival is Arrival.TOKENS:
             yield from self._words(pieces, conditioning, options, begin)
             return
-        place = 0
-        for sentence in located_sentences(pieces):
+        place, paused_s, natural = 0, 0.0, options.reading == "natural"
+        for sentence in control_sentences(pieces, self.text.marks) if natural else located_sentences(pieces):
             if is_speakable(sentence.text):  # a line of dashes is not: the text around it is spoken
                 told = options.language or (sentence.language if self.card.scripts is None else None)
                 named, start = replace(options, language=told), begin + sentence.start
                 for segment in self._segments(sentence.text, conditioning, named, left, start, place):
                     place += 1
+                    check_paused(paused_s := paused_s + segment.request.pause_s)
                     yield segment
 
     @property
@@ -163,16 +166,18 @@ class FrontEnd:
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
         assert isinstance(options.lexicon, Lexicon)  # options keep it as one
-        located = self.text.located(text, options.language, left, options.reading, options.lexicon)
-        for seed, one in enumerate(located, options.seed + place):
-            ids = self.text.encode(one.spoken)
-            request = SegmentRequest(conditioning, ids, sampling=options.sampling, seed=seed, speed=options.speed)
+        found = self.text.located(text, options.language, left, options.reading, options.lexicon, goes_on=place > 0)
+        for seed, one in enumerate(found, options.seed + place):
+            ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
+            request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)
             yield PlannedSegment(request, start + one.start, start + one.end)
 
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        for words, read in whole_words(pieces):
+        natural = options.reading == "natural"
+        come = control_words(pieces, options.language, self.text.marks) if natural else whole_words(pieces)
+        for words, read in come:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(
                     conditioning, ids, sampling=options.sampling, seed=options.seed, speed=options.speed

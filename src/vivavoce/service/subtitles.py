@@ -29,6 +29,8 @@ _ENDS = (
     regex.compile(r"""[.?!。？！｡…]["'\p{Pe}\p{Pf}]*\s*\Z"""),
     regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z"""),
 )
+# Of the reading `natural`: what is heard as silence, or not at all.
+_SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def to_vtt(cues: Iterable[Cue | Mark]) -> str:
 
 def split_cues(cues: Iterable[Cue | Mark]) -> list[Cue]:
     """Subtitles of at most `MAX_LINES` lines of `MAX_COLUMNS`; a longer cue's time is shared out by characters."""
-    return [part for cue in cues if cue.end_s > cue.start_s for part in _split(cue)]
+    return [part for cue in cues if cue.end_s > cue.start_s and not _SILENT.fullmatch(cue.text) for part in _split(cue)]
 
 
 def _split(cue: Cue | Mark) -> Iterator[Cue]:

@@ -121,7 +121,7 @@ def speak(
     with reporter.working("listening …" if manner.transcript else "starting …"):
         tts.check(text)
         voice = tts.voice(manner.voice, manner.transcript)
-    parts = parts_of(text)
+    parts = parts_of(text, natural=keywords.get("reading") == "natural")
     if source.stream or len(parts) > 1:
         speech = PartwiseSpeech(tts, parts, voice, keywords, source.stream)
         _write_as_made(speech, len(text), load_s, output, reporter, source)
@@ -207,13 +207,17 @@ def _read_file(path: str) -> str:
         ) from None
 
 
-def parts_of(text: str) -> list[tuple[int, str]]:
+def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
     """The parts of a text that are spoken one after the other, each with its first character's place.
 
-    A part ends at the end of a sentence where there is one; those without a word are left out, if there are others.
+    natural: it is read so, and SSML is one part. A part ends at the end of a sentence where there is one; those without
+    a word are left out, if there are others.
     """
+    from vivavoce.service.text.natural.ssml import is_ssml
     from vivavoce.service.text.reading import blocks, contains_chinese, is_speakable
 
+    if natural and is_ssml(text):
+        return [(0, text)]
     place, parts = 0, []
     for part in blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS):
         parts.append((place, part))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import get_args
 
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
+from vivavoce.service.text.natural.control import Run, original
 from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
+from vivavoce.service.text.natural.markup import Settings
+from vivavoce.service.text.natural.reader import read, read_run
+from vivavoce.service.text.natural.ssml import find_runs
 from vivavoce.service.text.natural.values import Piece
 from vivavoce.service.text.natural.values import Reading as Explained
+from vivavoce.service.text.natural.verbalizer import MODULES
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
@@ -37,9 +43,6 @@ from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.recognition import recognise
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
-
-if TYPE_CHECKING:
-    from vivavoce.service.text.natural.markup import Settings
 
 MAX_SEGMENT_TOKENS = 200
 """Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""
@@ -84,7 +87,7 @@ class TextFrontEnd:
         processes: int = 0,
     ) -> None:
         """Load the rules of the languages if `normalize`; `CheckpointError` if `scripts` holds an unknown name."""
-        self._tokenizer, self._marks = tokenizer, tokenizer.marks
+        self._tokenizer, self.marks = tokenizer, tokenizer.marks
         self._scripts, self._known = scripts, ", ".join(sorted(scripts or ()))
         self._foreign = None if scripts is None else _letters_of_others(scripts)
         digits_in_chinese = scripts is None or "Han" in scripts
@@ -125,33 +128,73 @@ class TextFrontEnd:
         left: Left = stays,
         reading: Reading = "official",
         lexicon: Lexicon = NO_WORDS,
+        *,
+        goes_on: bool = False,
     ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
         A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
         Natural rules read a text with `<|` and `|>`, too, but for what stands between them. lexicon: for these alone.
+        goes_on: other text was spoken before this, so that it may consist of pauses.
         """
         if reading == "off" and self._languages is not None:
             yield from self.as_written().located(text, language, left)
             return
         self._check(text)
-        natural = reading == "natural"
-        begun: list[TextSegment] = []
-        seams: list[tuple[int, int]] = []
-        read_in = self._language(text, self._wanted(language), tagged=natural)
+        wanted, begun = self._wanted(language), list[TextSegment]()
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            words = self._words(text, read_in, seams, left, natural=lexicon if natural else None)
-            found = find_spans(text, self._pieces(words, read_in), seams)
+            if reading == "natural" and self._languages is not None:
+                found = self._naturally(text, wanted, Settings(lexicon=lexicon), left)
+            else:
+                read_in = self._language(text, wanted)
+                found = self._located(text, read_in, self._official(text, read_in, left))
             for one in found:
                 begun.append(one)
                 if is_speakable(one.spoken):
                     yield from begun
                     yield from found
                     return
+            if goes_on and any(one.pause_s for one in begun):
+                yield from begun
+                return
         raise InvalidText(
             f"text: nothing in {excerpt(text)} can be spoken; write at least one word", nothing_to_say=True
         )
+
+    def _naturally(self, text: str, wanted: Language | None, settings: Settings, left: Left) -> Iterator[TextSegment]:
+        """By rules of our own, in runs, of which those belong together between which only the language changes.
+
+        What brings no segment counts to the one before.
+        """
+        runs, held = find_runs(text, self.marks), TextSegment("", 0, 0)
+        if len(runs) == 1 and runs[0].plain == text:
+            read_in = self._told(text, wanted)
+            yield from self._located(text, read_in, self._natural(text, runs, read_in, settings, left))
+            return
+        for (rate, pause_s), group in groupby(runs, lambda run: (run.rate, run.pause_s)):
+            together = list(group)
+            pieces = [piece for run in together for piece in run.pieces]
+            if pause_s:
+                found = iter([TextSegment("", pieces[0].start, pieces[-1].end, pause_s=pause_s * len(together))])
+            else:
+                plain = "".join(piece.spoken for piece in pieces)
+                named = next((run.language for run in together if run.language and run.plain.strip()), None)
+                own = next((one for one in get_args(Language) if one == named and self._has_script(one)), wanted)
+                read_in = self._told(plain, own)
+                found = self._located(plain, read_in, self._natural(plain, together, read_in, settings, left))
+            for one in found:
+                start = one.start if pause_s else original(pieces, one.start)
+                if held.spoken or held.pause_s:
+                    yield held._replace(end=start)
+                    held = one._replace(start=start, rate=rate)
+                else:
+                    held = one._replace(start=0, rate=rate)
+        yield held._replace(end=len(text))
+
+    def _located(self, text: str, language: Language | None, said: Iterable[tuple[str, int]]) -> Iterator[TextSegment]:
+        seams: list[tuple[int, int]] = []
+        return find_spans(text, self._pieces(self._words(said, seams), language), seams)
 
     def normalize(self, text: str, language: str | None = None) -> str:
         """The text normalised but not split, as the transcript of a prompt is; "" for empty text and white space.
@@ -161,7 +204,7 @@ class TextFrontEnd:
         self._check(text)
         system, said = self.part(text)
         read_in = self._language(said, self._wanted(language))
-        return system + ("".join(self._words(said, read_in, [])) if said.strip() else "")
+        return system + ("".join(self._words(self._official(said, read_in), [])) if said.strip() else "")
 
     def explain(
         self, text: str, language: str | None = None, reading: Reading = "natural", how: Settings | None = None
@@ -174,12 +217,9 @@ class TextFrontEnd:
         if reading == "official" and (said := self.normalize(text, language)) != text:
             return Explained(text, (Piece(0, len(text), said, reading),))
         system, said = self.part(text)
-        read_in = "yue" if language == "yue" else self._language(said, self._wanted(language), tagged=True)
-        if reading != "natural" or not read_in:
+        if reading != "natural" or self._languages is None:
             return Explained(text, (Piece(0, len(text), text),))
-        from vivavoce.service.text.natural.markup import Settings
-        from vivavoce.service.text.natural.reader import read
-
+        read_in = "yue" if language == "yue" else self._told(said, self._wanted(language))
         at, found = len(system), read(said, read_in, self._settings(how or Settings(), read_in))
         moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found.pieces)
         return Explained(text, (*((Piece(0, at, system),) if at else ()), *moved))
@@ -221,68 +261,61 @@ class TextFrontEnd:
     def _wanted(self, language: str | None) -> Language | None:
         """The language that a request names; InvalidRequest: it is unknown, or the model does not know its script."""
         wanted = None if language is None else parse_language(language)
-        if wanted and self._scripts is not None and _SCRIPT.get(wanted, "Latin") not in {*self._scripts, "Latin"}:
+        if wanted and not self._has_script(wanted):
             raise InvalidRequest(
                 f"language: the model does not know {wanted!r} (it knows the script {self._known}); leave it out or "
                 "choose another model"
             )
         return wanted
 
-    def _language(self, text: str, wanted: Language | None = None, *, tagged: bool = False) -> Language | None:
-        """The language to read and split the text by; None: neither. tagged: also of a text that holds a tag."""
-        if self._languages is None or ("<|" in text and "|>" in text and not tagged):
+    def _has_script(self, language: Language) -> bool:
+        return self._scripts is None or _SCRIPT.get(language, "Latin") in {*self._scripts, "Latin"}
+
+    def _language(self, text: str, wanted: Language | None) -> Language | None:
+        """The language to read and split the text by; None: neither."""
+        if self._languages is None or ("<|" in text and "|>" in text):
             return None
+        return self._told(text, wanted)
+
+    def _told(self, text: str, wanted: Language | None) -> Language:
         return wanted or (recognise(text) if self._scripts is None else "zh" if contains_chinese(text) else "en")
 
-    def _words(
-        self,
-        text: str,
-        language: Language | None,
-        seams: list[tuple[int, int]],
-        left: Left = stays,
-        *,
-        natural: Lexicon | None = None,
-    ) -> Iterator[str]:
-        """The text to speak, piece by piece; seams: get the ends of the pieces, in the text and in what is spoken.
-
-        natural: read by natural rules, with these words; None: by official ones.
-        """
-        said, pieces = 0, iter([(text, len(text))])
-        if language and natural is not None:
-            pieces = self._natural(text, language, left, natural)
-        elif language and language not in ("zh", "en"):
-            pieces = iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
-        elif language and self._languages:
-            read: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
-            pieces = spoken_form(text, language, partial(self._around_tags, read) if self._tokenizer.prompted else read)
-        for words, end in pieces:
+    def _words(self, said: Iterable[tuple[str, int]], seams: list[tuple[int, int]]) -> Iterator[str]:
+        """What is said, as the model knows it; seams: get the ends of the pieces, in the text and in what is said."""
+        length = 0
+        for words, end in said:
             spoken = words if self._scripts is None else drop_symbols(words)
-            said += len(spoken)
-            seams.append((end, said))
+            length += len(spoken)
+            seams.append((end, length))
             yield spoken
 
-    def _natural(self, text: str, language: Language, left: Left, lexicon: Lexicon) -> Iterator[tuple[str, int]]:
-        """As `spoken_form`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
-        from vivavoce.service.text.natural.markup import Settings
-        from vivavoce.service.text.natural.reader import read
+    def _official(self, text: str, language: Language | None, left: Left = stays) -> Iterator[tuple[str, int]]:
+        """See `spoken_form`: what is said, piece by piece, each with its end in the text."""
+        if not language or not self._languages:
+            return iter([(text, len(text))])
+        if language not in ("zh", "en"):
+            return iter([(" ".join(_INVISIBLE.sub("", text).split()), len(text))])
+        rules: Callable[[str, Rules], str] = partial(self._languages.read, length=len(text), left=left)
+        return spoken_form(text, language, partial(self._around_tags, rules) if self._tokenizer.prompted else rules)
 
-        settings, start = self._settings(Settings(lexicon=lexicon), language), 0
-        for block in blocks(text, "zh" if language == "zh" else "en"):
-            check_wanted(left)
-            end = start + len(block)
-            words = read(block.strip(), language, settings).spoken
-            before = " " if start and block[0].isspace() else ""
-            after = " " if end < len(text) and block[-1].isspace() else ""
-            words = before + words + after
-            yield (as_trained_on(words, at_end=end == len(text)) if language == "zh" else words), end
-            start = end
+    def _natural(
+        self, text: str, runs: Sequence[Run], language: Language, how: Settings, left: Left
+    ) -> Iterator[tuple[str, int]]:
+        """As `_official`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
+        settings, end, last = self._settings(how, language), 0, " "
+        for run in runs:
+            code = run.language or language
+            for block in blocks(run.plain, "zh" if code == "zh" else "en"):
+                check_wanted(left)
+                end += len(block)
+                words = read_run(block, code, settings, run.said, (last != " ", end < len(text))).spoken
+                last = words[-1:] or last
+                yield (as_trained_on(words, at_end=end == len(text)) if code == "zh" else words), end
 
     def _settings(self, how: Settings, language: str) -> Settings:
         """What a request chooses, with what the model knows; one of few scripts is read in this language or English."""
-        from vivavoce.service.text.natural.verbalizer import MODULES
-
         unread = frozenset() if self._scripts is None else frozenset(MODULES) - {language, "en"}
-        return replace(how, marks=self._marks, unread=unread)
+        return replace(how, marks=self.marks, unread=unread)
 
     def _around_tags(self, read: Callable[[str, Rules], str], block: str, rules: Rules) -> str:
         """A block as it is read but for special tokens: the digit of a phone is no number."""

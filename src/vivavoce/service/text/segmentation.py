@@ -159,11 +159,16 @@ def _cut_near_middle(text: str) -> int:
 
 
 class TextSegment(NamedTuple):
-    """A segment as the model is given it (spoken); it speaks the characters start … end − 1 of the text."""
+    """A segment as the model is given it (spoken); it speaks the characters start … end − 1 of the text.
+
+    rate: times the speed of the request; pause_s: seconds of silence, of a segment that speaks nothing.
+    """
 
     spoken: str
     start: int
     end: int
+    rate: float = 1.0
+    pause_s: float = 0.0
 
 
 def find_spans(

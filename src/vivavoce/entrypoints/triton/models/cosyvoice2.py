@@ -189,6 +189,8 @@ class CosyVoice2:
             one.end(error)
 
     def _fetch(self, one: DecodedTokens, left: Callable[[], bool]) -> None:
+        if one.segment.pause_s:
+            return
         with closing(self._language_model.tokens(one.segment)) as parts:
             for count, part in enumerate(parts):
                 one.add(part)
@@ -197,6 +199,9 @@ class CosyVoice2:
 
     def _chunks(self, one: DecodedTokens) -> Speech:
         """The audio of a segment, cut by the engine's rules, or as a whole."""
+        if one.segment.pause_s:
+            yield np.zeros(round(one.segment.pause_s * self._config.rates.sample_rate), np.float32)
+            return
         began, voice_tokens = time.perf_counter(), len(one.segment.conditioning.flow_prompt)
         chunks = spoken = 0
         with closing(InnerToken2Wav(self._backend, self._vocabulary, one.segment)) as token2wav:

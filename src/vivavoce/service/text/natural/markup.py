@@ -83,7 +83,9 @@ def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     named = r"\L<words>" if lexicon else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(lexicon)} if lexicon else {}
-    return regex.compile("|".join((tag, word, *_PARTS)), regex.V1, cache_pattern=False, **words)
+    # CosyVoice3's [x] is no box of a list.
+    parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
+    return regex.compile("|".join((tag, word, *parts)), regex.V1, cache_pattern=False, **words)
 
 
 def strip_markup(text: str, settings: Settings) -> list[Piece]:
@@ -112,7 +114,7 @@ def strip_markup(text: str, settings: Settings) -> list[Piece]:
             pausing = pausing or kind in ("block", "listed", "cell")
         if start > at:
             pieces.append(Piece(at, start, text[at:start]))
-        pieces += _said(found, kind, settings, _pause(pieces, end == len(text)) if due else " ")
+        pieces += _said(found, kind, settings, line_end(pieces, end == len(text)) if due else " ")
         at = end
     if at < len(text):
         pieces.append(Piece(at, len(text), text[at:]))
@@ -198,7 +200,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
     return ""
 
 
-def _pause(before: list[Piece], last: bool) -> str:
+def line_end(before: list[Piece], last: bool) -> str:
     """What a line ends with: a full stop unless there is a mark already."""
     said = "".join(piece.spoken for piece in before[-6:]).rstrip()
     if not said or _ENDED.search(said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -12,9 +12,11 @@ import regex
 
 from vivavoce.service.text.natural import addresses, classes
 from vivavoce.service.text.natural.classes import Found, Place
+from vivavoce.service.text.natural.control import Say, put_in_words
 from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
 from vivavoce.service.text.natural.lexicon import NO_WORDS
 from vivavoce.service.text.natural.markup import Settings, strip_markup
+from vivavoce.service.text.natural.ssml import find_runs
 from vivavoce.service.text.natural.telling import tell
 from vivavoce.service.text.natural.values import Piece, Reading
 from vivavoce.service.text.natural.verbalizer import load_verbalizer
@@ -29,8 +31,11 @@ _PLAIN_WORD = compiled(
 )
 _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
-_LATIN_RUN = compiled(rf"[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*")
-_LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
+# Marks of the model before it are not torn.
+_LATIN_RUN = compiled(
+    rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*"
+)
+_LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#\[</-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
 _ADDRESS = compiled(r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*")  # shows no language
 _HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana}--の・]"), compiled(r"\p{Hangul}")
 _CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
@@ -68,12 +73,38 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 
 
 def read(text: str, language: str | None = None, settings: Settings | None = None) -> Reading:
-    """Read a text.
+    """Read a text, and do what it asks for by brackets or SSML, of which pauses and rates are silent here.
 
     language: of what shows none; told from the text where it is None. Text of a language without a verbalizer is freed
-    of markup and otherwise said as it is written.
+    of markup and otherwise said as it is written. InvalidText: see `find_runs`.
     """
     settings = settings or Settings()
+    runs, pieces = find_runs(text, settings.marks), list[Piece]()
+    for place, run in enumerate(runs):
+        last = next((one.spoken[-1] for one in reversed(pieces) if one.spoken), " ")
+        plain, inside = run.plain, (last != " ", place + 1 < len(runs) or text.endswith(" "))
+        said = read_run(plain, run.language or language, settings, run.said, inside)
+        pieces += _compose(run.pieces, list(said.pieces))
+    return Reading(text, tuple(pieces))
+
+
+def read_run(
+    text: str,
+    language: str | None,
+    settings: Settings,
+    said: Mapping[str, Say],
+    inside: tuple[bool, bool] = (False, False),
+) -> Reading:
+    """The plain text of a run, or a part of it; inside: whether blanks before it, and after it, stand between words."""
+    words = text.strip()
+    first = len(text) - len(text.lstrip())
+    read_ = (replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings))
+    ends = ((0, first, inside[0]), (first + len(words), len(text), inside[1]))
+    before, after = ([Piece(low, high, " " * blank, "spaces")] if high > low else [] for low, high, blank in ends)
+    return Reading(text, (*before, *_with_words(list(read_), said, language, settings), *after))
+
+
+def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:
     pieces = [Piece(0, len(text), text)] if text else []
     for _ in range(_MOST_PASSES):
         plain = "".join(piece.spoken for piece in pieces)
@@ -88,7 +119,50 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
         if not (any(_runs_on(free, piece) for piece in said) or _ODD.search(spoken)):
             break
         settings = replace(settings, lexicon=NO_WORDS)  # once
-    return Reading(text, tuple(pieces))
+    return pieces
+
+
+def _with_words(
+    pieces: list[Piece], said: Mapping[str, Say], language: str | None, settings: Settings
+) -> Iterator[Piece]:
+    """With words for what no rule reads, in the language of its sentence."""
+    spoken = "".join(piece.spoken for piece in pieces) if said else ""
+    if said.keys().isdisjoint(spoken):
+        yield from pieces
+        return
+    told = {sign: code for start, end, code in segments(spoken, language) for sign in spoken[start:end]}
+    other = language or "en"
+    at, last = 0, ""
+    for piece in pieces:
+        start, words = piece.start, ""
+        for place, sign in enumerate(piece.spoken, piece.start):
+            at += 1
+            if (what := said.get(sign)) is None:
+                words += sign
+                continue
+            own = _glue(
+                (last + words)[-1:],
+                _in_words(what, other if told[sign] in settings.unread else told[sign], settings),
+                spoken[at : at + 1],
+                "say-as",
+            )
+            if piece.rule is not None:
+                words += own
+                continue
+            if words:
+                yield Piece(start, place, words)
+            yield Piece(place, place + 1, own, "say-as")
+            start, words, last = place + 1, "", own[-1:]
+        if start < piece.end:
+            yield Piece(start, piece.end, words, piece.rule)
+        last = words[-1:] or last
+
+
+def _in_words(what: Say, language: str, settings: Settings) -> str:
+    if not (voice := load_verbalizer(language)):
+        return " ".join(what.content) if what.how == "spell" else what.content
+    said = put_in_words(what, voice)
+    return read(what.content, language, settings).spoken if said is None else said
 
 
 def _runs_on(text: str, piece: Piece) -> bool:

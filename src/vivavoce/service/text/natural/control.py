@@ -1,0 +1,181 @@
+"""How a text says itself how it is to be read: `[pause 0.5s]`, `[spell: NASA]`; `ssml` reads more of the kind.
+
+A text becomes runs. What is said in a way of its own, whatever the rules, stands in them as one character of Unicode's
+private use, which no rule reads; it is put in words when the language of its sentence is known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from vivavoce.engine.request import MAX_PAUSE_S
+from vivavoce.errors import InvalidText
+from vivavoce.service.text.natural.addresses import spell_address
+from vivavoce.service.text.natural.classes import Place, read_date, read_time
+from vivavoce.service.text.natural.grammar import LARGEST, Match, compiled, load_grammar, parse_number
+from vivavoce.service.text.natural.values import Piece
+from vivavoce.service.text.natural.verbalizer import Verbalizer
+
+MAX_PAUSES_S = 120.0
+"""Seconds of silence that one text may ask for in all."""
+MAX_RUNS = 500
+"""Each is spoken by itself, which costs more than its words do."""
+
+FORMS: Mapping[str, Match] = {
+    "spell": compiled(r".*[\p{L}\p{N}].*"),
+    "digits": compiled(r"(?=.*\d)[\d\s.,/()+-]+"),
+    "cardinal": compiled(r"[-−+]?\d[\d.,'’\s]*"),
+    "ordinal": compiled(r"\d{1,36}\W?\p{L}{0,2}"),
+    "year": compiled(r"\d{1,4}"),
+    "date": compiled(r".*\d.*"),
+    "time": compiled(r".*\d.*"),
+    "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
+}
+"""What may be said in a way of its own → how it is written."""
+SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
+HOW = "|".join(FORMS)
+_BRACKET = compiled(rf"\[(?:pause {SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]")
+_PRIVATE = range(0xF0000, 0xFFFFE)
+_NUMBERS = compiled(r"\d+")
+
+
+@dataclass(frozen=True)
+class Say:
+    """What is said in a way of its own: how is one of `FORMS`; order: of a date's numbers, "dmy"; "": it is told."""
+
+    how: str
+    content: str
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Characters of a text that are read alike.
+
+    pieces: cover them; their `spoken`, joined, is what the rules read; said: what the characters in it stand for that
+    no rule reads; language: None: that of the text around it; rate: times the speed of the request; pause_s: seconds of
+    silence, of a run of which nothing is spoken.
+    """
+
+    pieces: list[Piece]
+    said: Mapping[str, Say] = field(default_factory=dict)
+    language: str | None = None
+    rate: float = 1.0
+    pause_s: float = 0.0
+
+    @property
+    def plain(self) -> str:
+        """What the rules read."""
+        return "".join(piece.spoken for piece in self.pieces)
+
+
+class Runs:
+    """The runs of a text as it is gone through; language and rate are those of what comes next."""
+
+    def __init__(self, text: str) -> None:
+        self.runs: list[Run] = []
+        self.language: str | None = None
+        self.rate = 1.0
+        self._text, self._said, self._paused_s = text, dict[str, Say](), 0.0
+        self._free = (one for one in map(chr, _PRIVATE) if one not in text)
+
+    def add(self, start: int, end: int, spoken: str, rule: str) -> None:
+        """Characters, and what of them the rules read."""
+        last = self.runs[-1] if self.runs else None
+        changed = last is None or last.pause_s or (last.language, last.rate) != (self.language, self.rate)
+        if last is None or (spoken and changed):
+            self._begin(last := Run([], self._said, self.language, self.rate))
+        if end > start:
+            same = spoken == self._text[start:end]
+            last.pieces.append(Piece(start, end, spoken, None if same else rule))
+
+    def add_text(self, start: int, end: int) -> None:
+        """Characters as they are written, but for the brackets among them."""
+        for found in _BRACKET.finditer(self._text, start, end):
+            if found["how"] and not FORMS[found["how"]].fullmatch(found["content"]):
+                continue  # it is text
+            if found.start() > start:
+                self.add(start, found.start(), self._text[start : found.start()], "")
+            start = found.end()
+            if found["how"]:
+                self.say(found.start(), start, Say(found["how"], found["content"]))
+            else:
+                self.pause(found.start(), start, seconds_of(found))
+        if end > start or not self.runs:
+            self.add(start, end, self._text[start:end], "")
+
+    def say(self, start: int, end: int, what: Say) -> None:
+        """Characters that are said in a way of their own."""
+        sign = next(self._free)
+        self._said[sign] = what
+        self.add(start, end, sign, "say-as")
+
+    def pause(self, start: int, end: int, seconds: float) -> None:
+        """Characters that stand for silence. InvalidText: it is too long."""
+        if seconds > MAX_PAUSE_S:
+            raise InvalidText(
+                f"text: the pause at character {start} is {seconds:g} s, the limit is {MAX_PAUSE_S:g} s; shorten it"
+            )
+        self._paused_s += seconds
+        check_paused(self._paused_s)
+        if seconds:
+            self._begin(Run([], pause_s=seconds))
+        self.add(start, end, "", "pause")
+
+    def _begin(self, run: Run) -> None:
+        if len(self.runs) == MAX_RUNS:
+            raise InvalidText(
+                f"text: it has more than {MAX_RUNS} stretches between pauses and changes of rate or language; split it"
+            )
+        self.runs.append(run)
+
+
+def seconds_of(found: Match) -> float:
+    """The value of what `SECONDS` matched."""
+    return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
+
+
+def check_paused(seconds: float) -> None:
+    """Refuse more silence than one text may ask for."""
+    if seconds > MAX_PAUSES_S:
+        raise InvalidText(f"text: its pauses are {seconds:g} s in all, the limit is {MAX_PAUSES_S:g} s; shorten some")
+
+
+def original(pieces: Sequence[Piece], at: int) -> int:
+    """Where in the text a character of what its pieces say stands; of the end, what is silent there included."""
+    offsets = [*accumulate((len(piece.spoken) for piece in pieces), initial=0)]
+    if at >= offsets[-1]:
+        return pieces[-1].end
+    index = bisect_right(offsets, at) - 1
+    piece, inside = pieces[index], at - offsets[index]
+    return piece.start if not inside else piece.start + inside if piece.rule is None else piece.end
+
+
+def put_in_words(what: Say, voice: Verbalizer) -> str | None:
+    """What is said for it; None: it is nothing of the kind in this language."""
+    content, locale = what.content.strip(), voice.locale
+    place = Place(load_grammar(voice), content, 0, len(content))
+    digits, groups = "".join(filter(str.isdecimal, content)), _NUMBERS.findall(content)
+    if what.how == "spell":
+        return spell_address(place, " ".join(content.upper()))
+    if what.how == "phone":
+        said = [voice.digits(group, phone=True) for group in groups]
+        plus = locale.signs.get("+", "") if content[0] == "+" else ""
+        return voice.join(plus, (", " if locale.joint else "").join(said))
+    if what.how == "digits" or len(digits) > LARGEST:
+        return voice.digits(digits)
+    if what.how in ("ordinal", "year"):
+        return voice.ordinal(int(digits)) if what.how == "ordinal" else voice.year(int(digits))
+    if what.how == "cardinal":
+        number = parse_number(content.lstrip("+-−"), locale, content[0] in "-−")
+        return voice.number(number) if not number.decimals or number.decimals.isdecimal() else None
+    if what.order:
+        parts = dict(zip(what.order, map(int, groups), strict=False))
+        year, month, day = parts.get("y"), parts.get("m"), parts.get("d")
+        fits = len(groups) == len(what.order) and (month or 1) <= 12 and (day or 1) <= 31
+        return voice.date(year, month, day) if fits and 0 not in (month, day) else None
+    found = read_date(place) if what.how == "date" else read_time(place)
+    return found[1] if found and found[0] == len(content) else None
