@@ -294,7 +294,8 @@ def test_text_that_arrives_is_planned_as_soon_as_it_is_complete(front_end, by):
     if by is TextStream.INTERLEAVED:
         assert {(one.start, one.request.seed) for one in planned} == {(0, 4)}
         assert planned[-1].end == len(text)
-        assert sum((one.request.text for one in planned), ()) == front_end.text.encode_piece(text)
+        said = "It is eleven forty two in Boston now. The evening train leaves at six. Good!"
+        assert sum((one.request.text for one in planned), ()) == front_end.text.encode_piece(said)
     else:
         sentences = ["It is 11:42 in Boston now.", "The evening train leaves at 6.", "* * *\nGood!"]
         assert [text[one.start : one.end] for one in planned] == sentences
@@ -302,6 +303,20 @@ def test_text_that_arrives_is_planned_as_soon_as_it_is_complete(front_end, by):
         assert [(one.request.text, one.request.seed) for one in planned] == [
             (only.request.text, only.request.seed) for (only,) in alone
         ]
+
+
+def test_text_that_arrives_by_words_is_read_by_the_natural_reading_alone(front_end):
+    arriving = replace(front_end, card=replace(front_end.card, text_stream=TextStream.INTERLEAVED))
+    pieces = ("It is **1", "1:4", "2** in Boston now 😀. Ta", "ke 2")
+    for reading, said in (
+        ("natural", "It is eleven forty two in Boston now. Take two"),
+        ("official", "It is **11:42** in Boston now 😀. Take 2"),
+        ("off", "It is **11:42** in Boston now 😀. Take 2"),
+    ):
+        planned = list(arriving.plan_arriving(pieces, FULL, SpeakOptions(reading=reading)))
+        assert sum((one.request.text for one in planned), ()) == front_end.text.encode_piece(said)
+        assert planned[-1].end == len("".join(pieces))
+        assert sorted(one.end for one in planned) == [one.end for one in planned]
 
 
 def test_reading_ends_with_who_wants_it_also_where_text_arrives(front_end):

@@ -25,9 +25,9 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
-from vivavoce.service.text.arriving import located_sentences, whole_words
+from vivavoce.service.text.arriving import located_sentences
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import control_sentences, control_words
+from vivavoce.service.text.natural.arriving import control_sentences
 from vivavoce.service.text.natural.control import check_paused
 from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.reading import Left, is_speakable, stays
@@ -97,8 +97,9 @@ class FrontEnd:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
         By sentences: what `plan` makes of each sentence. By words: requests of one and the same segment, whose text ids
-        follow one another; start and end are then the characters that have come so far. A system prompt comes with the
-        first piece. Errors as `plan`, when a piece is read.
+        follow one another, of words as they are written or, by the natural reading, as they are said; start and end are
+        then the characters that have been read so far. A system prompt comes with the first piece. Errors as `plan`,
+        when a piece is read.
         """
         conditioning, begin = self.conditioning(voice, options), 0
         if self._modes.system:
@@ -175,8 +176,8 @@ class FrontEnd:
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        natural = options.reading == "natural"
-        come = control_words(pieces, options.language, self.text.marks) if natural else whole_words(pieces)
+        assert isinstance(options.lexicon, Lexicon)  # options keep it as one
+        come = self.text.arriving(pieces, options.language, options.reading, options.lexicon)
         for words, read in come:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(

@@ -50,7 +50,7 @@ class SpeakOptions:
     the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
     language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. reading: by whose rules
     numbers, dates and signs are read: natural (our own, for all nine languages), official (CosyVoice's, for Chinese and
-    English), or off; text that arrives word by word is spoken as it is written. lexicon: words → how they are to be
+    English; text that arrives word by word is spoken as it is written), or off. lexicon: words → how they are to be
     said, with natural rules; it is kept as a `Lexicon`.
     """
 

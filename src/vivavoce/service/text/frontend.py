@@ -12,7 +12,9 @@ from typing import get_args
 import regex
 
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
+from vivavoce.service.text.arriving import whole_words
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
+from vivavoce.service.text.natural.arriving import read_arriving
 from vivavoce.service.text.natural.control import Run, original
 from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
 from vivavoce.service.text.natural.markup import Settings
@@ -232,12 +234,29 @@ class TextFrontEnd:
         system, mark, spoken = text.rpartition(END_OF_PROMPT)
         return system + mark, spoken
 
+    def arriving(
+        self,
+        pieces: Iterable[str],
+        language: str | None = None,
+        reading: Reading = "official",
+        lexicon: Lexicon = NO_WORDS,
+    ) -> Iterator[tuple[str, int]]:
+        """`whole_words` of a text that arrives: as they are written, or by natural rules as they are said.
+
+        `InvalidRequest` for a language as `segments`, `InvalidText` as `whole_words` and `located`.
+        """
+        wanted = self._wanted(language)
+        if reading != "natural" or self._languages is None:
+            return whole_words(pieces)
+        told: Language | None = wanted or (None if self._scripts is None else "en")
+        return read_arriving(pieces, told, self._settings(Settings(lexicon=lexicon), told or "en"))
+
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""
         return self._tokenizer.encode(text)
 
     def encode_piece(self, text: str) -> tuple[int, ...]:
-        """The ids of a piece of a text that is still arriving: checked as other text is, otherwise as it is."""
+        """The ids of words that `arriving` gave: checked as other text is, otherwise as they are."""
         self._check(text)
         return self._tokenizer.encode(text if self._scripts is None else drop_symbols(text))
 

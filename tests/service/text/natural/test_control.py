@@ -10,7 +10,7 @@ import pytest
 
 from vivavoce.errors import InvalidText
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import control_sentences, control_words
+from vivavoce.service.text.natural.arriving import control_sentences, read_arriving
 from vivavoce.service.text.natural.control import FORMS, MAX_RUNS
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
@@ -287,17 +287,17 @@ def test_sentences_that_arrive_tear_no_bracket() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 4, 500])
-def test_words_that_arrive_have_marks_for_pauses(size: int) -> None:
+def test_words_that_arrive_have_commas_for_pauses(size: int) -> None:
     def words(text: str) -> str:
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = list(control_words(pieces, "en", _ALL))
+        found = list(read_arriving(pieces, "en", Settings(marks=_ALL)))
         assert found[-1][1] == len(text)
         return "".join(one for one, _ in found)
 
-    assert words("Hello [pause 200ms] there [pause 1s] you. [pause 1s] I [laughter] am [spell: AB] [x") == (
-        "Hello, there. you. I [laughter] am A B [x"
+    assert words("Hello [pause 200ms] there[pause 1s] you. [pause 1s] I [laughter] am [spell: AB]") == (
+        "Hello, there, you. I [laughter] am A B"
     )
-    assert words(' <speak>Hi <break time="1s"/> it is <sub alias="5 km">x</sub></speak>') == "Hi. it is five kilometers"
+    assert words(' <speak>Hi <break time="1s"/> it is <sub alias="5 km">x</sub></speak>') == "Hi, it is five kilometers"
 
 
 def test_ssml_that_arrives_is_one_sentence() -> None:

@@ -193,6 +193,8 @@ def _is_said(place: Place, sign: str) -> bool:
     following = place.text[place.at + len(sign) : place.at + len(sign) + 1]
     if sign in ("<", ">") and before.isspace() != following.isspace() and not following.isdigit():
         return False  # <name>
+    if sign == "*" and bool(before.strip()) != bool(following.strip()):
+        return False  # *one end of what is set apart
     if sign == "$" and (before.strip() or following.isalpha() or following in ("$", "\\")):
         return False  # a formula
     if sign in "*/<>" and len(sign) == 1:

@@ -1,23 +1,56 @@
-"""Brackets and SSML in a text that arrives: neither is torn, and SSML is read when all of it is there."""
+"""A text that arrives in pieces, read as a person would: each word as soon as what follows cannot change it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import chain
 
-from vivavoce.service.text.arriving import Sentence, located_sentences, whole_words
+from vivavoce.service.text.arriving import Sentence, located_sentences
 from vivavoce.service.text.checks import check_length
 from vivavoce.service.text.natural.control import HOW
-from vivavoce.service.text.natural.grammar import compiled
+from vivavoce.service.text.natural.grammar import CJK, compiled, heads
 from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read_run
+from vivavoce.service.text.natural.reader import read, read_run, segments
 from vivavoce.service.text.natural.ssml import find_runs, is_ssml
+from vivavoce.service.text.natural.values import Piece
+from vivavoce.service.text.natural.verbalizer import MODULES, load_verbalizer
 from vivavoce.service.text.reading import is_speakable
-from vivavoce.service.text.recognition import recognise
+from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
 
-_OPEN = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")
-_BEGINS, _LONG_S = "<speak", 0.5
-_ENDED = compiled(r"[\p{P}]\s*\Z|\A\s*\Z")
+MOST_HELD = 300
+"""Characters that are held back at most, of an address without an end."""
+_ENOUGH_HELD = 100
+"""Characters after which what lies more than `_LOOKAHEAD` back is given, in a list of numbers without an end."""
+_LOOKAHEAD = 48
+_WORD, _CHARACTER = 3, 1
+_FOLLOWING = 2 * _WORD
+"""How much ordinary text settles what stands before it: two words, or six Chinese characters."""
+_CONTEXT = 64
+"""Characters that are read again before those that are held, at least; the rules look back less far."""
+_STEP = 200
+
+# Scripts that are written without spaces, with their marks.
+_TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
+_LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～]]++"
+# What a text is made of; each alternative matches as soon as the character behind it is there, however the text is cut.
+_TOKEN = compiled(
+    rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
+    rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
+    rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
+)
+_ROMAN = compiled(r"[IVXLC]+|[IVX]+(?:er?|re|i?ème|ᵉ)")  # also as in French
+_BEFORE = compiled(r"(\p{L}+) \Z")
+_OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z")
+# A link that is not closed yet, and what a line begins with that is to pause at its end: they count further on.
+_OPENED = compiled(r"\[(?=[^\]\n]*\Z)")
+_MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1,3}[.)])[ \t]+(?=[^\n]*\Z)")
+_LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
+_FENCED = compiled(r"(?:(?<=\n)|\A)[ \t]*```[^`]*\Z")
+_STOPS = frozenset("。！？")
+_BRACKET = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")  # an open one
+_BEGINS = "<speak"
 
 
 def control_sentences(pieces: Iterable[str], marks: frozenset[str]) -> Iterator[Sentence]:
@@ -33,43 +66,179 @@ def control_sentences(pieces: Iterable[str], marks: frozenset[str]) -> Iterator[
         if held:
             one = Sentence(held.text + " " * (one.start - held.end) + one.text, held.start, one.language)
         begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
-        held = None if begun and not _OPEN.search(one.text) else one
+        held = None if begun and not _BRACKET.search(one.text) else one
         if held is None:
             yield one
     if held:
         yield held
 
 
-def control_words(pieces: Iterable[str], language: str | None, marks: frozenset[str]) -> Iterator[tuple[str, int]]:
-    """As `whole_words`, with words for brackets and SSML; a pause becomes a comma, a long one a full stop."""
+def read_arriving(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
+    """As `whole_words`, with the words read; language: of what shows none; None: told from the text so far.
+
+    Each number is that of the characters of the text that have been said by then. SSML is read when all of it is there.
+    InvalidText: see `find_runs`.
+    """
     ssml, pieces = _gather(pieces)
     if ssml:
-        yield _in_words(ssml, "", language, marks), len(ssml)
-    held, come, last = "", 0, ""
-    for words, come in whole_words(pieces):
-        held += words
-        opened = _OPEN.search(held)
-        ready = held[: opened.start()] if opened else held
-        if ready:
-            held, said = held[len(ready) :], _in_words(ready, last, language, marks)
-            last = said or last
-            yield said, come
-    if held:
-        yield _in_words(held, last, language, marks), come
+        yield _in_words(read(ssml, language, settings).pieces), len(ssml)
+    text = ArrivingText(language, settings)
+    for piece in pieces:
+        check_length(piece)
+        for start in range(0, len(piece), _STEP):
+            yield from _joined(text.add(piece[start : start + _STEP]))
+    yield from _joined(text.end())
 
 
-def _in_words(text: str, before: str, language: str | None, marks: frozenset[str]) -> str:
-    """A text with words for what has a way of its own; SSML is read, other text stays as it is written."""
-    said, reads, settings = before, is_ssml(text), Settings(marks=marks)
-    for run in find_runs(text, marks):
-        if run.pause_s:
-            said = max(said.rstrip(), before, key=len)
-            said += "" if _ENDED.search(said) else "," if run.pause_s < _LONG_S else "."
-        elif reads or not run.said.keys().isdisjoint(run.plain):
-            said += read_run(run.plain, run.language or language, settings, run.said, (bool(said), True)).spoken
+def _joined(given: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """All that is given at once, as one."""
+    if words := list(given):
+        yield "".join(word for word, _ in words), words[-1][1]
+
+
+def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
+    """What pieces say behind other words; a pause becomes a comma where no mark stands."""
+    said = ""
+    for one in pieces:
+        if one.rule == "pause":
+            said = said.rstrip()
+            said += ", " if (before + said)[-1:].isalpha() else " "
         else:
-            said += run.plain
-    return said[len(before) :]
+            said += one.spoken.removeprefix(" " * said.endswith(" "))
+    return said
+
+
+@cache
+def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
+    """What may begin something in any language: words in small letters, how words end, and what is one by itself."""
+    locales = [voice.locale for voice in map(load_verbalizer, MODULES) if voice]
+    endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
+    alone = (word for locale in locales for word in (*locale.abbreviations, *locale.signs) if word.isalpha())
+    return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
+
+
+class ArrivingText:
+    """Gathers pieces of a text; gives what is said, with the number of characters of the text that have been said.
+
+    An ordinary word is given as soon as the character behind it is there. What may begin something (a digit, a sign, an
+    abbreviation) is held until ordinary text follows, and then read with what stands before it. What is given depends
+    on the text alone, not on how it came in pieces.
+    """
+
+    def __init__(self, language: str | None, settings: Settings) -> None:
+        self._language, self._settings = language, settings
+        self._text, self._offset = "", 0  # the end of what was given and what is held; the characters before it
+        self._given = self._seen = 0  # places in that text
+        self._ends: list[int] = []  # of what is held
+        self._wanted, self._odd = 0, False  # what has to follow; whether there is something to be read
+        self._tried, self._last = 0, ""
+        self._heads, self._endings, alone = _heads()
+        self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)
+
+    def add(self, piece: str) -> Iterator[tuple[str, int]]:
+        """What a piece settles."""
+        self._text += piece
+        while True:
+            limit = self._given + MOST_HELD
+            if token := _TOKEN.match(self._text, self._seen, limit + 1):
+                self._seen = token.end()
+                yield from self._take(token.lastgroup, token[token.lastgroup])
+            elif len(self._text) > limit:
+                self._odd, self._seen = True, limit
+                yield from self._give(limit)
+            else:
+                return
+
+    def end(self) -> Iterator[tuple[str, int]]:
+        """The rest, after the last piece."""
+        self._odd = True
+        yield from self._give(len(self._text))
+
+    def _take(self, kind: str, written: str) -> Iterator[tuple[str, int]]:
+        weight = self._weight(kind, written)
+        if weight < 0:
+            self._wanted = max(self._wanted, -weight)
+            self._odd = self._odd or weight == -_FOLLOWING
+        elif kind == "tight" and written in _STOPS:
+            self._wanted = 0
+        elif not (kind == "word" and self._text[self._seen] == "."):
+            self._wanted -= weight
+        if self._wanted <= 0 and not (self._odd and _OPEN.search(self._text, self._given, self._seen)):
+            yield from self._give(self._seen)
+            return
+        self._ends.append(self._seen)
+        if self._seen - self._given > _ENOUGH_HELD and self._seen >= self._tried:
+            self._tried = self._seen + 16
+            yield from self._give(self._seen, _LOOKAHEAD)
+
+    def _weight(self, kind: str, written: str) -> int:
+        """How much of what has to follow this is; negative: so much has to follow it."""
+        if kind != "word":
+            if written in self._alone:
+                return -_FOLLOWING
+            return _CHARACTER if kind == "tight" else 0 if kind == "mark" else -_FOLLOWING
+        if _ROMAN.fullmatch(written):
+            before = _BEFORE.search(self._text, 0, self._seen - len(written))
+            return -_WORD if written == "I" and not (before and before[1] not in FREQUENT_WORDS["en"]) else -_FOLLOWING
+        parts = written.replace("'", "-").split("-")
+        odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
+        if not self._alone.isdisjoint(parts) or (odd and self._text[self._seen] == "."):
+            return -_FOLLOWING
+        return -_WORD if odd else _WORD
+
+    def _give(self, end: int, lookahead: int = 0) -> Iterator[tuple[str, int]]:
+        """What is said up to a place, or so far before it as to be certain."""
+        pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
+        if lookahead:
+            inner = [one for one in self._ends if one <= end - lookahead]
+            end = next((one for one in reversed(inner) if not any(p.rule and p.start < one < p.end for p in pieces)), 0)
+            if not end:
+                return
+        cut = (p if p.rule else replace(p, spoken=p.spoken[: end - p.start]) for p in pieces if p.start < end)
+        words = _in_words(cut, self._last)
+        if not self._offset + self._given:
+            words = words.lstrip(" ")
+        if words:
+            self._last = words[-1]
+            yield words, self._offset + end
+        self._given, self._ends = end, [one for one in self._ends if one > end]
+        if not self._ends:
+            self._wanted, self._odd = 0, False
+        self._forget()
+
+    def _read(self, end: int) -> list[Piece]:
+        """The pieces of what is held, up to a place."""
+        written = self._text[:end]
+        written += "\n```" * bool(_FENCED.search(written))
+        pieces: list[Piece] = []
+        for one in read(written, self._language, self._settings).pieces:
+            if one.end <= self._given or one.start >= end:
+                continue
+            if one.rule is None:
+                low, high = max(one.start, self._given), min(one.end, end)
+                one = Piece(low, high, self._text[low:high])
+            elif one.start < self._given:  # what was said would have been another number
+                held = self._text[self._given : end]
+                said = read_run(held.lstrip(), self._language, self._settings, {}).spoken
+                return [Piece(self._given, end, " " * held[0].isascii() + said, "rest")]
+            pieces.append(one)
+        return pieces
+
+    def _forget(self) -> None:
+        """Keep as much of what was given as rules look back at."""
+        cut = self._given - _CONTEXT
+        if cut < _CONTEXT // 2:
+            return
+        letter = _LETTER.search(self._text, cut, self._given)
+        cut = letter.start() if letter else cut
+        *_, (_, _, told) = segments(self._text[:cut], self._language)
+        if not {"ja", "yue"} & {told, self._language}:  # which are told from each sentence
+            self._language = told
+        kept = "".join(found[0] for sign in (_MARKED, _OPENED) for found in sign.finditer(self._text, 0, cut))
+        self._text, cut = kept + self._text[cut:], cut - len(kept)
+        self._offset += cut
+        self._given, self._seen, self._tried = self._given - cut, self._seen - cut, self._tried - cut
+        self._ends = [one - cut for one in self._ends]
 
 
 def _gather(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:

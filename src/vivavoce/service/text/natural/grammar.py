@@ -59,6 +59,20 @@ class Grammar:
 _HEAD = compiled(r"\p{L}*")
 
 
+def heads(locale: Locale) -> frozenset[str]:
+    """Words in small letters that may begin one of a language's classes: what is written in letters in its tables."""
+    named = (
+        locale.months,
+        locale.weekdays,
+        locale.abbreviations,
+        locale.currencies,
+        locale.idioms,
+        locale.signs,
+        locale.words.get("heads", "").split("|"),
+    )
+    return frozenset(_HEAD.match(word.lower())[0] for words in named for word in words)
+
+
 @cache
 def load_grammar(voice: Verbalizer) -> Grammar:
     """The patterns of a language, compiled at the first text in it."""
@@ -81,19 +95,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
             kind: tuple((rule.name, compiled(rule.pattern), rule.say) for rule in voice.rules if kind in rule.first)
             for kind in ("digit", "letter", "sign")
         },
-        frozenset(
-            _HEAD.match(word.lower())[0]
-            for words in (
-                locale.months,
-                locale.weekdays,
-                locale.abbreviations,
-                locale.currencies,
-                locale.idioms,
-                locale.signs,
-                locale.words.get("heads", "").split("|"),
-            )
-            for word in words
-        ),
+        heads(locale),
         tuple(filter(None, locale.words.get("head_endings", "").split("|"))),
         compiled(rf"{START}{any_of(locale.idioms)}(?!\d|[./:-]\d){NO_WORD}", regex.I),
         compiled(rf"{START}{any_of(locale.abbreviations)}(?![\p{{L}}\p{{N}}])"),

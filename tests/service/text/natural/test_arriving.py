@@ -1,0 +1,178 @@
+"""A text that arrives in pieces is read as a whole one would be, each word as early as that can be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import chain, pairwise
+
+import pytest
+
+from tests.service.text.natural.acceptable import load_cases
+from tests.service.text.natural.test_reader import _texts
+from vivavoce.errors import InvalidText
+from vivavoce.service.text.arriving import whole_words
+from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.text.natural.arriving import MOST_HELD, ArrivingText, read_arriving
+from vivavoce.service.text.natural.lexicon import Lexicon
+from vivavoce.service.text.natural.markup import Settings
+from vivavoce.service.text.natural.reader import read
+from vivavoce.service.text.natural.verbalizer import MODULES
+from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+
+_SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
+_TIGHT = ("zh", "yue", "ja")
+_LONG = """\
+# A long heading of more than sixty-four characters that goes on and on to the end
+
+Here is **some bold text which is so long that nobody would ever hold all of it back before it is spoken** and *an
+italic stretch that is long enough to have left what is remembered behind when it closes at last* then more.
+
+- **First item:** it costs $3.50 a month, and no mark ends this line although it is long enough to be a sentence
+- **Second item:** see [the documentation of a thing of rather long a name, it goes on](https://example.com/a?b=1) now
+1. First, take 2 eggs
+
+| Name | Price |
+|---|---|
+| Apple pie with cream | $3.50 |
+
+```python
+print("hello world and more words", 5)
+    x = i * 2
+```
+
+The <span class="a b c d e f g">word</span> is on Mon, Jan 5 at 5pm. On the one hand no, on the other hand yes.
+"""
+
+
+def _arrived(pieces: Iterable[str], language: str | None, settings: Settings = _SETTINGS) -> list[tuple[str, int]]:
+    text = ArrivingText(language, settings)
+    return [*chain.from_iterable(map(text.add, pieces)), *text.end()]
+
+
+def _torn(text: str, chance: random.Random) -> list[str]:
+    cuts = sorted(chance.randrange(len(text) + 1) for _ in range(chance.randint(1, 30)))
+    return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+
+
+def _texts_of(language: str, chance: random.Random) -> list[str]:
+    """Those of the table, and paragraphs and lines of some of them."""
+    texts = [case.text.replace("⏎", "\n").replace("⇥", "\t") for case in load_cases(language)]
+    texts = [text for text in texts if "<break" not in text]  # a comma here
+    between = "" if language in _TIGHT else " "
+    joined = [joint.join(chance.sample(texts, 4)) for joint in (between, "\n", "\n\n") * 4]
+    return [*texts, *joined, *([_LONG] if language == "en" else ())]
+
+
+@pytest.mark.parametrize("language", MODULES)
+def test_a_text_that_arrives_is_read_as_a_whole_one(language: str) -> None:
+    chance = random.Random(11)
+    for text in _texts_of(language, chance):
+        said = _arrived([text], language)
+        assert _arrived(_torn(text, chance), language) == said, text
+        assert "".join(words for words, _ in said) == read(text, language, _SETTINGS).spoken, text
+
+
+def test_what_is_given_depends_on_the_text_alone_and_comes_in_order() -> None:
+    chance = random.Random(13)
+    for place, text in enumerate(_texts(250)):
+        language = ("en", "zh", "de", None)[place % 4]
+        said = _arrived([text], language)
+        assert _arrived(text, language) == _arrived(_torn(text, chance), language) == said, text
+        ends = [0, *(end for _, end in said)]
+        assert all(start < end <= len(text) for start, end in pairwise(ends)), text
+
+
+def _at_once(text: str, language: str | None = "en", settings: Settings = _SETTINGS) -> str:
+    """What is given before the text has ended."""
+    return "".join(words for words, _ in ArrivingText(language, settings).add(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("Hello", ""),
+        ("Hello ", "Hello"),
+        ("Hello, ", "Hello,"),
+        ("don't well-known (so) “yes” ", "don't well-known (so) “yes”"),
+        ("I paid $3.50 for ", "I paid"),
+        ("I paid $3.50 for it ", "I paid three dollars and fifty cents for it"),
+        ("and we ", "and we"),
+        ("and/or they came ", "and or they came"),
+        ("Dr. Smith ", ""),
+        ("Dr. Smith came ", "Doctor Smith came"),
+        ("May we go ", "May we go"),
+        ("May 5 we go ", "May fifth we go"),
+        ("here <!-- one two three four five ", "here"),
+        ("a *very long text ", "a very long text"),
+        ("well [laughter] ", "well"),
+        ("well [laughter] they came ", "well [laughter] they came"),
+        ("你好世界", "你好世界"),
+        ("我有2个苹果", "我有"),
+        ("我有2个苹果和一个", "我有两个苹果和一个"),
+        ("我有2个。", "我有两个。"),
+    ],
+)
+def test_words_are_given_as_soon_as_they_cannot_change(text: str, given: str) -> None:
+    assert _at_once(text, "zh" if given > "一" or "我" in text else "en") == given
+
+
+def test_the_language_is_told_from_what_has_come() -> None:
+    german = "Das ist nicht sehr viel und wir haben es auch. Es kostet 3,50 € im Monat, und 21 Leute kommen um 5 Uhr."
+    assert (
+        "".join(words for words, _ in _arrived(german.split("s"), None)) == read(german.replace("s", ""), None).spoken
+    )
+
+
+def test_words_of_a_lexicon_are_not_torn() -> None:
+    settings = Settings(lexicon=Lexicon({"New York": "the big apple", "重庆": "崇庆", "SQL": "sequel"}))
+    assert _at_once("go to New York or they came ", "en", settings) == "go to the big apple or they came"
+    assert "".join(words for words, _ in _arrived("我在重庆写SQL呢", "zh", settings)) == "我在崇庆写sequel呢"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(map(str, range(200))),
+        ", ".join(f"{number}.5 km" for number in range(90)),
+        "+1 " + "(555) 123-4567 " * 30,
+        "https://a.b/" + "c/" * 500,
+        "5" * 700,
+        "a" * 700,
+        "x " + "😀" * 500 + " y",
+        "<a " + "word " * 200 + "> x",
+        "\n" * 700 + "b",
+    ],
+)
+def test_what_is_held_is_bounded_and_nothing_is_said_twice(text: str) -> None:
+    held = 0
+    said: list[tuple[str, int]] = []
+    arriving = ArrivingText("en", _SETTINGS)
+    for place, one in enumerate(text, start=1):
+        said += arriving.add(one)
+        silent = not text[said[-1][1] if said else 0 : place].strip("\n😀")
+        held = max(held, 0 if silent else place - (said[-1][1] if said else 0))
+    assert held <= MOST_HELD + 1
+    words = "".join(one for one, _ in [*said, *arriving.end()])
+    if max(map(len, text.split())) < MOST_HELD and "<" not in text:
+        assert words.split() == read(text, "en", _SETTINGS).spoken.split()
+
+
+def test_ids_are_those_of_the_whole_reading(front_end: TextFrontEnd) -> None:
+    """Wherever those of a text that is spoken as it is written would be."""
+    chance = random.Random(17)
+    compared = 0
+    for language in ("en", "de", "fr", "ru", "ko"):  # without spaces, text passes as it comes
+        for text in _texts_of(language, chance):
+            whole, pieces = read(text, language, _SETTINGS).spoken, _torn(text, chance)
+            plain = [front_end.encode(words) for words, _ in whole_words(_torn(whole, chance))]
+            if tuple(chain.from_iterable(plain)) == front_end.encode(whole):
+                said = [front_end.encode(words) for words, _ in read_arriving(pieces, language, _SETTINGS)]
+                assert tuple(chain.from_iterable(said)) == front_end.encode(whole), text
+                compared += 1
+    assert compared > 300
+
+
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidText, match="int"):
+        list(read_arriving([3], "en", _SETTINGS))  # type: ignore[list-item]
