@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import regex
 
-from vivavoce.service.text.natural.classes import Found, Place
+from vivavoce.service.text.natural.classes import Found, Place, in_formula
 from vivavoce.service.text.natural.grammar import START, compiled
 
 _ENDINGS = (
@@ -31,14 +31,14 @@ _PATH = compiled(
     rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}"
 )
 _NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?", regex.ASCII)
-_TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
-_COUNTED = compiled(r"#\s?(?P<n>\d{1,9})(?![\p{L}\d])")
+_TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
+_COUNTED = compiled(r"#\s?(?:(?P<n>\d{1,4})(?![\p{L}\d]|-\d)|(?=\d[\d-]*+(?!\p{L})))")
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
 _COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")
 _ROMAN = compiled(
     r"(?<![\p{L}\p{N}])(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})(?![\p{Latin}\p{N}'’&/.]\w|[\p{Latin}\p{N}&])"
 )
-_BEFORE_ROMAN = compiled(r"(\p{L}+)[ \u00a0]\Z")
+_BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
@@ -53,7 +53,9 @@ def spell_address(place: Place, written: str) -> str:
     voice, signs = place.grammar.voice, place.locale.signs
     said: list[str] = []
     for part in _PARTS.findall(written):
-        if part.isdecimal():
+        if part.isdecimal() and len(part) == 4 and part[:2] in ("19", "20"):
+            said.append(voice.year(int(part)))
+        elif part.isdecimal():
             short = len(part) < 3 and part[0] != "0"
             said.append(voice.cardinal(int(part)) if short else voice.digits(part))
         else:
@@ -102,7 +104,8 @@ def read_tagged(place: Place) -> Found:
     """#CosyVoice2, @vivavoce, #1."""
     voice = place.grammar.voice
     if found := place.match(_COUNTED):
-        return found.end(), voice.join(place.locale.words.get("number", ""), voice.cardinal(int(found["n"]))), "number"
+        number = place.locale.words.get("number", "")
+        return found.end(), voice.join(number, voice.cardinal(int(found["n"])) if found["n"] else ""), "number"
     found = place.match(_TAGGED)
     if not found or (place.at and place.text[place.at - 1].isalnum() and place.text[place.at - 1].isascii()):
         return None
@@ -172,14 +175,15 @@ def roman_value(letters: str) -> int:
 
 def read_sign(place: Place) -> Found:
     """A sign by its name where it is said, and silence for those that only set words apart."""
-    names = place.locale.signs
+    names, behind = place.locale.signs, (place.text, max(0, place.at - 4), place.at)
     for length in (3, 2, 1):
         sign = place.text[place.at : min(place.at + length, place.end)]
         if len(sign) == length and sign in names and _is_said(place, sign):
-            lone = "" if _OPERAND.search(place.text, max(0, place.at - 4), place.at) else names.get(f"lone {sign}")
-            return place.at + length, lone or names[sign], "sign"
+            lone = "" if _OPERAND.search(*behind) else names.get(f"lone {sign}")
+            divides = sign == "/" and "÷" in names and in_formula(place, place.at + 1)
+            return place.at + length, lone or names["÷" if divides else sign], "sign"
     if found := place.match(_HYPHEN):
-        return found.end(), " ", "hyphen"
+        return found.end(), names["-"] if _OPERAND.search(*behind) and in_formula(place, found.end()) else " ", "hyphen"
     if found := place.match(_SILENT):
         before, after = place.text[place.at - 1 : place.at], place.text[found.end() : found.end() + 1]
         if not before.strip():
@@ -198,9 +202,13 @@ def _is_said(place: Place, sign: str) -> bool:
     if sign == "$" and (before.strip() or following.isalpha() or following in ("$", "\\")):
         return False  # a formula
     if sign in "*/<>" and len(sign) == 1:
-        return bool(after) and (before.isalnum() or before in " )") and (after[0].isalnum() or after[0] in "(-")
+        return (
+            bool(after) and (before.isalnum() or before in " )，、；：（(") and (after[0].isalnum() or after[0] in "(-")
+        )
+    if sign == "^":
+        return bool(before.strip())
     if sign == "~":
-        return after[:1].isdigit() and not before.isalnum()
+        return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":
         return bool(_BETWEEN_NAMES.match(place.text, place.at))
     if sign in ".:?!,;%'\"()":

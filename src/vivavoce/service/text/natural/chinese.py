@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from vivavoce.service.text.natural.grammar import Match, compiled
+from vivavoce.service.text.natural.grammar import compiled
 from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Forms, Locale, Number
-from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
+from vivavoce.service.text.natural.verbalizer import Verbalizer
+from vivavoce.service.text.natural.written import written_rules
 
 _DIGITS = "零一二三四五六七八九"
 _PLACES = ("", "十", "百", "千")
 _GROUPS = ("", "万", "亿", "万亿", "亿亿", "万亿亿", "亿亿亿", "万亿亿亿", "亿亿亿亿")
-# After these a 2 is 两: measure words, and units that are counted.
-_COUNTED = compiled(
-    r"年(?!级|級)|[个個只隻条條次张張本位人天周点點倍种種件台臺辆輛杯块塊元岁歲层層遍份句段篇章对對双雙排组組批棵朵头頭匹座间間]"
-    r"|[家瓶碗斤米套名万萬亿億千百分秒把根颗顆首部道门門架艘场場片粒串袋盒箱滴步顿頓趟番幅支枝枚株项項款期届屆季国國方者边邊]"
-    r"|[侧側地处處口户戶盘盤尺寸里吨噸升克度成半]|公[里斤分尺升顷]|小[时時]|分[钟鐘]|英[里尺寸镑]|毫[米升克]|厘米|千[米克]|平方|立方"
-    r"|美元|欧元|星期|[礼禮]拜"
-)
-LOCALE = load_tables("zh").locale
+TABLES = load_tables("zh")
+LOCALE = TABLES.locale
+_COUNTED = compiled(TABLES.pattern("counted"))  # after these a 2 is 两
 
 
 def _below_ten_thousand(value: int) -> str:
@@ -114,7 +110,10 @@ class Chinese(Verbalizer):
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2 is 二分之一, 1½ 一又二分之一."""
-        said = f"{self.cardinal(denominator)}分之{self.cardinal(numerator)}"
+        if numerator > denominator:  # 120/80: one after the other
+            return f"{self.cardinal(numerator)}、{self.cardinal(denominator)}"
+        parts = self.cardinal(denominator)
+        said = f"{parts[1:] if denominator in (100, 1000, 10_000) else parts}分之{self.cardinal(numerator)}"
         return f"{self.cardinal(whole)}又{said}" if whole else said
 
     def score(self, sides: Sequence[int]) -> str:
@@ -126,60 +125,5 @@ class Chinese(Verbalizer):
         return f"{self.cardinal(value)}世"
 
 
-def _year(voice: Chinese, found: Match) -> str:
-    return voice.year(int(found["a"])) + (f"到{voice.digits(found['b'])}" if found["b"] else "")
-
-
-def _power(voice: Chinese, found: Match) -> str:
-    base = voice.cardinal(int(found["a"])) if found["a"].isdecimal() else found["a"]
-    return f"{base}的{voice.cardinal(int(found['e']))}次方"
-
-
-def _short_year(voice: Chinese, found: Match) -> str:
-    return voice.digits(found["y"])
-
-
-def _phone(voice: Chinese, found: Match) -> str:
-    said = voice.digits("".join(filter(str.isdigit, found[0])), phone=True)
-    return f"加{said}" if found[0][0] == "+" else said
-
-
-def _identity(voice: Chinese, found: Match) -> str:
-    return "".join(voice.digits(one, phone=True) if one.isdigit() else one for one in found[0])
-
-
-_NUMBERED = "身份证|编号|卡号|账号|帐号|单号|学号|工号|邮编|验证码|密码|QQ|车牌|代码|尾号|航班|編號|證號|號碼|号码|证号"
-_NO_DIGIT = r"(?<![\d.,])"
-Chinese.rules = (
-    Rule("year", rf"{_NO_DIGIT}(?P<a>[12]\d{{3}})(?:\s?[-–—~～至到/]\s?(?P<b>[12]\d{{3}}))?"
-         r"(?=\s?(?:年(?!级)|赛季|学年|財年|财年)|(?<=《\d{4})》)", _year),
-    Rule("year", rf"(?:(?<=['’‘])|{_NO_DIGIT}(?=[09]))(?P<y>\d\d)(?=年(?!级|代|来|前|后|内|间|以))", _short_year),
-    Rule("phone", r"(?<![\d.])(?:\+?86[- ]?)?1[3-9]\d(?:[- ]?\d{4}){2}(?!\d)", _phone),
-    Rule("phone", r"(?<![\d.])(?:0\d{2,3}[- ]?\d{7,8}|[48]00[- ]?\d{3}[- ]?\d{4})(?!\d)", _phone),
-    Rule(
-        "digits",
-        rf"(?<=(?:{_NUMBERED})(?:号码?|是|为|為|:|：| ){{0,3}}(?:\p{{Han}}?[A-Z])?)(?<!\d)\d{{3,30}}[Xx]?"
-        r"(?![\d.]\d|年)",
-        _identity,
-    ),
-    Rule("digits", r"(?<![\d.])\d{17}[\dXx](?!\d)", _identity),
-    Rule("digits", r"(?<![\d.,])\d{13,36}(?![\d.,]\d)", _identity),
-    Rule("digits", r"(?<=(?<![A-Za-z])[A-Z]{2})\d{3,4}(?!\d|[.,]\d)", _identity),
-    Rule("digits", r"(?<![\d.])\d{3,4}(?=号?(?:室|房|包厢|教室))", lambda voice, found: voice.digits(found[0])),
-    Rule("sign", r"(?<=[按拨])[#*]", lambda voice, found: LOCALE.signs[f"address {found[0]}"], "sign"),
-    Rule("digits", r"(?<=\d米)\d\d(?!\d)", lambda voice, found: voice.digits(found[0])),
-    Rule("phone", r"(?<!\d)(?:1[12]\d|12\d{3})(?=报警|急救|火警|热线|消防|電話|电话)", _phone),
-    Rule("power", r"(?P<a>\d+|\p{Latin})\^(?P<e>\d+)", _power, "digit letter"),
-    Rule("more", r"(?<=[\d万亿千百])\+(?![\d\p{L}])", lambda voice, found: "多", "sign"),
-    Rule("ordinal", r"(?<=第)\d{1,9}(?!\d|\.\d)", lambda voice, found: voice.cardinal(int(found[0]))),
-    Rule("ordinal", r"No\.\s?(?P<n>\d{1,4})(?!\d)",
-         lambda voice, found: f"第{voice.cardinal(int(found['n']))}", "letter"),
-    Rule("per", r"(?<=[\p{Han}\d%])/(?=[人天日月年次斤个個件小时時分秒吨米套张台平㎡升克晚])(?<![年月日和或/男女]/)",
-         lambda voice, found: "每", "sign"),
-    Rule("money", r"(?:HK|US|NT)?[$￥¥](?=[\d,.]+\s?[万千百亿]?[蚊元块塊圆圓])",
-         lambda voice, found: "", "letter sign"),
-    Rule("range", r"(?<=[日号月年时点分][）)]?)\s?[-–—~～]\s?(?=\d)", lambda voice, found: "到", "sign"),
-    Rule("score", r"(?P<a>(?<![\d.])\d{1,3})[-:：](?P<b>\d{1,3})(?=(?:[获大小险]?[胜负平赢输击]|战[胜平]|领先|落后))",
-         lambda voice, found: voice.score((int(found["a"]), int(found["b"])))),
-)  # fmt: skip
+Chinese.rules = written_rules(TABLES)
 VERBALIZER = Chinese()

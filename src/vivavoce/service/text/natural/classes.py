@@ -62,11 +62,11 @@ _HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]
 _BARE_HOUR = compiled(rf"{START}(?:[1-9]|1[0-2])(?=\s?{DASH}\s?\d{{1,2}}(?::\d\d)?\s?[AaPp]\.?[Mm])")
 _CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:])")
 _RATIO = compiled(
-    rf"{START}(?P<a>\d+(?:\.\d+)?)\s?[:：∶]\s?(?P<b>\d+(?:\.\d+)?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
+    rf"{START}(?P<a>\d+(?:\.\d+)?)\s?[:：∶]\s?(?P<b>\d+(?:,\d{{3}})*(?:\.\d+)?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥.])")
 _PHONE = compiled(
-    rf"(?:(?<![\w+])\+\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
+    rf"(?:(?<![\w+])\+(?=(?:[ .()-]*\d){{7}})\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
     rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"
     rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}"
     rf"|{START}0\d{{1,3}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
@@ -78,7 +78,7 @@ _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
-_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:\s?[x×]\s?\d++(?:\.\d++)?){1, 4}(?!\d|\s?[x×÷^])")
+_DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
@@ -133,7 +133,7 @@ def _read_time(place: Place) -> Found:
         return None
     found, count = place.match(_TIME) or place.match(_HOUR), place.match(_CLOCK)
     voice = place.grammar.voice
-    if count and (not found or place.follows("duration_cue")):
+    if count and (not found or found["h"][1:] == "" or place.follows("duration_cue")):
         return count.end(), voice.duration(*map(int, count.group("h", "m", "s"))), "duration"
     if not found:
         return None
@@ -213,7 +213,8 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
     if not unit:
         return found.end(), said, "fraction"
     forms = place.locale.units[unit["unit"]]
-    return unit.end(), place.grammar.voice.join(said, forms[-1] if found["w"] else forms[0]), "unit"
+    many = found["w"] or ("n" in found.groupdict() and int(found["n"]) > int(found["d"]))
+    return unit.end(), place.grammar.voice.join(said, forms[-1] if many else forms[0]), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
@@ -235,7 +236,11 @@ def read_amount(place: Place) -> Found:
     if not one or (one["minus"] and _goes_on(place)):
         return None
     if place.text[place.at - 1 : place.at] == "^":  # $x^2$
-        return one.end("num"), place.grammar.voice.number(parse_number(one["num"], place.locale)), "number"
+        return (
+            one.end("num"),
+            place.grammar.voice.number(parse_number(one["num"], place.locale, bool(one["minus"]))),
+            "number",
+        )
     dash = _DASHED.match(place.text, one.end(), place.end)
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
     if two and one["front"] and not (two["front"] or two["back"]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vivavoce.service.text.natural.grammar import Match, any_of, parse_number
+from vivavoce.service.text.natural.grammar import Match, any_of, compiled, parse_number
 from vivavoce.service.text.natural.tables import load_tables
 from vivavoce.service.text.natural.values import Locale, Number
 from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
+from vivavoce.service.text.natural.written import written_rules
 
-LOCALE = load_tables("en").locale
+TABLES = load_tables("en")
+LOCALE = TABLES.locale
 _NAMES = """
 zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
 nineteen / zero ten twenty thirty forty fifty sixty seventy eighty ninety / thousand million billion trillion
@@ -107,9 +109,11 @@ class English(Verbalizer):
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
         """1/2 is "one half", 3/4 "three quarters", 8/10 "eight out of ten", 1 1/2 "one and a half"."""
-        if denominator in (10, 100) and not whole and numerator > 1:
+        if numerator + denominator == 100 and numerator >= denominator:
+            return f"{self.cardinal(numerator)} {self.cardinal(denominator)}"
+        if denominator in (10, 100) and not whole and 1 < numerator <= denominator:
             return f"{self.cardinal(numerator)} out of {self.cardinal(denominator)}"
-        if (denominator > 20 and denominator != 100) or numerator > denominator * 10:
+        if (denominator > 20 and denominator not in (32, 64, 100)) or numerator > denominator:
             said = f"{self.cardinal(numerator)} over {self.cardinal(denominator)}"
             return f"{self.cardinal(whole)} and {said}" if whole else said
         name = {2: "half", 4: "quarter"}.get(denominator) or self.ordinal(denominator)
@@ -141,11 +145,11 @@ def _decade(voice: English, found: Match) -> str:
     digits = found["d"]
     last = voice.cardinal(int(digits[-2:])) if digits[-2:] != "00" else ""
     plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}s"
-    if len(digits) == 2:
+    if len(digits) == 2 and last:
         return plural
     if last:
         return f"{voice.cardinal(int(digits[:2]))} {plural}"
-    return "two thousands" if digits == "2000" else f"{voice.cardinal(int(digits[:2]))} hundreds"
+    return "two thousands" if digits in ("00", "2000") else f"{voice.cardinal(int(digits[:2]))} hundreds"
 
 
 def _year(voice: English, found: Match) -> str | None:
@@ -161,10 +165,6 @@ def _year(voice: English, found: Match) -> str | None:
     return voice.year(int(found[0]))
 
 
-def _ordinal(voice: English, found: Match) -> str:
-    return voice.ordinal(int(found["n"].replace(",", "")))
-
-
 def _street(voice: English, found: Match) -> str:
     """St. is a street behind a name, else a saint; Dr. a drive behind one unless a name follows it."""
     named, before = found["name"] is not None, found["before"] is not None
@@ -175,87 +175,104 @@ def _street(voice: English, found: Match) -> str:
     return said + ("" if found.string[found.end() :].strip() else ".")
 
 
-def _house(voice: English, found: Match) -> str:
-    return voice.join(voice.pairs(found["n"]), found["letter"] or "")
+def _inches(voice: English, found: Match) -> str | None:
+    """6.1" is in inches unless the sign closes a quotation."""
+    line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
+    if found["sign"] == '"' and (line.count('"') - len(_INCH.findall(line))) % 2:
+        return None
+    if found["n"] is None:
+        return voice.fraction(int(found["w"] or 0), int(found["a"]), int(found["b"])) + " inch"
+    number = parse_number(found["n"], LOCALE)
+    singular = _NOUN.match(found.string, found.end())
+    forms = ("inch",) if singular else ("inch", "inches")
+    return voice.join(
+        voice.number(parse_number(found["m"], LOCALE)) + " to" if found["m"] else "", voice.unit(number, forms)
+    )
 
 
-def _feet(voice: English, found: Match) -> str:
-    feet = voice.unit(Number(int(found["f"])), ("foot", "feet"))
-    return f"{feet} {voice.unit(Number(int(found['i'])), ('inch', 'inches'))}" if found["i"] else feet
+def _count(voice: English, found: Match) -> str:
+    """4.2m viewers, 10K: letters of magnitudes behind a number that is no amount of money."""
+    power = LOCALE.magnitudes[found["m"]]
+    high = voice.number(parse_number(found["n"], LOCALE, power=power))
+    return voice.join(voice.number(parse_number(found["l"], LOCALE)) + " to" if found["l"] else "", high)
 
 
-def _hours(voice: English, found: Match) -> str:
-    hours = voice.unit(Number(int(found["h"])), ("hour", "hours"))
-    return f"{hours} and {voice.unit(Number(int(found['m'])), ('minute', 'minutes'))}"
+def _european(voice: English, found: Match) -> str:
+    """10.000,00 €: with the signs of the continent."""
+    number = parse_number(found["n"].translate(_SWAPPED), LOCALE)
+    currency = found["a"] or found["b"]
+    return voice.money(number, currency) if currency else voice.number(number)
 
 
-def _weekdays(voice: English, found: Match) -> str:
-    return f"{LOCALE.weekdays[found['a']]} to {LOCALE.weekdays[found['b']]}"
+def _short_date(voice: English, found: Match) -> str | None:
+    """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""
+    month, day = int(found["m"]), int(found["d"])
+    sure = found["sure"] is not None or found["m"][0] == "0" or month >= day
+    return voice.date(None, month, day) if sure or (day > 12 and day not in (16, 32)) else None
 
 
-def _emergency(voice: English, found: Match) -> str | None:
-    before = found.string[max(0, found.start() - 60) : found.start()].lower()
-    return voice.digits(found[0]) if any(cue in before for cue in ("call", "dial", "phone", "emergency")) else None
+def _days(voice: English, found: Match) -> str:
+    """June 10–12 and 3-5 July."""
+    month = LOCALE.month_names[LOCALE.months[(found["m"] or found["n"]).lower()] - 1]
+    low, high = (voice.ordinal(int(found[one] or found[other])) for one, other in (("a", "c"), ("b", "d")))
+    return f"{month} {low} to {high}" if found["m"] else f"the {low} to the {high} of {month}"
 
 
-def _digits(voice: English, found: Match) -> str:
-    groups = found[0].replace(" ", "-").split("-")
-    return ", ".join(" ".join(voice.digits(one) if one.isdigit() else one for one in group) for group in groups)
+def _compound(voice: English, found: Match) -> str:
+    """5 mg/kg is said with "per"; of two measures with a slash between, one after the other."""
+    said = voice.unit(parse_number(found["n"], LOCALE), LOCALE.units[found["unit"]])
+    return f"{said} per {_PER[found['per']]}" if found["per"] else f"{said}, "
 
 
 def _attributive(voice: English, found: Match) -> str:
     """A 3€ coffee: what is counted stands before a noun, and is singular."""
+    number = parse_number(found["n"], LOCALE, power=LOCALE.magnitudes[found["mag"]] if found["mag"] else 0)
     forms = LOCALE.units.get(found["unit"] or "") or LOCALE.currencies[found["sign"] or found["unit"]][0]
-    return f"{voice.cardinal(int(found['n']))} {forms[0]}"
+    return voice.unit(number, (forms[0],))
 
 
-_STREETS = "St|Street|Ave|Avenue|Rd|Road|Blvd|Boulevard|Ln|Lane|Dr|Drive|Way|Court|Ct|Place|Pl|Square|Sq|Hwy|Highway"
-_PER = {"mo": "month", "yr": "year", "hr": "hour", "day": "day", "month": "month", "year": "year", "week": "week"}
-_DAY = any_of(LOCALE.weekdays)
+_SWAPPED = str.maketrans(".,", ",.")
+_NOUN = compiled(r" (?!(?:x|by|long|wide|tall|deep|thick|high|and|of|in|or|at|to|is|on|from)\b)\p{L}")
+_INCH = compiled(r"(?<=\d)\"")
+_PER = TABLES.pairs("per")
 _PRICES = any_of(sign for sign in LOCALE.currencies if not sign.isalnum())
-_COUNTED = rf"{_PRICES}|{any_of(LOCALE.units)}"
+_NUMBER = r"(?<![\p{L}\d.,:/-])(?P<n>\d+(?:,\d{3})*+(?:\.\d+)?)"
 _WHOLE = r"(?<![\d.,:/$€£¥₹#@_\p{L}-])"
 _NO_YEAR = (
     r"[\d%\p{L}°]|[.,:/-]\d|:[\da-f]*:|\s?[-–—]\s?\d|\s?(?:[%€]|k?m\b|km|kg|USD|EUR|million|billion|dollars|euros)"
 )
+_NOT_NOUN = "(?i:is|was|to|in|from|that|and|or|for|it|he|of|on|at|will|had|has|per|when|if|with|as|by|into|each|off)"
+_NUMBER_OF = (
+    "people|viewers|users|jobs|subs|subscribers|followers|customers|copies|homes|households|barrels|shares|workers|voters"
+    "|children|adults|downloads|views|streams|fans|residents|Americans|tonnes|tons|MAUs|DAUs|members|visitors|sales"
+)
+_MONTHS = f"(?i:{any_of(LOCALE.months)})"
+_NTH = "(?:st|nd|rd|th)?"
 English.rules = (
     Rule("decade", r"(?:(?<!\w)['’‘])?(?<!\d)(?P<d>(?:1[1-9]|20)?\d0)['’]?s(?!\p{L})", _decade, "digit sign"),
-    Rule("ordinal", r"(?<![\p{L}\d.,])(?P<n>\d{1,3}(?:,\d{3})+|\d{1,12})(?:st|nd|rd|th)(?![\p{L}\d])"
-         rf"(?! (?:of )?(?i:{any_of(LOCALE.months)})\b)", _ordinal),
-    Rule("emergency", rf"{_WHOLE}(?:911|999|112)(?![\d%]|[.,:]\d|\s\p{{Ll}})", _emergency),
-    Rule("address", r"(?<![\p{L}\d.,:$-])(?P<n>\d{1,5})(?P<letter>[A-Z])?(?= (?:(?:[NSEW]\.?|North|South|East|West) )?"
-         rf"(?:\p{{Lu}}\p{{L}}+\.? ){{1,3}}(?:{_STREETS})\b)", _house),
-    Rule("ZIP code", r"(?<=(?<!\p{L})[A-Z]{2},? )\d{5}(?:-\d{4})?(?!\d|[.,]\d)", _digits),
-    Rule("ISBN", r"(?<=(?:ISBN|ISSN)(?:-1[03])?:? ?)\d[\d -]{6,15}[\dX](?!\d)", _digits),
+    Rule("dates", rf"(?<!\p{{L}})(?P<m>{_MONTHS})\.? (?P<a>[0-3]?\d){_NTH}\s?[-–—]\s?(?P<b>[0-3]?\d){_NTH}"
+         rf"(?![\d:\p{{L}}]|[.,]\d)|(?<![\d.,:/$-])(?P<c>[0-3]?\d)\s?[-–—]\s?(?P<d>[0-3]?\d) (?P<n>{_MONTHS})\b",
+         _days, "digit letter"),
+    Rule("date", r"(?<![\d.,/])(?P<m>1[0-2]|0?[1-9])/(?P<d>3[01]|[12]\d|0?[1-9])"
+         rf"(?![\d/]|[.,]\d|[ -]\p{{L}}+ (?:cups?|of))(?:(?P<sure>(?<=(?i:\b(?:on|due|dated|since|until|till)|{any_of(LOCALE.weekdays)})\.?,? [\d/]+))"
+         r"|(?<=(?i:\b(?:by|of|from|before|after|through|to|the)) [\d/]+)|(?<=0\d/[\d]+))", _short_date),
     Rule("year", rf"{_WHOLE}(?:1\d\d\d|20\d\d)(?!{_NO_YEAR})", _year),
-    Rule("feet", r"(?<![\d.,])(?P<f>\d{1,2})['′](?:\s?(?P<i>\d{1,2})(?:[\"″”]|''))", _feet),
-    Rule("feet", r"(?<![\d.,])(?P<f>\d{1,2})\s?ft\.?\s(?P<i>\d{1,2})\s?in\b\.?(?!\s\p{Ll}\p{Ll})", _feet),
-    Rule("weekdays", rf"(?<!\p{{L}})(?P<a>{_DAY})\.?\s?[-–]\s?(?P<b>{_DAY})(?!\p{{L}})"
-         r"(?:\.(?=,|\s[\d\p{Ll}]))?", _weekdays, "letter"),
-    Rule("weekdays", rf"(?<!\p{{L}})(?P<a>{_DAY})(?<!day)"
-         rf"(?:\.(?=,? [\p{{Lu}}\d])|(?=, (?i:{any_of(LOCALE.months)})\b))",
-         lambda voice, found: LOCALE.weekdays[found["a"]], "letter"),
+    Rule("inches", r"(?<![\d./$-])(?:(?:(?P<m>\d+)[-–])?(?P<n>\d+(?:\.\d+)?)|(?:(?P<w>\d+)[ -])?(?P<a>\d)/(?P<b>\d\d?))"
+         r"(?P<sign>[\"”″])", _inches),
+    Rule("number", r"(?:(?P<a>€) ?)?(?<![\d.,])(?P<n>\d{1,3}(?:\.\d{3})+,\d\d|(?<=€ ?)\d+,\d\d|\d+,\d\d(?= ?€))(?!\d)"
+         r"(?: ?(?P<b>€))?", _european, "digit sign"),
     Rule("street", r"(?P<before>(?<=\p{Lu}\p{L}+ |\d(?:st|nd|rd|th) ))?(?<![\p{L}.])(?P<short>St|Dr)\.(?![\p{L}\d])"
          r"(?P<name>(?= \p{Lu}))?", _street, "letter"),
-    Rule("number", r"(?<!\p{L})(?:[Nn]os?\.|N[oº]\.?|№)\s?(?=\d)", lambda voice, found: "number ", "letter"),
-    Rule("page", r"(?<!\p{L})(?:pp|p)\.\s?(?=\d)",
-         lambda voice, found: "pages " if "pp" in found[0] else "page ", "letter"),
-    Rule("times", r"(?<![\p{L}\d.,])(?P<n>\d+(?:\.\d+)?)[x×](?=\s\p{Ll}|[.,;!?)]|\Z)",
-         lambda voice, found: f"{voice.number(parse_number(found['n'], LOCALE))} times"),
-    Rule("identifier", r"(?<=(?<!\p{L})[A-Z]{2})[1-9]\d{2,3}(?![\p{L}\d]|[.,-]\d)",
-         lambda voice, found: voice.pairs(found[0])),
-    Rule("identifier", r"(?<=\b(?i:code|pin|otp|passcode|password|account)(?: is| no\.?|:)? )\d{4,}(?![\d.,:/-]\d)",
-         lambda voice, found: voice.digits(found[0])),
-    Rule("room", r"(?<=\b(?i:room|suite|flight|gate|route|highway|bus)(?: [A-Z]{2})? )[1-9]\d{2,3}(?![\d.,:/-]\d|\d)",
-         lambda voice, found: voice.pairs(found[0])),
-    Rule("standard", r"(?<!\p{L})(?P<l>\p{Lu})\.(?P<n>\d{3})(?!\d)",
-         lambda voice, found: f"{found['l']} {voice.pairs(found['n'])}", "letter"),
-    Rule("duration", r"(?<![\d.,:])(?P<h>\d{1,3})\s?h(?:rs?)?\s?(?P<m>[0-5]?\d)\s?m(?:in)?(?!\p{L})", _hours),
-    Rule("number", r"(?<![\p{L}\d.,-])(?P<n>\d[\d,.]*)(?P<m>[kMB])(?=\+?\s\p{Ll}{3})",
-         lambda voice, found: voice.number(parse_number(found["n"], LOCALE, power=LOCALE.magnitudes[found["m"]]))),
-    Rule("per", rf"(?<=\d|(?:million|billion|[kKM]))/(?P<unit>{any_of(_PER)})(?!\p{{L}})",
-         lambda voice, found: f"per {_PER[found['unit']]}", "sign"),
-    Rule("money", rf"(?<=\b[Aa]n? )(?:(?P<sign>{_PRICES})(?P<n>\d{{1,9}})(?:\.00)?(?![\d.,])"
-         rf"|(?P<n>\d{{1,9}})[ -]?(?P<unit>{_COUNTED}))(?=[ -]\p{{Ll}})", _attributive, "digit sign"),
+    Rule("count", rf"(?<![\p{{L}}\d.,$€£¥-])(?:(?P<l>\d[\d,.]*)[-–])?(?P<n>\d[\d,.]*)(?:(?P<m>[mMkKB])"
+         rf"(?= (?:{_NUMBER_OF})\b)|(?P<m>[kMB])(?=\+?\s\p{{Ll}}{{3}})|(?<!\b[358])(?P<m>M)(?=\+?(?:[.,;!?]|\Z))"
+         r"|(?<!\b(?:[24580]|10|18|24))(?P<m>[kK])(?![\p{L}\d@-]))", _count),
+    Rule("unit", rf"{_NUMBER}[ -]?(?P<unit>{any_of(LOCALE.units)})\s?/\s?"
+         rf"(?:(?P<per>{any_of(_PER)})(?![\p{{L}}\d])|(?=\d|\p{{Ll}}{{3}}))", _compound),
+    Rule("money", r"(?<=\b(?i:an?|the|this|that|its|his|her|their|our|your) )"
+         rf"(?:(?P<sign>{_PRICES})(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d{{1,9}}(?:\.\d(?!0\b)\d?)?)(?:\.00)?(?![\d.,])"
+         r"(?: ?(?P<mag>thousand|million|billion|trillion|bn|[kmMB])\b)?"
+         rf"|(?P<n>\d{{1,9}})[ -]?(?P<unit>{_PRICES}|{any_of(LOCALE.units)}))(?=[ -](?!{_NOT_NOUN}\b)\p{{L}}{{2}})",
+         _attributive, "digit sign"),
+    *written_rules(TABLES),
 )  # fmt: skip
 VERBALIZER = English()

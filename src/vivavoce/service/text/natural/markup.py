@@ -71,6 +71,7 @@ _PARTS = (
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
     r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+|[①-⑳])",
+    r"(?P<power>(?:(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+))",
 )
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
@@ -139,7 +140,7 @@ def _single_spaces(pieces: list[Piece]) -> Iterator[Piece]:
 
 _KINDS = (
     "tag", "lexicon", "fence", "code", "comment", "auto", "html", "entity", "link", "rule", "row", "block", "listed",
-    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide",
+    "cell", "escape", "emphasis", "emoji", "invisible", "break", "blanks", "wide", "power",
 )  # fmt: skip
 
 
@@ -183,6 +184,8 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
             return html.unescape(found[0]).replace("\u00a0", " ")
         case "wide":
             return unicodedata.normalize("NFKC", found[0]) + " " * ("①" <= found[0] <= "⑳")
+        case "power":
+            return "^" + unicodedata.normalize("NFKC", found[0])
         case "escape":
             return str(found["escaped"])
         case "cell":

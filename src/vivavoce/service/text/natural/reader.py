@@ -36,7 +36,11 @@ _LATIN_RUN = compiled(
     rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*"
 )
 _LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#\[</-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
-_ADDRESS = compiled(r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*")  # shows no language
+# What shows no language: addresses, and single letters of formulas.
+_ADDRESS = compiled(
+    r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*|(?<![\p{L}'’])\p{Latin}(?=\s?[=+*/<>→≤≥≈±×÷^²³₀-₉])"
+    r"|(?<=[=+*/<>→≤≥≈±×÷|]\s?)\p{Latin}(?![\p{L}'’])"
+)
 _HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana}--の・]"), compiled(r"\p{Hangul}")
 _CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
 _WORD, _OTHER = compiled(r"[\p{Latin}\p{Cyrillic}]{2}"), compiled(r"[\p{L}--[\p{Latin}\p{Cyrillic}\p{Greek}]]")
