@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unicodedata import normalize
+
 import regex
 
 from vivavoce.service.text.natural.classes import Found, Place, in_formula
@@ -110,23 +112,17 @@ def read_tagged(place: Place) -> Found:
     if not found or (place.at and place.text[place.at - 1].isalnum() and place.text[place.at - 1].isascii()):
         return None
     name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("address @", "")
-    return (
-        found.end(),
-        _join_latin([name, spell_address(place, found["name"].replace("_", " "))], place.locale.joint),
-        "tagged",
-    )
+    said = spell_address(place, found["name"].replace("_", " "))
+    return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 
 
 def read_acronym(place: Place) -> Found:
     """U.S.A. without its full stops; where the sentence ends with it, the last one stays."""
-    found = place.match(_DOTTED)
-    if not found or (
-        len(found[0]) == 4
-        and found[0] not in _COUNTRIES
-        and place.after(found.end())[:1].isupper()
-        and place.text[found.end() : found.end() + 1] == " "
-    ):
-        return None  # initials of a name: J. K.
+    if not (found := place.match(_DOTTED)):
+        return None
+    name = place.text[found.end() : found.end() + 1] == " " and place.after(found.end())[:1].isupper()
+    if name and len(found[0]) == 4 and found[0] not in _COUNTRIES:
+        return None  # initials: J. K.
     rest = place.after(found.end())
     ends = found[0][-1] == "." and (not rest or "\n" in place.text[found.end() : found.end() + 2])
     return found.end() - ends, found[0].replace(".", ""), "acronym"
@@ -136,11 +132,7 @@ def read_roman(place: Place) -> Found:
     """Louis XIV, Chapter IV, Ⅲ."""
     voice, words = place.grammar.voice, place.locale.words
     if sign := place.match(_SIGNIFICANT):
-        return (
-            sign.end(),
-            voice.cardinal(roman_value(regex.sub(r".", lambda one: _ascii_roman(one[0]), sign[0]))),
-            "roman",
-        )
+        return sign.end(), voice.cardinal(roman_value(normalize("NFKC", sign[0]).upper())), "roman"
     found = place.match(_ROMAN)
     before = _BEFORE_ROMAN.search(place.text, max(0, place.at - 30), place.at) if found and found[0] else None
     if not found or not before:
@@ -152,19 +144,10 @@ def read_roman(place: Place) -> Found:
     short = len(found[0]) == 1 or "L" in found[0] or "C" in found[0]
     if not name or (short and word not in words.get("kings", "").split("|")):
         return None
-    if (
-        found[0] == "I"
-        and place.text[found.end() : found.end() + 1] == " "
-        and not place.after(found.end()).startswith("of")
-    ):
+    after = place.text[found.end() : found.end() + 3]
+    if found[0] == "I" and after[:1] == " " and after != " of":
         return None
     return found.end(), voice.reign(value), "roman"
-
-
-def _ascii_roman(sign: str) -> str:
-    from unicodedata import normalize
-
-    return normalize("NFKC", sign).upper()
 
 
 def roman_value(letters: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from vivavoce.service.text.natural.grammar import compiled
@@ -115,10 +114,6 @@ class Chinese(Verbalizer):
         parts = self.cardinal(denominator)
         said = f"{parts[1:] if denominator in (100, 1000, 10_000) else parts}分之{self.cardinal(numerator)}"
         return f"{self.cardinal(whole)}又{said}" if whole else said
-
-    def score(self, sides: Sequence[int]) -> str:
-        """3-2 is 三比二."""
-        return "比".join(map(self.cardinal, sides))
 
     def reign(self, value: int) -> str:
         """Louis XIV is Louis十四世."""

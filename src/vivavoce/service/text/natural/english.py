@@ -12,19 +12,9 @@ from vivavoce.service.text.natural.written import written_rules
 
 TABLES = load_tables("en")
 LOCALE = TABLES.locale
-_NAMES = """
-zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
-nineteen / zero ten twenty thirty forty fifty sixty seventy eighty ninety / thousand million billion trillion
-quadrillion quintillion sextillion septillion octillion nonillion decillion
-"""
-_SMALL, _TENS, _THOUSANDS = (part.split() for part in _NAMES.split("/"))
-_ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
-_NOT_YEARS = ("people", "men", "women", "children", "copies")
-_CUES = """
-in since until till by from of year before after during circa around early late mid summer winter spring fall autumn ©
-were are was is has have over about than x * = + room costs there only exactly some all nearly
-"""
-_YEAR_CUES, _NUMBER_CUES = map(str.split, _CUES.strip().splitlines())
+_SMALL, _TENS, _THOUSANDS = map(TABLES.words, ("small", "tens", "thousands"))
+_ORDINALS = TABLES.pairs("ordinals")
+_YEAR_CUES, _NUMBER_CUES, _NOT_YEARS = map(TABLES.words, ("year_cues", "number_cues", "not_years"))
 
 
 def _below_thousand(value: int, joint: str) -> str:
@@ -133,11 +123,7 @@ class English(Verbalizer):
             return self.digits(digits) if len(digits) > 4 else self.cardinal(value)
         high, low = divmod(value, 100)
         if not low:
-            return (
-                f"{self.cardinal(high)} {'hundred' if value % 1000 else 'thousand'}"
-                if high % 10
-                else self.cardinal(value)
-            )
+            return f"{self.cardinal(high)} hundred" if high % 10 else self.cardinal(value)
         return f"{self.cardinal(high)} {'oh ' if low < 10 else ''}{self.cardinal(low)}"
 
 
@@ -190,13 +176,6 @@ def _inches(voice: English, found: Match) -> str | None:
     )
 
 
-def _count(voice: English, found: Match) -> str:
-    """4.2m viewers, 10K: letters of magnitudes behind a number that is no amount of money."""
-    power = LOCALE.magnitudes[found["m"]]
-    high = voice.number(parse_number(found["n"], LOCALE, power=power))
-    return voice.join(voice.number(parse_number(found["l"], LOCALE)) + " to" if found["l"] else "", high)
-
-
 def _european(voice: English, found: Match) -> str:
     """10.000,00 €: with the signs of the continent."""
     number = parse_number(found["n"].translate(_SWAPPED), LOCALE)
@@ -211,19 +190,6 @@ def _short_date(voice: English, found: Match) -> str | None:
     return voice.date(None, month, day) if sure or (day > 12 and day not in (16, 32)) else None
 
 
-def _days(voice: English, found: Match) -> str:
-    """June 10–12 and 3-5 July."""
-    month = LOCALE.month_names[LOCALE.months[(found["m"] or found["n"]).lower()] - 1]
-    low, high = (voice.ordinal(int(found[one] or found[other])) for one, other in (("a", "c"), ("b", "d")))
-    return f"{month} {low} to {high}" if found["m"] else f"the {low} to the {high} of {month}"
-
-
-def _compound(voice: English, found: Match) -> str:
-    """5 mg/kg is said with "per"; of two measures with a slash between, one after the other."""
-    said = voice.unit(parse_number(found["n"], LOCALE), LOCALE.units[found["unit"]])
-    return f"{said} per {_PER[found['per']]}" if found["per"] else f"{said}, "
-
-
 def _attributive(voice: English, found: Match) -> str:
     """A 3€ coffee: what is counted stands before a noun, and is singular."""
     number = parse_number(found["n"], LOCALE, power=LOCALE.magnitudes[found["mag"]] if found["mag"] else 0)
@@ -234,27 +200,17 @@ def _attributive(voice: English, found: Match) -> str:
 _SWAPPED = str.maketrans(".,", ",.")
 _NOUN = compiled(r" (?!(?:x|by|long|wide|tall|deep|thick|high|and|of|in|or|at|to|is|on|from)\b)\p{L}")
 _INCH = compiled(r"(?<=\d)\"")
-_PER = TABLES.pairs("per")
 _PRICES = any_of(sign for sign in LOCALE.currencies if not sign.isalnum())
-_NUMBER = r"(?<![\p{L}\d.,:/-])(?P<n>\d+(?:,\d{3})*+(?:\.\d+)?)"
 _WHOLE = r"(?<![\d.,:/$€£¥₹#@_\p{L}-])"
 _NO_YEAR = (
     r"[\d%\p{L}°]|[.,:/-]\d|:[\da-f]*:|\s?[-–—]\s?\d|\s?(?:[%€]|k?m\b|km|kg|USD|EUR|million|billion|dollars|euros)"
 )
-_NOT_NOUN = "(?i:is|was|to|in|from|that|and|or|for|it|he|of|on|at|will|had|has|per|when|if|with|as|by|into|each|off)"
-_NUMBER_OF = (
-    "people|viewers|users|jobs|subs|subscribers|followers|customers|copies|homes|households|barrels|shares|workers|voters"
-    "|children|adults|downloads|views|streams|fans|residents|Americans|tonnes|tons|MAUs|DAUs|members|visitors|sales"
-)
-_MONTHS = f"(?i:{any_of(LOCALE.months)})"
-_NTH = "(?:st|nd|rd|th)?"
+_NOT_NOUN = TABLES.pattern("not_nouns")
 English.rules = (
     Rule("decade", r"(?:(?<!\w)['’‘])?(?<!\d)(?P<d>(?:1[1-9]|20)?\d0)['’]?s(?!\p{L})", _decade, "digit sign"),
-    Rule("dates", rf"(?<!\p{{L}})(?P<m>{_MONTHS})\.? (?P<a>[0-3]?\d){_NTH}\s?[-–—]\s?(?P<b>[0-3]?\d){_NTH}"
-         rf"(?![\d:\p{{L}}]|[.,]\d)|(?<![\d.,:/$-])(?P<c>[0-3]?\d)\s?[-–—]\s?(?P<d>[0-3]?\d) (?P<n>{_MONTHS})\b",
-         _days, "digit letter"),
     Rule("date", r"(?<![\d.,/])(?P<m>1[0-2]|0?[1-9])/(?P<d>3[01]|[12]\d|0?[1-9])"
-         rf"(?![\d/]|[.,]\d|[ -]\p{{L}}+ (?:cups?|of))(?:(?P<sure>(?<=(?i:\b(?:on|due|dated|since|until|till)|{any_of(LOCALE.weekdays)})\.?,? [\d/]+))"
+         r"(?![\d/]|[.,]\d|[ -]\p{L}+ (?:cups?|of))"
+         rf"(?:(?P<sure>(?<=(?i:\b(?:on|due|dated|since|until|till)|{any_of(LOCALE.weekdays)})\.?,? [\d/]+))"
          r"|(?<=(?i:\b(?:by|of|from|before|after|through|to|the)) [\d/]+)|(?<=0\d/[\d]+))", _short_date),
     Rule("year", rf"{_WHOLE}(?:1\d\d\d|20\d\d)(?!{_NO_YEAR})", _year),
     Rule("inches", r"(?<![\d./$-])(?:(?:(?P<m>\d+)[-–])?(?P<n>\d+(?:\.\d+)?)|(?:(?P<w>\d+)[ -])?(?P<a>\d)/(?P<b>\d\d?))"
@@ -263,11 +219,6 @@ English.rules = (
          r"(?: ?(?P<b>€))?", _european, "digit sign"),
     Rule("street", r"(?P<before>(?<=\p{Lu}\p{L}+ |\d(?:st|nd|rd|th) ))?(?<![\p{L}.])(?P<short>St|Dr)\.(?![\p{L}\d])"
          r"(?P<name>(?= \p{Lu}))?", _street, "letter"),
-    Rule("count", rf"(?<![\p{{L}}\d.,$€£¥-])(?:(?P<l>\d[\d,.]*)[-–])?(?P<n>\d[\d,.]*)(?:(?P<m>[mMkKB])"
-         rf"(?= (?:{_NUMBER_OF})\b)|(?P<m>[kMB])(?=\+?\s\p{{Ll}}{{3}})|(?<!\b[358])(?P<m>M)(?=\+?(?:[.,;!?]|\Z))"
-         r"|(?<!\b(?:[24580]|10|18|24))(?P<m>[kK])(?![\p{L}\d@-]))", _count),
-    Rule("unit", rf"{_NUMBER}[ -]?(?P<unit>{any_of(LOCALE.units)})\s?/\s?"
-         rf"(?:(?P<per>{any_of(_PER)})(?![\p{{L}}\d])|(?=\d|\p{{Ll}}{{3}}))", _compound),
     Rule("money", r"(?<=\b(?i:an?|the|this|that|its|his|her|their|our|your) )"
          rf"(?:(?P<sign>{_PRICES})(?P<n>\d{{1,3}}(?:,\d{{3}})+|\d{{1,9}}(?:\.\d(?!0\b)\d?)?)(?:\.00)?(?![\d.,])"
          r"(?: ?(?P<mag>thousand|million|billion|trillion|bn|[kmMB])\b)?"

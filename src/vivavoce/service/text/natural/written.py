@@ -30,9 +30,9 @@ def _one_by_one(voice: Verbalizer, written: str, phone: bool) -> str:
     return (", " if voice.locale.joint else "").join(said)
 
 
-def _short(voice: Verbalizer, written: str) -> str:
-    """The minutes of a time, the year of a century: 05 is "oh five"."""
-    return voice.join("oh" if written[0] == "0" else "", voice.cardinal(int(written)))
+def _quantity(voice: Verbalizer, written: str) -> str:
+    number, unit = compiled(r"([\d.,]+)[ -]?(.+)").fullmatch(written).groups()
+    return voice.unit(parse_number(number, voice.locale), voice.locale.units[unit])
 
 
 # How a group is said, by the letter of its name; `after` is what follows the rule.
@@ -42,10 +42,11 @@ _WAYS: Mapping[str, Callable[..., str]] = {
     "n": lambda voice, written, after: voice.number(parse_number(written, voice.locale)),
     "o": lambda voice, written, after: voice.ordinal(int(written.replace(",", ""))),
     "y": lambda voice, written, after: voice.year(int(written)),
-    "s": lambda voice, written, after: _short(voice, written),
+    "s": lambda voice, written, after: voice.join("oh" * (written[0] == "0"), voice.cardinal(int(written))),
     "p": lambda voice, written, after: voice.pairs(written),
     "d": lambda voice, written, after: _one_by_one(voice, written, False),
     "t": lambda voice, written, after: _one_by_one(voice, written, True),
+    "q": lambda voice, written, after: _quantity(voice, written),
     "r": lambda voice, written, after: voice.cardinal(roman_value(written.upper())),
     "w": lambda voice, written, after: written,
 }
@@ -53,13 +54,15 @@ _WAYS: Mapping[str, Callable[..., str]] = {
 
 def written_rules(tables: Tables) -> tuple[Rule, ...]:
     """The rules of a table, in its order."""
-    locale, names = tables.locale, tables.pairs("names") | tables.pairs("per") | dict(tables.locale.weekdays)
+    locale, per = tables.locale, tables.pairs("per")
+    months = {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
+    names = tables.pairs("names") | per | dict(locale.weekdays) | months
     named: dict[str, Forms] = {forms[0]: forms for forms in locale.units.values()}
     places = {
-        "%months%": any_of(locale.months),
+        "%months%": any_of(months),
         "%days%": any_of(locale.weekdays),
         "%units%": any_of(locale.units),
-        "%names%": any_of(names),
+        "%per%": any_of(per),
     }
 
     def rule(name: str, kinds: str, pattern: str, template: str) -> Rule:
@@ -83,7 +86,8 @@ def written_rules(tables: Tables) -> tuple[Rule, ...]:
                     said = _WAYS[way](voice, written, after)
                 return said + (part["joined"] or "")
 
-            return " ".join(_FIELD.sub(field, template).split())
+            said = " ".join(_FIELD.sub(field, template).split())
+            return said + " " * said.endswith(",")
 
         return Rule(name, pattern, say, kinds)
 
