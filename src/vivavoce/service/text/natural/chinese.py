@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from vivavoce.service.text.natural.grammar import compiled
 from vivavoce.service.text.natural.tables import load_tables
-from vivavoce.service.text.natural.values import Forms, Locale, Number
+from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 from vivavoce.service.text.natural.written import written_rules
 
@@ -31,7 +29,7 @@ def _below_ten_thousand(value: int) -> str:
 class Chinese(Verbalizer):
     """Mandarin."""
 
-    locale: ClassVar[Locale] = LOCALE
+    locale = LOCALE
 
     def cardinal(self, value: int, after: str = "") -> str:
         """2 is 两 before what is counted, and in 两百, 两千, 两万; 10 to 19 begin with 十."""

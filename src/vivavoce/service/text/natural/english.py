@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from vivavoce.service.text.natural.grammar import Match, any_of, compiled, parse_number
 from vivavoce.service.text.natural.tables import load_tables
-from vivavoce.service.text.natural.values import Locale, Number
+from vivavoce.service.text.natural.values import Number
 from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
 from vivavoce.service.text.natural.written import written_rules
 
@@ -29,7 +27,7 @@ def _below_thousand(value: int, joint: str) -> str:
 class English(Verbalizer):
     """English."""
 
-    locale: ClassVar[Locale] = LOCALE
+    locale = LOCALE
 
     def cardinal(self, value: int, after: str = "") -> str:
         """2024 is "two thousand and twenty four": the last three digits alone have an "and"; there are no hyphens."""

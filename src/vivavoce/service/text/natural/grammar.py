@@ -57,6 +57,9 @@ class Grammar:
 
 
 _HEAD = compiled(r"\p{L}*")
+_ONES = ("", "i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix")
+_ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
+"""What a # in the heads of a language stands for."""
 
 
 def heads(locale: Locale) -> frozenset[str]:
@@ -70,7 +73,8 @@ def heads(locale: Locale) -> frozenset[str]:
         locale.signs,
         locale.words.get("heads", "").split("|"),
     )
-    return frozenset(_HEAD.match(word.lower())[0] for words in named for word in words)
+    plain = (word.replace("#", one) for words in named for word in words for one in (_ROMANS if "#" in word else ("",)))
+    return frozenset(_HEAD.match(word.lower())[0] for word in plain)
 
 
 @cache

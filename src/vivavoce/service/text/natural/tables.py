@@ -1,12 +1,13 @@
 """The tables of a language: how it writes and names things, from a file of data beside this module.
 
-A file has sections: a line `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
-space; an underscore is a space. Sections that end in `_fixes` are patterns with what takes their place, one a line.
+A file has sections: `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
+space; an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. Each line is a row in
+`rules` and in sections that end in `_fixes`, which are patterns with what takes their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -14,6 +15,7 @@ from vivavoce.service.text.natural.grammar import Match, compiled
 from vivavoce.service.text.natural.values import Forms, Locale
 
 Fixes = tuple[tuple[Match, str], ...]
+_PREFIXED = compiled(r"\((.+)\)(.+)")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Tables:
 
     def fixes(self, name: str) -> Fixes:
         """Patterns with what takes their place, in the order in which they are applied."""
-        rows = (line.partition(" ")[::2] for line in self.sections[name].splitlines())
+        rows = (line.partition(" ")[::2] for line in self.sections.get(name, "").splitlines())
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 
     def pairs(self, name: str) -> dict[str, str]:
@@ -66,35 +68,48 @@ def _upper(word: str) -> str:
     return word[:1].upper() + word[1:]
 
 
+def _units(table: str, prefixes: Mapping[str, str]) -> Iterator[tuple[str, Forms]]:
+    for keys, names in _rows(table, ": "):
+        for key in keys.split():
+            if composed := _PREFIXED.fullmatch(key):
+                for sign in composed[1]:
+                    yield sign + composed[2], tuple(prefixes[sign] + _lower(name) for name in _forms(names))
+            else:
+                yield key.replace("_", " "), _forms(names)
+
+
+def _lower(word: str) -> str:
+    return word[:1].lower() + word[1:]
+
+
 def load_tables(language: str) -> Tables:
     """The tables of a language."""
     text = files(__package__).joinpath("data").joinpath(f"{language}.txt").read_text("utf-8")
-    parts = compiled(r"(?m)^\[(\w+)\]\n").split(text)[1:]
+    parts = compiled(r"(?m)^\[(\w+)\][\n ]").split(text)[1:]
     found = {name: body.strip("\n") for name, body in zip(parts[::2], parts[1::2], strict=True)}
     kind, names = dict(_rows(found["format"])), found.get("month_names", "").split()
     money = [(keys, *names.partition(", ")[::2]) for keys, names in _rows(found["currencies"], ": ")]
     address = _pairs(found["address_signs"]).items()
-    short = _pairs(found.get("abbreviations", ""))
+    short, days, words = _pairs(found.get("abbreviations", "")), _rows(found.get("weekdays", "")), _rows(found["words"])
+    heads = "|".join([dict(words).get("heads", ""), *_pairs(found.get("numbered", ""))])
     locale = Locale(
         language=language,
         decimal=kind["decimal"],
         group=kind["group"].replace("_", " "),
         order=kind["order"],
         joint=" " if kind.get("spaces", "yes") == "yes" else "",
-        digits=tuple(found["digits"].split()),
+        digits=tuple((found.get("digits") or found["small"]).split()[:10]),
         phone_digits=tuple(found.get("phone_digits", "").split()),
         months={name.lower(): place for place, name in enumerate(names, 1)}
         | {f"{name}{stop}": int(place) for name, place in _rows(found.get("months", "")) for stop in ("", ".")},
         month_names=tuple(names),
-        weekdays=dict(_rows(found.get("weekdays", ""))),
+        weekdays={written: day for short, day in days for one in (short, day) for written in (one, _upper(one))},
         magnitudes={word: int(power) for word, power in _rows(found["magnitudes"])},
-        units={
-            key.replace("_", " "): _forms(names) for keys, names in _rows(found["units"], ": ") for key in keys.split()
-        },
+        units=dict(_units(found["units"], dict(_rows(found.get("prefixes", ""))))),
         currencies={key: (_forms(main), _forms(minor)) for keys, main, minor in money for key in keys.split()},
         abbreviations={_upper(key): _upper(said) for key, said in short.items()} | short,
         signs=_pairs(found["signs"]) | {f"address {sign}": name for sign, name in address},
         idioms=dict(_rows(found["idioms"])),
-        words=dict(_rows(found["words"])),
+        words=dict(words) | {"heads": heads},
     )
     return Tables(found, locale)

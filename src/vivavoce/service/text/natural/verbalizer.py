@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from vivavoce.service.text.natural.values import Forms, Locale, Number
 
@@ -18,9 +18,9 @@ MODULES = {
     "ja": "japanese",
     "ko": "korean",
     "de": "german",
-    "es": "spanish",
-    "fr": "french",
-    "it": "italian",
+    "es": "european",
+    "fr": "european",
+    "it": "european",
     "ru": "russian",
 }
 """A language → its module beside this one, which has a `VERBALIZER`."""
@@ -51,8 +51,8 @@ class Verbalizer(ABC):
     language's own methods use.
     """
 
-    locale: ClassVar[Locale]
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    locale: Locale
+    rules: tuple[Rule, ...] = ()
 
     @abstractmethod
     def cardinal(self, value: int, after: str = "") -> str:
@@ -159,5 +159,6 @@ def load_verbalizer(language: str) -> Verbalizer | None:
         if name is None or error.name == f"{__package__}.{name}":
             return None
         raise
-    found: Verbalizer = module.VERBALIZER
+    # What has no code of its own is all tables.
+    found: Verbalizer = module.European(language) if name == "european" else module.VERBALIZER
     return found
