@@ -83,6 +83,12 @@ def test_russian_cases(value: int, case: str, gender: str, number: str, place: s
     assert RUSSIAN.rank(value, case, gender) == place
 
 
+def test_a_numeral_behind_a_name_is_read_in_every_language() -> None:
+    assert read("Это Вася XIV и он тут.", "ru").spoken == "Это Вася четырнадцатый и он тут."
+    for language in LANGUAGES:
+        assert "XIV" not in read("Abba XIV.", language).spoken
+
+
 def test_the_language_of_a_request_outweighs_a_word_of_its_sisters() -> None:
     assert read("Il 33% e le 23 ragazze.", "it").spoken == "Il trentatré per cento e le ventitré ragazze."
 
