@@ -64,17 +64,10 @@ _ROMANS = tuple(tens + ones for tens in ("", "x", "xx") for ones in _ONES)
 
 def heads(locale: Locale) -> frozenset[str]:
     """Words in small letters that may begin one of a language's classes: what is written in letters in its tables."""
-    named = (
-        locale.months,
-        locale.weekdays,
-        locale.abbreviations,
-        locale.currencies,
-        locale.idioms,
-        locale.signs,
-        locale.words.get("heads", "").split("|"),
-    )
-    plain = (word.replace("#", one) for words in named for word in words for one in (_ROMANS if "#" in word else ("",)))
-    return frozenset(_HEAD.match(word.lower())[0] for word in plain)
+    named = (locale.months, locale.weekdays, locale.abbreviations, locale.currencies, locale.idioms, locale.signs)
+    own = locale.words.get("heads", "").split("|")
+    plain = [word.replace("#", one) for word in own for one in (_ROMANS if "#" in word else ("",))]
+    return frozenset(_HEAD.match(word.lower())[0] for words in (*named, plain) for word in words)
 
 
 @cache
