@@ -86,9 +86,18 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
     runs, pieces = find_runs(text, settings.marks), list[Piece]()
     for place, run in enumerate(runs):
         last = next((one.spoken[-1] for one in reversed(pieces) if one.spoken), " ")
-        plain, inside = run.plain, (last != " ", place + 1 < len(runs) or text.endswith(" "))
-        said = read_run(plain, run.language or language, settings, run.said, inside)
-        pieces += _compose(run.pieces, list(said.pieces))
+        inside = last != " ", place + 1 < len(runs)
+        found = read_run(run.plain, run.language or language, settings, run.said, inside)
+        pieces += _compose(run.pieces, list(found.pieces))
+    for place in reversed(range(len(pieces))):  # nothing follows the blank that stood before markup at the end
+        one, said = pieces[place], pieces[place].spoken.rstrip(" ")
+        if one.rule or one.spoken == said:
+            pieces[place] = replace(one, spoken=said)
+        else:
+            end = one.start + len(said)
+            pieces[place : place + 1] = Piece(one.start, end, said), Piece(end, one.end, "", "spaces")
+        if said:
+            break
     return Reading(text, tuple(pieces))
 
 
