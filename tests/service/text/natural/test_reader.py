@@ -11,6 +11,7 @@ from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
+from vivavoce.service.text.natural.verbalizer import MODULES
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
@@ -32,7 +33,7 @@ def _texts(count: int) -> list[str]:
     folder = Path(__file__).parent
     written = [
         line.split("\t")[1]
-        for language in ("en", "zh")
+        for language in MODULES
         for line in (folder / f"{language}.tsv").read_text("utf-8").splitlines()[1:]
     ]
 
@@ -52,7 +53,7 @@ def _texts(count: int) -> list[str]:
 
 def _check(texts: list[str]) -> None:
     for place, text in enumerate(texts):
-        language = (None, "en", "zh")[place % 3]
+        language = (None, *MODULES)[place % 11]
         reading = read(text, language, _SETTINGS)
         at = 0
         for piece in reading.pieces:

@@ -41,6 +41,7 @@ _ADDRESS = compiled(
     r"(?<!\S)(?:\S{1,100}@\S|\S{0,20}//|(?i:www\.))\S*|(?<![\p{L}'’])\p{Latin}(?=\s?[=+*/<>→≤≥≈±×÷^²³₀-₉])"
     r"|(?<=[=+*/<>→≤≥≈±×÷|]\s?)\p{Latin}(?![\p{L}'’])"
 )
+_TIGHT = frozenset(("zh", "yue", "ja", "ko"))
 _HAN, _KANA, _HANGUL = compiled(r"\p{Han}"), compiled(r"[\p{Hiragana}\p{Katakana}--の・]"), compiled(r"\p{Hangul}")
 _CANTONESE, _WIDE_MARK = compiled("[佢哋喺嘢嘅咗冇啲嗰咁嚟唔睇]"), compiled("[，。；：！？、（）《》「」]")
 _WORD, _OTHER = compiled(r"[\p{Latin}\p{Cyrillic}]{2}"), compiled(r"[\p{L}--[\p{Latin}\p{Cyrillic}\p{Greek}]]")
@@ -215,10 +216,11 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             continue
         written = sentence[0]
         told = _script(written, language)
-        if not told and language in ("zh", "yue", "ja", "ko") and len(_LATIN_WORD.findall(written)) < 3:
+        few = len(_LATIN_WORD.findall(written)) < 3
+        if not told and language in _TIGHT and few:
             told = language
         if not told:
-            told = tell(_ADDRESS.sub(" ", written), before)
+            told = tell(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
             told = told if any(map(str.isalpha, written)) else language or before or told
             yield start, end, told
             before = told
