@@ -165,6 +165,7 @@ def test_a_voice_is_the_one_that_speaks(tts, reference):
 def test_text_as_it_is_spoken(tts):
     assert tts.normalize("It is 11:42 in Boston.") == "It is eleven forty two in Boston."
     assert tts.normalize("It costs $3.50, Ng.", lexicon={"Ng": "Eng"}) == "It costs three dollars and fifty cents, Eng."
+    assert tts.normalize("Run `ls` 😀", emojis="named", code="silent") == "Run grinning face"
     assert tts.normalize("It costs $3.50.", reading="official") == "It costs three point five dollars."
     assert tts.normalize(" \n") == ""
     with pytest.raises(InvalidText, match="Latin"):

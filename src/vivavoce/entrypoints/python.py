@@ -25,9 +25,7 @@ from vivavoce.service.model_choice import choose_device, choose_dtype, count_tex
 from vivavoce.service.session import RequestSession, Text
 from vivavoce.service.speech import Mode, SpeakOptions
 from vivavoce.service.synthesizer import Speech, Synthesizer
-from vivavoce.service.text.natural.lexicon import Lexicon
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.reading import Reading, parse_reading
+from vivavoce.service.text.reading import Code, Emojis, Reading
 from vivavoce.service.voices.extract import AudioSource
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import VoiceStore, open_voice_store
@@ -40,16 +38,26 @@ ChunkStream = RequestSession
 AnyVoice = Voice | AudioSource | None
 
 
-class Manner(TypedDict, total=False):
+class ReadingManner(TypedDict, total=False):
+    """How a text is read: see `Manner`."""
+
+    language: str | None
+    reading: Reading
+    lexicon: Mapping[str, str]
+    emojis: Emojis
+    code: Code
+
+
+class Manner(ReadingManner, total=False):
     """How a text is spoken: keywords of `speak` and of all methods that speak as it does.
 
     transcript: what the voice's recording says; without it the voice is cloned, the manner is not; mode: zero_shot,
     cross_lingual, instruct or sft, None: the fullest that the voice allows; instructions: how to say it, in words;
     speed: 0.5 … 2.0; seed: the same seed gives the same audio (a stream, which attends chunk by chunk, gives its own);
     sampling: None: as the model's own configuration says; language: of the text, one of nine codes ("en", "zh",
-    "de", …), None: told from the text; reading: whose rules read numbers and signs, natural, official or off; lexicon:
-    words → how they are to be said, with natural rules; prompt_text, instruct: former names of transcript and
-    instructions.
+    "de", …), None: told from the text; reading: whose rules read numbers and signs, natural, official or off; with
+    natural ones lexicon: words → how they are to be said, emojis: silent or named, code: read or silent; prompt_text,
+    instruct: former names of transcript and instructions.
     """
 
     transcript: str
@@ -58,9 +66,6 @@ class Manner(TypedDict, total=False):
     speed: float
     seed: int
     sampling: SamplingParams | None
-    language: str | None
-    reading: Reading
-    lexicon: Mapping[str, str]
     prompt_text: str
     instruct: str | None
 
@@ -187,20 +192,14 @@ class Vivavoce:
         """
         return self._registry.resolve(voice, transcript or prompt_text)
 
-    def normalize(
-        self,
-        text: str,
-        *,
-        language: str | None = None,
-        reading: Reading = "natural",
-        lexicon: Mapping[str, str] | None = None,
-    ) -> str:
+    def normalize(self, text: str, **manner: Unpack[ReadingManner]) -> str:
         """The text as it is spoken: "It is 11:42." becomes "It is eleven forty two."; "" for white space.
 
-        InvalidText: it is longer than 20,000 characters, or has characters that the model does not know.
+        manner: language, reading, lexicon, emojis, code: see `Manner`. InvalidText: it is longer than 20,000
+        characters, or has characters that the model does not know.
         """
-        how = Settings(lexicon=Lexicon(lexicon or {}))
-        return self._synthesizer.front_end.text.explain(text, language, parse_reading(reading), how).spoken
+        how = SpeakOptions(**manner)
+        return self._synthesizer.front_end.text.explain(text, how.language, how.reading, how.natural).spoken
 
     def check(self, text: str) -> None:
         """Refuse a text of any length for characters that cannot be spoken: InvalidText names them."""

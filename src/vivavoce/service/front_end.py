@@ -29,7 +29,6 @@ from vivavoce.service.text.arriving import located_sentences
 from vivavoce.service.text.frontend import TextFrontEnd
 from vivavoce.service.text.natural.arriving import control_sentences
 from vivavoce.service.text.natural.control import check_paused
-from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
@@ -166,8 +165,7 @@ class FrontEnd:
         self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
-        assert isinstance(options.lexicon, Lexicon)  # options keep it as one
-        found = self.text.located(text, options.language, left, options.reading, options.lexicon, goes_on=place > 0)
+        found = self.text.located(text, options.language, left, options.reading, options.natural, goes_on=place > 0)
         for seed, one in enumerate(found, options.seed + place):
             ids, speed = self.text.encode(one.spoken), min(max(options.speed * one.rate, MIN_SPEED), MAX_SPEED)
             request = SegmentRequest(conditioning, ids, None, options.sampling, seed, speed, one.pause_s)
@@ -176,8 +174,7 @@ class FrontEnd:
     def _words(
         self, pieces: Iterable[str], conditioning: Conditioning, options: SpeakOptions, begin: int
     ) -> Iterator[PlannedSegment]:
-        assert isinstance(options.lexicon, Lexicon)  # options keep it as one
-        come = self.text.arriving(pieces, options.language, options.reading, options.lexicon)
+        come = self.text.arriving(pieces, options.language, options.reading, options.natural)
         for words, read in come:
             if ids := self.text.encode_piece(words):
                 request = SegmentRequest(

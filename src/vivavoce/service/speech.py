@@ -11,7 +11,8 @@ from typing import TypeVar
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
-from vivavoce.service.text.reading import Reading, parse_language, parse_reading
+from vivavoce.service.text.natural.markup import Settings
+from vivavoce.service.text.reading import Code, Emojis, Reading, check_choices, parse_language, parse_reading
 
 Options = TypeVar("Options", bound="SpeakOptions")
 
@@ -50,8 +51,9 @@ class SpeakOptions:
     the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
     language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. reading: by whose rules
     numbers, dates and signs are read: natural (our own, for all nine languages), official (CosyVoice's, for Chinese and
-    English; text that arrives word by word is spoken as it is written), or off. lexicon: words → how they are to be
-    said, with natural rules; it is kept as a `Lexicon`.
+    English; text that arrives word by word is spoken as it is written), or off. With natural rules, lexicon: words →
+    how they are to be said, kept as a `Lexicon`; emojis: silent, or said by their Unicode names, in English; code:
+    between backticks, read or silent.
     """
 
     mode: Mode | str | None = None
@@ -62,6 +64,8 @@ class SpeakOptions:
     language: str | None = None
     reading: Reading = "natural"
     lexicon: Mapping[str, str] = NO_WORDS
+    emojis: Emojis = "silent"
+    code: Code = "read"
 
     def __post_init__(self) -> None:
         if self.mode is not None and not isinstance(self.mode, Mode):
@@ -71,8 +75,15 @@ class SpeakOptions:
         if self.language is not None:
             parse_language(self.language)
         parse_reading(self.reading)
+        check_choices(self.emojis, self.code)
         if not isinstance(self.lexicon, Lexicon):
             object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
+
+    @property
+    def natural(self) -> Settings:
+        """What is chosen of natural rules."""
+        assert isinstance(self.lexicon, Lexicon)
+        return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
 
 
 INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"

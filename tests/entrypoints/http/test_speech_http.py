@@ -393,7 +393,10 @@ def test_a_reading_is_under_the_limits_of_a_key(tmp_path: Path) -> None:
     path, key = tmp_path / "keys.toml", new_key()
     add_key(path, new_entry(key, "anna", requests_per_minute=2))
     with serving(build_app, lambda: make_state(FakeSpeaker(), keys=KeyRing(path))) as server:
-        asked = {"url": f"{server.url}/v1/audio/normalize", "json": {"input": "5 km", "language": "de"}}
+        asked = {
+            "url": f"{server.url}/v1/audio/normalize",
+            "json": {"input": "5 km", "language": "de", "emojis": "named"},
+        }
         assert httpx.post(**asked).status_code == 401
         answers = [httpx.post(**asked, headers={"x-api-key": key}) for _ in range(3)]
         assert [one.status_code for one in answers] == [200, 200, 429]
@@ -401,7 +404,7 @@ def test_a_reading_is_under_the_limits_of_a_key(tmp_path: Path) -> None:
         assert answers[0].json()["text"] == "fünf Kilometer"
         assert [one | {"rule": "unit"} for one in answers[0].json()["changes"]] == [change]
         order = speaker_of(server).orders[0]
-        assert (order.text, order.owner, order.language, order.reading) == ("5 km", "anna", "de", "natural")
+        assert (order.text, order.owner, order.language, order.emojis) == ("5 km", "anna", "de", "named")
 
 
 @pytest.mark.parametrize("what", VOICE_REQUESTS)

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from vivavoce.entrypoints.cli.console import Reporter, print_table
 from vivavoce.entrypoints.cli.flags import REQUIRED, ModelOption, argument, flag
-from vivavoce.errors import InvalidRequest
 
 EXAMPLES = (
     'vivavoce normalize "It costs $3.50." --explain',
     'vivavoce normalize "价格$20的App"',
 )
-_CHOICES = {"reading": ("natural", "official"), "emojis": ("silent", "named"), "code": ("read", "silent")}
 
 
 def normalize(
@@ -29,24 +27,20 @@ def normalize(
 
     Without --model natural rules read as for a model that speaks all of their languages.
     """
-    for name, value in (("reading", reading), ("emojis", emojis), ("code", code)):
-        if value not in _CHOICES[name]:
-            raise InvalidRequest(f"{name}: {value!r} is none of {', '.join(_CHOICES[name])}; choose one")
     with Reporter().working("reading …"):
         from vivavoce.checkpoint.folder import BACKBONE, read_card
         from vivavoce.service.model_choice import model_folder
+        from vivavoce.service.speech import SpeakOptions
         from vivavoce.service.text.frontend import TextFrontEnd
         from vivavoce.service.text.natural.lexicon import NO_WORDS, read_lexicon
-        from vivavoce.service.text.natural.markup import Settings
-        from vivavoce.service.text.reading import parse_reading
         from vivavoce.service.text.tokenizer import TextTokenizer
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS
-        how = Settings(named_emojis=emojis == "named", silent_code=code == "silent", lexicon=words)
+        how = SpeakOptions(reading=reading, emojis=emojis, code=code, lexicon=words)  # type: ignore[arg-type]
         folder = model_folder(model)
         scripts = read_card(folder).scripts if model or reading == "official" else None
         front_end = TextFrontEnd(TextTokenizer.from_folder(folder / BACKBONE), scripts=scripts)
-        found = front_end.explain(text, language, parse_reading(reading), how)
+        found = front_end.explain(text, language, how.reading, how.natural)
     print(found.spoken)
     if explain and found.changes:
         rows = [

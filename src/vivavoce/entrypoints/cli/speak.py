@@ -75,6 +75,8 @@ class SpeechManner:
         "Whose rules read numbers, dates and signs: natural, official or off.", "RULES", default="natural"
     )
     lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE")
+    emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent")
+    code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read")
     top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
     top_k: int | None = flag("1 or more.  [default: as the model is set]", "NUMBER")
 
@@ -91,6 +93,8 @@ class SpeechManner:
             "seed": self.seed,
             "reading": self.reading,
             "lexicon": read_lexicon(self.lexicon) if self.lexicon else NO_WORDS,
+            "emojis": self.emojis,
+            "code": self.code,
             "sampling": SamplingParams(top_p=self.top_p, top_k=self.top_k),
         }
         SpeakOptions(instruct=self.instructions, **{name: how[name] for name in how if name != "instructions"})

@@ -11,7 +11,7 @@ from vivavoce.entrypoints.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.entrypoints.http.speech_input import VoiceName, json_schema, read_json
 from vivavoce.service.speech import SpeechRequest
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Language, Reading
+from vivavoce.service.text.reading import Code, Emojis, Language, Reading
 
 
 class NormalizeFields(BaseModel):
@@ -21,6 +21,8 @@ class NormalizeFields(BaseModel):
     input: str = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
     language: Language | None = Field(None, description="Of the text. Default: told from the text.")
     reading: Reading = Field("natural", description="Whose rules: our own, CosyVoice's, or nobody's (off).")
+    emojis: Emojis = Field("silent", description="With natural rules: silent, or their Unicode names, in English.")
+    code: Code = Field("read", description="With natural rules, of code between backticks: read or silent.")
     voice: VoiceName | None = Field(None, description="Whose lexicon counts. Default: the voice of speech without one.")
 
 
@@ -56,9 +58,8 @@ def router(state: AppState) -> APIRouter:
     async def normalize(request: Request, principal: KnownPrincipal) -> ReadingAnswer:
         with dispatcher.permitted(principal):
             asked = await read_json(request, NormalizeFields)
-            found = await dispatcher.speaker.normalize(
-                SpeechRequest(asked.input, asked.voice, principal.owner, language=asked.language, reading=asked.reading)
-            )
+            how = asked.model_dump(exclude={"input", "voice"})
+            found = await dispatcher.speaker.normalize(SpeechRequest(asked.input, asked.voice, principal.owner, **how))
         return ReadingAnswer(
             text=found.spoken,
             changes=[ReadingChange(written=asked.input[one.start : one.end], **vars(one)) for one in found.changes],

@@ -28,7 +28,7 @@ from vivavoce.service.operations.settings import RequestsSection
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Language, Reading
+from vivavoce.service.text.reading import Code, Emojis, Language, Reading
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -96,6 +96,8 @@ class CommonFields(BaseModel):
     reading: Reading = Field(
         "natural", description="Whose rules read numbers, dates and signs: our own, CosyVoice's, or nobody's (off)."
     )
+    emojis: Emojis = Field("silent", description="With natural rules: silent, or their Unicode names, in English.")
+    code: Code = Field("read", description="With natural rules, of code between backticks: read or silent.")
     chunk_policy: Literal["low_latency", "official", "equal", "exponential", "time_based"] | None = Field(
         None, description="How the stream is cut into chunks. Default: low_latency; CosyVoice 1 has official only."
     )
@@ -160,6 +162,8 @@ class CommonFields(BaseModel):
             policy=self.chunk_policy,
             language=self.language,
             reading=self.reading,
+            emojis=self.emojis,
+            code=self.code,
             notes=notes,
         )
 

@@ -419,6 +419,8 @@ def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
         ("chunk_policy", request.policy),
         ("language", request.language),
         ("reading", "off" if unread else None),
+        ("emojis", "named" if request.emojis == "named" else None),
+        ("code", "silent" if request.code == "silent" else None),
         ("sampling", None if request.sampling == SamplingParams() else "given"),
     ):
         if given is not None:

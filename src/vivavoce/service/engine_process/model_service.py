@@ -28,7 +28,6 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.extract import kept_recording
@@ -130,7 +129,7 @@ class ModelService:
         """How the text of a request would be read; without a voice, where the model has none either."""
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None
-        how = Settings(lexicon=self.lexicon(request.owner, voice))
+        how = changed(request, lexicon=self.lexicon(request.owner, voice)).natural
         explain, text = self.synthesizer.front_end.text.explain, request.text or ""
         return await self.read(text, lambda: explain(text, request.language, request.reading, how))
 

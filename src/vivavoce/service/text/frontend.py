@@ -16,7 +16,6 @@ from vivavoce.service.text.arriving import whole_words
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.service.text.natural.arriving import read_arriving
 from vivavoce.service.text.natural.control import Run, original
-from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read, read_run
 from vivavoce.service.text.natural.ssml import find_runs
@@ -129,14 +128,14 @@ class TextFrontEnd:
         language: str | None = None,
         left: Left = stays,
         reading: Reading = "official",
-        lexicon: Lexicon = NO_WORDS,
+        how: Settings = Settings(),
         *,
         goes_on: bool = False,
     ) -> Iterator[TextSegment]:
         """`segments`, each with the characters of the text that it speaks: all of them, in order.
 
         A segment is given as soon as no later text can change it. The whole text is checked before any of it is read.
-        Natural rules read a text with `<|` and `|>`, too, but for what stands between them. lexicon: for these alone.
+        Natural rules read a text with `<|` and `|>`, too, but for what is between; how: what is chosen of them.
         goes_on: other text was spoken before this, so that it may consist of pauses.
         """
         if reading == "off" and self._languages is not None:
@@ -147,7 +146,7 @@ class TextFrontEnd:
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
             if reading == "natural" and self._languages is not None:
-                found = self._naturally(text, wanted, Settings(lexicon=lexicon), left)
+                found = self._naturally(text, wanted, how, left)
             else:
                 read_in = self._language(text, wanted)
                 found = self._located(text, read_in, self._official(text, read_in, left))
@@ -209,7 +208,7 @@ class TextFrontEnd:
         return system + ("".join(self._words(self._official(said, read_in), [])) if said.strip() else "")
 
     def explain(
-        self, text: str, language: str | None = None, reading: Reading = "natural", how: Settings | None = None
+        self, text: str, language: str | None = None, reading: Reading = "natural", how: Settings = Settings()
     ) -> Explained:
         """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
 
@@ -222,7 +221,7 @@ class TextFrontEnd:
         if reading != "natural" or self._languages is None:
             return Explained(text, (Piece(0, len(text), text),))
         read_in = "yue" if language == "yue" else self._told(said, self._wanted(language))
-        at, found = len(system), read(said, read_in, self._settings(how or Settings(), read_in))
+        at, found = len(system), read(said, read_in, self._settings(how, read_in))
         moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found.pieces)
         return Explained(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
@@ -239,7 +238,7 @@ class TextFrontEnd:
         pieces: Iterable[str],
         language: str | None = None,
         reading: Reading = "official",
-        lexicon: Lexicon = NO_WORDS,
+        how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
         """`whole_words` of a text that arrives: as they are written, or by natural rules as they are said.
 
@@ -249,7 +248,7 @@ class TextFrontEnd:
         if reading != "natural" or self._languages is None:
             return whole_words(pieces)
         told: Language | None = wanted or (None if self._scripts is None else "en")
-        return read_arriving(pieces, told, self._settings(Settings(lexicon=lexicon), told or "en"))
+        return read_arriving(pieces, told, self._settings(how, told or "en"))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a segment or a normalised transcript. Raises `InvalidText` for characters it cannot write."""

@@ -34,6 +34,11 @@ Rules = Literal["zh", "en", "digits"]
 Reading = Literal["official", "natural", "off"]
 """Whose rules read a text: the official front end's, our own (natural), or nobody's: it is spoken as it is written."""
 
+Emojis = Literal["silent", "named"]
+"""What natural rules do with emojis: nothing is said for them, or their Unicode names, in English."""
+Code = Literal["read", "silent"]
+"""What natural rules do with code between backticks."""
+
 Left = Callable[[], bool]
 """Asked while a text is read, True: nobody wants it any more, and the reading ends with RequestCancelled."""
 
@@ -91,6 +96,12 @@ def parse_reading(name: str) -> Reading:
     """The rules of this name; InvalidRequest for others."""
     reading: Reading = _one_of(get_args(Reading), "reading", name, "choose one")
     return reading
+
+
+def check_choices(emojis: str, code: str) -> None:
+    """InvalidRequest: one is unknown."""
+    _one_of(get_args(Emojis), "emojis", emojis, "choose one")
+    _one_of(get_args(Code), "code", code, "choose one")
 
 
 def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
