@@ -327,7 +327,7 @@ def test_who_reads_no_answers_is_dropped(ends: bool) -> None:
         "/openapi.json", method="GET", **more
     )
     with (
-        serving(build_app, state_of(listener_timeout_s=0.2)) as server,
+        serving(build_app, state_of(listener_timeout_s=0.5)) as server,
         undisturbed(server),
         Client(server, receive_buffer=4_096) as client,
     ):

@@ -211,7 +211,7 @@ LATIN = """() => {
 }"""
 """All texts with words of Latin letters."""
 NAMES = re.compile(
-    r"vivavoce( [-\w. ]+)?|CosyVoice2|WAV|MP3|SRT|VTT|curl|Python|API|JavaScript|Ctrl|Enter|Esc|English"
+    r"vivavoce( [-\w. ]+)?|CosyVoice2?|WAV|MP3|SRT|VTT|curl|Python|API|JavaScript|Ctrl|Enter|Esc|English"
     r"|anna|a tone|fake|GiB|https|ms"
 )
 
