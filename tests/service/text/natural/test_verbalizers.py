@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.text.natural.acceptable import failing, load_cases
 from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.russian import VERBALIZER as RUSSIAN
+from vivavoce.service.text.natural.russian import Russian
 from vivavoce.service.text.natural.verbalizer import load_verbalizer
 
 LANGUAGES = ("de", "es", "fr", "it", "ru", "ja", "ko", "yue")
@@ -79,8 +79,10 @@ def test_ordinals(language: str, value: int, said: str) -> None:
     ],
 )
 def test_russian_cases(value: int, case: str, gender: str, number: str, place: str) -> None:
-    assert RUSSIAN.say(value, case, gender) == number
-    assert RUSSIAN.rank(value, case, gender) == place
+    russian = load_verbalizer("ru")
+    assert isinstance(russian, Russian)
+    assert russian.say(value, case, gender) == number
+    assert russian.rank(value, case, gender) == place
 
 
 def test_a_numeral_behind_a_name_is_read_in_every_language() -> None:

@@ -7,7 +7,7 @@ from unicodedata import normalize
 import regex
 
 from vivavoce.service.text.natural.classes import Found, Place, in_formula
-from vivavoce.service.text.natural.grammar import START, compiled
+from vivavoce.service.text.natural.grammar import START, compiled, roman_value
 
 _ENDINGS = (
     "com org net edu gov io ai dev app co uk de fr it es ru cn jp kr eu us ca au info tv me ly be ch at nl py js ts txt"
@@ -47,7 +47,6 @@ _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks>
 _HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
-_VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 
 
 def spell_address(place: Place, written: str) -> str:
@@ -148,12 +147,6 @@ def read_roman(place: Place) -> Found:
     if found[0] == "I" and after[:1] == " " and after != " of":
         return None
     return found.end(), voice.reign(value), "roman"
-
-
-def roman_value(letters: str) -> int:
-    """XIV is 14."""
-    values = [_VALUES.get(letter, 0) for letter in letters]
-    return sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
 
 
 def read_sign(place: Place) -> Found:

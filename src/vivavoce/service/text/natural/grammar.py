@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regex
 
 from vivavoce.service.text.natural.values import Locale, Number
-from vivavoce.service.text.natural.verbalizer import Verbalizer
+
+if TYPE_CHECKING:
+    from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 DASH = r"[-–—−‒~～〜]"
 CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"
@@ -137,3 +139,9 @@ def parse_number(written: str, locale: Locale, negative: bool = False, power: in
     whole, _, decimals = written.partition(locale.decimal)
     plain = "".join(filter(str.isdecimal, whole)) or "0"
     return Number(int(plain), decimals, negative, power)
+
+
+def roman_value(letters: str) -> int:
+    """XIV is 14."""
+    values = [{"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}.get(letter, 0) for letter in letters]
+    return sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))

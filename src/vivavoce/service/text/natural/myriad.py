@@ -1,78 +1,101 @@
-"""What Japanese and Korean share: numbers in groups of four digits, and dates and times of counted parts."""
+"""Chinese, Cantonese, Japanese and Korean: numbers in groups of four digits, dates and times of counted parts.
+
+Japanese counters stand as in writing ("三個", "一人"), so that the model chooses their sound. Cantonese has the tables
+of Mandarin, with words of its own, in traditional characters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from vivavoce.service.text.natural.tables import Tables
-from vivavoce.service.text.natural.values import Forms, Number
+from vivavoce.service.text.natural.grammar import compiled
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 
 class Myriad(Verbalizer):
-    """A language that counts in myriads; `tables` has what it says."""
+    """A language that counts in myriads."""
 
-    tables: ClassVar[Tables]
+    def __init__(self, language: str) -> None:
+        super().__init__(language)
+        self._traditional = str.maketrans(*(self.tables.words("traditional") or ("", "")))
 
-    def cardinal(self, value: int, after: str = "") -> str:
-        """1500 is "千五百"."""
-        if not value:
-            return self.locale.digits[0]
+    def join(self, *words: str) -> str:
+        """Words one after the other, in the characters of the language."""
+        return super().join(*words).translate(self._traditional)
+
+    def _numeral(self, value: int) -> str:
+        """All digits with their places, and 0 where one is missing; fixes leave out what is not said."""
+        digits, places = self.locale.digits, (*self.tables.words("places"), "")
         said: list[str] = []
-        for place, name in enumerate(("", *self.tables.words("groups"))):
-            if group := value // 10_000**place % 10_000:
-                said.insert(0, self.group(group, place, value) + name)
-        return self.join(*said)
-
-    def group(self, group: int, place: int, value: int) -> str:
-        """Four digits of a number."""
-        said = ""
-        for power, name in zip((1000, 100, 10, 1), (*self.tables.words("places"), ""), strict=True):
-            if digit := group // power % 10:
-                said += ("" if digit == 1 and power > 1 else self.locale.digits[digit]) + name
-        return said
+        for name in ("", *self.tables.words("groups")):
+            value, group = divmod(value, 10_000)
+            named = zip(f"{group:04}", places, strict=True)
+            words = "".join(digits[int(digit)] + place if digit != "0" else "0" for digit, place in named)
+            said.insert(0, words + (name if group else ""))
+            if not value:
+                break
+        return self.join(self._fixed(self.join(*said), "cardinal_fixes") or digits[0])
 
     def ordinal(self, value: int, after: str = "") -> str:
-        """3rd is "三番目"."""
-        return self.join(self.cardinal(value, self.locale.words["ordinal"]), self.locale.words["ordinal"])
+        """3rd is 第三, "三番目"."""
+        before, _, noun = self.locale.words["ordinal"].partition("{}")
+        return self.join(before, self.cardinal(value, noun), noun)
 
-    def magnitude(self, number: Number) -> str:
-        """万, 億 and what they make."""
-        return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
-
-    def parts(self, named: Sequence[tuple[int | None, str]]) -> str:
-        """Numbers, each with the word that counts it; those that are None are left out."""
+    def parts(self, *named: tuple[int | str, str]) -> str:
+        """Numbers, each with the word that counts it; only hours are counted by other numerals."""
         words = self.locale.words
-        return self.join(
-            *(self.join(self.cardinal(one, words[name]), words[name]) for one, name in named if one is not None)
-        )
+        said = ((self.cardinal(one, words[name] * ("hour" in name)) if isinstance(one, int) else one, words[name])
+                for one, name in named)  # fmt: skip
+        return self.join(*(word for pair in said for word in pair))
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
-        """ "二千二十四年三月五日"."""
-        return self.parts(((year, "year"), (month, "month"), (day, "day")))
+        """ "二千二十四年三月五日"; in Chinese, digits of a year are said one by one."""
+        parts = ((self.year(year) if year is not None else None, "year"), (month, "month"), (day, "day"))
+        return self._fixed(self.parts(*((one, name) for one, name in parts if one is not None)), "date_fixes")
 
     def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
-        """14:30 is "十四時三十分", 9:00 "九時"."""
-        said = self.parts(
-            ((hour, "hour"), (minute or (second and minute) or None, "minute"), (second or None, "second"))
-        )
+        """14:30 is "十四時三十分", 9:00 "九時", 9:05 in Chinese 九点零五分."""
+        few = "few" in self.locale.words  # then a zero is said
+        past = f"{self.locale.digits[0]}{self.numeral(minute)}" if few and 0 < minute < 10 else minute
+        shown = (True, minute or (few and second), second)
+        parts = ((hour, "hour"), (past, "minute"), (second or 0, "second"))
+        said = self.parts(*(part for part, there in zip(parts, shown, strict=True) if there))
         return self.join(self.locale.words[half] if half else "", said)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
         """ "一時間二分三秒"."""
-        return self.parts(((hours, "hours"), (minutes, "minute"), (seconds, "second")))
-
-    def unit(self, number: Number, forms: Forms) -> str:
-        """120km/h is "時速百二十キロ"."""
-        before, slot, after = forms[0].partition("{}")
-        return self.join(before.strip(), self.number(number), after) if slot else super().unit(number, forms)
+        return self.parts((hours, "hours"), (minutes, "minute"), (seconds, "second"))
 
     def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """1/2 is "二分の一", 1½ "一と二分の一"."""
-        said = self.join(self.cardinal(denominator), self.locale.words["of_parts"], self.cardinal(numerator))
-        return self.join(self.cardinal(whole) + self.locale.words["and"], said) if whole else said
+        """1/2 is "二分の一", 1½ "一と二分の一"; in Chinese 120/80 is one after the other."""
+        words, above, below = self.locale.words, self.cardinal(numerator), self.cardinal(denominator)
+        if numerator > denominator and "over" in words:
+            return f"{above}{words['over']}{below}"
+        said = self._fixed(self.join(below, words["of_parts"], above), "fraction_fixes")
+        return self.join(self.cardinal(whole) + words["and"], said) if whole else said
 
     def reign(self, value: int) -> str:
         """XIV is "十四世"."""
         return self.join(self.cardinal(value), self.locale.words["reign"])
+
+
+class Korean(Myriad):
+    """Korean: native numerals before most counters ("세 개", "열두 시"), Sino-Korean ones elsewhere ("삼 층")."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__(language)
+        self._native, self._tens = (("", *self.tables.words(name)) for name in ("native", "native_tens"))
+        self._counters = compiled(self.tables.pattern("counters"))
+
+    def digits(self, digits: str, phone: bool = False) -> str:
+        """Digits one by one, as one word."""
+        return super().digits(digits, phone).replace(" ", "")
+
+    def cardinal(self, value: int, after: str = "") -> str:
+        """3 is "세" before a native counter, else "삼"."""
+        counter = self._counters.match(after) if 0 < value < 100 else None
+        if not counter or (counter[0] == "시" and value > 12):
+            return self.numeral(value)
+        return "스무" if value == 20 else self._tens[value // 10] + self._native[value % 10]
+
+    def ordinal(self, value: int, after: str = "") -> str:
+        """1st is "첫 번째"."""
+        return "첫 번째" if value == 1 else super().ordinal(value)

@@ -2,7 +2,8 @@
 
 A file has sections: `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
 space; an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. Each line is a row in
-`rules` and in sections that end in `_fixes`, which are patterns with what takes their place.
+`rules` and in sections that end in `_fixes`, which are patterns with what takes their place; a line that begins with
+two blanks goes on with the row before it. The `base` that `format` names is a file whose sections a language shares.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from vivavoce.service.text.natural.values import Forms, Locale
 
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")
+_ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "words": ";\n"}
+"""What a language adds to a section of its base, and what stands between the two; it replaces any other."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,25 @@ def _lower(word: str) -> str:
     return word[:1].lower() + word[1:]
 
 
+def _read_sections(name: str) -> dict[str, str]:
+    text = files(__package__).joinpath("data").joinpath(f"{name}.txt").read_text("utf-8").replace("\n  ", "")
+    parts = compiled(r"(?m)^\[(\w+)\][\n ]").split(text)[1:]
+    own = {name: body.strip("\n") for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    if not (base := dict(_rows(own.get("format", ""))).get("base")):
+        return own
+    shared = _read_sections(base)
+    for name, between in _ADDED.items():
+        both = (own, shared) if name == "rules" else (shared, own)  # the first rule that fits wins, the last word
+        own[name] = between.join(part[name] for part in both if name in part)
+    if "traditional" in own:
+        characters = str.maketrans(*own["traditional"].split())
+        shared |= {name: shared[name].translate(characters) for name in ("signs", "address_signs")}
+    return shared | own
+
+
 def load_tables(language: str) -> Tables:
     """The tables of a language."""
-    text = files(__package__).joinpath("data").joinpath(f"{language}.txt").read_text("utf-8")
-    parts = compiled(r"(?m)^\[(\w+)\][\n ]").split(text)[1:]
-    found = {name: body.strip("\n") for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    found = _read_sections(language)
     kind, names = dict(_rows(found["format"])), found.get("month_names", "").split()
     money = [(keys, *names.partition(", ")[::2]) for keys, names in _rows(found["currencies"], ": ")]
     address = _pairs(found["address_signs"]).items()

@@ -3,134 +3,178 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any
 
-from vivavoce.service.text.natural.values import Forms, Locale, Number
+from vivavoce.service.text.natural.grammar import compiled
+from vivavoce.service.text.natural.tables import load_tables
+from vivavoce.service.text.natural.values import Forms, Number
+from vivavoce.service.text.natural.written import written_rules
 
 MODULES = {
-    "en": "english",
-    "zh": "chinese",
-    "yue": "cantonese",
-    "ja": "japanese",
-    "ko": "korean",
-    "de": "german",
-    "es": "european",
-    "fr": "european",
-    "it": "european",
-    "ru": "russian",
+    "en": "english.English",
+    "zh": "myriad.Myriad",
+    "yue": "myriad.Myriad",
+    "ja": "myriad.Myriad",
+    "ko": "myriad.Korean",
+    "de": "german.German",
+    "es": "european.European",
+    "fr": "european.European",
+    "it": "european.European",
+    "ru": "russian.Russian",
 }
-"""A language → its module beside this one, which has a `VERBALIZER`."""
+"""A language → its class in a module beside this one, which the language makes a verbalizer of."""
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A class of written things that one language alone has, such as English decades; tried before all others.
-
-    pattern: of the package `regex` (VERSION1), matched where a number, a word of letters or a sign begins; it may look
-    behind that place. say: gets the verbalizer and the match, and returns what is said, or None: it is none of these.
-    first: with which of "digit", "letter" and "sign" it begins; a word of letters alone is tried only if it is one of
-    `Locale.words["heads"]`, an abbreviation or the like.
-    """
-
-    name: str
-    pattern: str
-    say: Callable[[Any, Any], str | None]
-    first: str = "digit"
+_GROUP = compiled(r"[^ -]+")
+_RUN = compiled(r"\d+|\p{L}+")
 
 
 class Verbalizer(ABC):
-    """Says the classes of one language. `cardinal` and `ordinal` are a language's own; the rest has a default that is
-    composed of them and of `locale`, which is right for some languages and is overridden by others.
+    """Says the classes of one language, by its tables.
 
     `after` is what follows in the text (up to 40 characters, blanks stripped), for gender and case; "" where that is
     known to be nothing. Words of `locale.words`: point, minus, to (range), score, ratio, percent, and the keys that a
     language's own methods use.
     """
 
-    locale: Locale
-    rules: tuple[Rule, ...] = ()
+    def __init__(self, language: str) -> None:
+        self.tables = load_tables(language)
+        self.locale, self.rules = self.tables.locale, written_rules(self.tables)
+        self._fixes = {name: self.tables.fixes(name) for name in self.tables.sections if name.endswith("_fixes")}
+        self.numeral = lru_cache(maxsize=4096)(self._numeral)
 
     @abstractmethod
-    def cardinal(self, value: int, after: str = "") -> str:
-        """A whole number of at most 36 digits, 0 or more: "2024" counted, not as a year."""
+    def _numeral(self, value: int) -> str:
+        """A whole number of at most 36 digits, 0 or more, with nothing behind it: "2024" counted, not as a year."""
 
     @abstractmethod
     def ordinal(self, value: int, after: str = "") -> str:
         """The place in an order: 3rd."""
 
+    @abstractmethod
+    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
+        """A time of the day; half: "am" or "pm" where the text has it in any form, else ""."""
+
+    @abstractmethod
+    def fraction(self, whole: int, numerator: int, denominator: int) -> str:
+        """1/2, or with a whole number before it, 1½ (0: none)."""
+
+    def cardinal(self, value: int, after: str = "") -> str:
+        """A whole number, in the form that it has before what follows: "un" and "una"."""
+        return self._formed(self.numeral(value), "counted_fixes", after) if after else self.numeral(value)
+
+    def gender(self, after: str) -> str:
+        """Of the noun that follows, where numbers show it: "m", "f" or "n"."""
+        return ""
+
+    def _formed(self, said: str, fixes: str, after: str) -> str:
+        return self._fixed(f"{said}/{self.gender(after)}/{after}", fixes).partition("/")[0]
+
+    def _fixed(self, said: str, fixes: str, most: int = 0) -> str:
+        """Patterns of a section with what takes their place; most: how many of them, and how often; 0: all."""
+        for pattern, instead in self._fixes.get(fixes, ()):
+            said, count = pattern.subn(instead, said, count=most)
+            if most and count:
+                break
+        return said
+
     def join(self, *words: str) -> str:
         """Words one after the other, without empty ones."""
         return self.locale.joint.join(word for word in words if word)
 
+    def between(self, sides: Sequence[str], word: str) -> str:
+        """Sides, said already, with a word of the locale between them."""
+        return f"{self.locale.joint}{self.locale.words[word]}{self.locale.joint}".join(sides)
+
     def form(self, number: Number, forms: Forms) -> str:
-        """The form of a noun that goes with the number."""
-        return forms[0] if number.is_one else forms[-1]
+        """The form of a noun that goes with the number; French has the singular below two: 1,5 million."""
+        below_two = "below_two" in self.locale.words and number.whole < 2 and not number.power
+        return forms[0] if number.is_one or below_two else forms[-1]
 
     def digits(self, digits: str, phone: bool = False) -> str:
         """Digits one by one; phone: as in a telephone number, where a language has other words for that (Chinese 1)."""
         names = (phone and self.locale.phone_digits) or self.locale.digits
         return self.join(*(names[int(digit)] for digit in digits))
 
+    def one_by_one(self, written: str, phone: bool = False) -> str:
+        """Digits by name, letters as they are; groups are set apart."""
+        said = (
+            self.join(*(self.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
+            for group in _GROUP.findall(written)
+        )
+        return (", " if self.locale.joint else "").join(said)
+
+    def phone(self, written: str) -> str:
+        """A telephone number."""
+        return self.one_by_one(written, phone=True)
+
+    def decimals(self, digits: str) -> str:
+        """What stands behind the point: 3,14 is "quatorze" where a language says pairs, 0,05 "zéro cinq"."""
+        pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"
+        return self.numeral(int(digits)) if pair else self.digits(digits)
+
     def number(self, number: Number, after: str = "") -> str:
         """A number with its sign, decimals and magnitude."""
-        said = self.cardinal(number.whole, after)
+        noun = self.magnitude(number) if number.power else ""
+        said = self.cardinal(number.whole, "" if number.decimals else noun or after)
         if number.decimals:
-            said = self.join(said, self.locale.words["point"], self.digits(number.decimals))
-        if number.power:
-            said = self.join(said, self.magnitude(number))
-        return self.join(self.locale.words["minus"], said) if number.negative else said
+            said = self.join(said, self.locale.words["point"], self.decimals(number.decimals))
+        if noun:
+            said = self._fixed(self.join(said, noun), "magnitude_fixes")
+        return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def magnitude(self, number: Number) -> str:
-        """The word for 10 to the power of `number.power`, in the form that the number needs."""
-        return next(word for word, power in self.locale.magnitudes.items() if power == number.power and len(word) > 2)
+        """The word for 10 to the power of `number.power`: the first of the table."""
+        return next(word for word, power in self.locale.magnitudes.items() if power == number.power)
 
     def year(self, value: int) -> str:
         """A year of the calendar."""
-        return self.cardinal(value)
+        return self.digits(str(value)) if "year_digits" in self.locale.words else self.numeral(value)
+
+    def day(self, day: int) -> str:
+        """The day in a date; the first has a name of its own where `first` is one."""
+        return (day == 1 and self.locale.words.get("first")) or self.numeral(day)
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
         """A date, of which parts may be missing; written: what stood there, for its order where month names did."""
-        parts = (
-            self.ordinal(day) if day else "",
-            self.locale.month_names[month - 1] if month else "",
-            self.year(year) if year is not None else "",
-        )
-        return self.join(*parts)
-
-    def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
-        """A time of the day; half: "am" or "pm" where the text has it in any form, else ""."""
-        return self.join(self.cardinal(hour), self.cardinal(minute), "" if second is None else self.cardinal(second))
+        said_year = self.year(year) if year is not None else ""
+        parts = (self.day(day) if day else "", self.locale.month_names[month - 1] if month else "", said_year)
+        joint = self.locale.words.get("date_of")
+        return f" {joint} ".join(filter(None, parts)) if joint else self.join(*parts)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
         """Hours, minutes and seconds on a clock that counts: 1:02:03."""
-        return self.time(hours, minutes, seconds)
+        named = ((hours, "h"), (minutes, "min"), (seconds, "s"))
+        said = [self.unit(Number(value), self.locale.units[name]) for value, name in named]
+        return self.join(f"{said[0]},", said[1], self.locale.words["and"], said[2])
 
     def money(self, number: Number, currency: str) -> str:
         """An amount; currency: a key of `locale.currencies`. 3.50 has whole units and hundredths where these exist."""
         main, minor = self.locale.currencies[currency]
-        if len(number.decimals) == 2 and minor and not number.power:
-            cents = Number(int(number.decimals))
-            whole = Number(number.whole, negative=number.negative)
-            said = self.unit(whole, main) if number.whole or not cents.whole else ""
-            return self.join(said, self.unit(cents, minor) if cents.whole else "")
-        return self.unit(number, main)
+        if not minor:
+            number = replace(number, decimals=number.decimals.strip("0") and number.decimals)
+        cents = Number(int(number.decimals or 0))
+        if len(number.decimals) != 2 or not minor or number.power:
+            return self.unit(number, main)
+        said = self.unit(replace(number, decimals=""), main) if number.whole or not cents.whole else ""
+        joint = self.locale.words.get("cents", "") if said else ""
+        return self.join(said, joint, self.unit(cents, minor)) if cents.whole else said
 
     def percent(self, number: Number) -> str:
         """A number with %."""
-        return self.join(self.number(number), self.locale.words["percent"])
+        said = self.unit(replace(number, negative=False), tuple(self.locale.words["percent"].split("/")))
+        return self.join(self.locale.words["minus"] if number.negative else "", said)
 
     def unit(self, number: Number, forms: Forms) -> str:
-        """A number with what it counts: forms of `locale.units`, or of a currency."""
-        form = self.form(number, forms)
-        return self.join(self.number(number, form), form)
-
-    @abstractmethod
-    def fraction(self, whole: int, numerator: int, denominator: int) -> str:
-        """1/2, or with a whole number before it, 1½ (0: none)."""
+        """A number with what it counts: "un millón de euros"; a form may have its place: "每小时{}公里"."""
+        before, _, form = self.form(number, forms).rpartition("{}")
+        said, of = self.number(number, form), self.locale.words.get("of_many", "")
+        millions = number.whole and not number.whole % 10**6 and not number.decimals
+        if not of or not (number.power >= 6 or millions):
+            return self.join(before.strip(), said, form)
+        return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else f"{said} {of.replace(chr(39), 'e')} {form}"
 
     def range(self, low: str, high: str) -> str:
         """From one to the other; both are said already."""
@@ -138,27 +182,22 @@ class Verbalizer(ABC):
 
     def score(self, sides: Sequence[int]) -> str:
         """Points of two or more sides: 3-2."""
-        return f" {self.locale.words['score']} ".join(map(self.cardinal, sides)).replace(" ", self.locale.joint or "")
+        return self.between([*map(self.cardinal, sides)], "score")
 
     def ratio(self, sides: Sequence[str]) -> str:
         """1:10, each side said already."""
-        return f"{self.locale.joint}{self.locale.words['ratio']}{self.locale.joint}".join(sides)
+        return self.between(sides, "ratio")
 
     def reign(self, value: int) -> str:
         """The number behind the name of a king or a pope: Louis XIV."""
-        return self.ordinal(value)
+        return self.locale.words["reign"].format(self.ordinal(value))
 
 
 @cache
 def load_verbalizer(language: str) -> Verbalizer | None:
     """The verbalizer of a language, which is imported here; None where there is none."""
-    name = MODULES.get(language)
-    try:
-        module = import_module(f"{__package__}.{name}")
-    except ModuleNotFoundError as error:
-        if name is None or error.name == f"{__package__}.{name}":
-            return None
-        raise
-    # What has no code of its own is all tables.
-    found: Verbalizer = module.European(language) if name == "european" else module.VERBALIZER
+    if language not in MODULES:
+        return None
+    module, name = MODULES[language].split(".")
+    found: Verbalizer = getattr(import_module(f"{__package__}.{module}"), name)(language)
     return found

@@ -1,95 +1,149 @@
-"""A language's own rules that its table writes, in the section `[rules]`, one a line: `name: kinds: pattern =>said`.
+"""A language's own rules, which its table writes in the section `[rules]`: `name: kinds: pattern =>said`.
 
-Kinds are those of `Rule.first`. In a pattern `%units%` stands for any of the locale's units, and so on. In what is said
-`{n}` is the group of that name, said in the way that its letter has in `_WAYS`: `{n2}` is another number, `{foot}` so
-many of a unit by its name, `{plus}` a sign's name, `{k}` is looked up in the section `[names]`. What stands behind a
-tilde, `{n~ to }`, is said only where the group is there.
+In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{n}` is the
+group of that name, said in the way that its letter has in `_WAYS`: `{n2}` is another number, `{u:foot/feet}` so many of
+a unit, `{k}` is looked up in `_names`. What stands behind a tilde, `{n~ to }`, is said only where the group is there;
+`_` is a blank at an end. `=>@decade` is said by the verbalizer's method `_decade`, which gets the match and returns
+None where it is none of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from vivavoce.service.text.natural.addresses import roman_value
-from vivavoce.service.text.natural.grammar import Match, any_of, compiled, parse_number
+from vivavoce.service.text.natural.grammar import START, Match, any_of, compiled, parse_number, roman_value
 from vivavoce.service.text.natural.tables import Tables
-from vivavoce.service.text.natural.values import Forms, Number
-from vivavoce.service.text.natural.verbalizer import Rule, Verbalizer
+from vivavoce.service.text.natural.values import Forms, Locale
 
 _ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
-_FIELD = compiled(r"\{(?P<group>(?P<way>[a-z]+)\d?)(?:~(?P<joined>[^}]*))?\}")
-_RUN = compiled(r"\d+|\p{L}+")
-
-
-def _one_by_one(voice: Verbalizer, written: str, phone: bool) -> str:
-    """Digits by name, letters as they are; groups are set apart."""
-    said = (
-        voice.join(*(voice.digits(one, phone) if one.isdecimal() else one for one in _RUN.findall(group)))
-        for group in compiled(r"[ -]").split(written)
-    )
-    return (", " if voice.locale.joint else "").join(said)
-
-
-def _quantity(voice: Verbalizer, written: str) -> str:
-    number, unit = compiled(r"([\d.,]+)[ -]?(.+)").fullmatch(written).groups()
-    return voice.unit(parse_number(number, voice.locale), voice.locale.units[unit])
-
-
-# How a group is said, by the letter of its name; `after` is what follows the rule.
-_WAYS: Mapping[str, Callable[..., str]] = {
-    "c": lambda voice, written, after: voice.cardinal(int(written)),
-    "a": lambda voice, written, after: voice.cardinal(int(written), after),
-    "n": lambda voice, written, after: voice.number(parse_number(written, voice.locale)),
-    "o": lambda voice, written, after: voice.ordinal(int(written.replace(",", ""))),
-    "y": lambda voice, written, after: voice.year(int(written)),
-    "s": lambda voice, written, after: voice.join("oh" * (written[0] == "0"), voice.cardinal(int(written))),
-    "p": lambda voice, written, after: voice.pairs(written),
-    "d": lambda voice, written, after: _one_by_one(voice, written, False),
-    "t": lambda voice, written, after: _one_by_one(voice, written, True),
-    "q": lambda voice, written, after: _quantity(voice, written),
-    "r": lambda voice, written, after: voice.cardinal(roman_value(written.upper())),
-    "w": lambda voice, written, after: written,
+_FIELD = compiled(r"\{(?P<group>(?P<way>[a-z])\d?)(?::(?P<noun>[^}~]+))?(?:~(?P<joined>[^}]*))?\}")
+_PLACE = compiled(r"%(\w+|[×+])%")
+_PATTERNS = {
+    "START": START,
+    "NUMERAL": r"(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3})",
+    "ROMAN": r"(?=[IVX])X{0,3}(?:IX|IV|V?I{0,3})(?![\p{Latin}\p{N}])",
+    "DAY": r"(?:0?[1-9]|[12]\d|3[01])",
+    "MONTH": r"(?:1[0-2]|0?[1-9])",
+    "HOUR": r"(?:[01]?\d|2[0-4])",
 }
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A class of written things that one language alone has, such as English decades; tried before all others.
+
+    pattern: of the package `regex` (VERSION1), matched where a number, a word of letters or a sign begins; it may look
+    behind that place. say: gets the verbalizer and the match, and returns what is said, or None: it is none of these.
+    first: with which of "digit", "letter" and "sign" it begins; a word of letters alone is tried only if it is one of
+    `Locale.words["heads"]`, an abbreviation or the like.
+    """
+
+    name: str
+    pattern: str
+    say: Callable[[Any, Any], str | None]
+    first: str = "digit"
+
+
+def following(found: Match) -> str:
+    """What follows in the text."""
+    return str(found.string[found.end() : found.end() + 40].lstrip())
+
+
+def full_stop(found: Match) -> str:
+    """The full stop of an abbreviation that ends the text, which is its sentence's too."""
+    return "." if found[0].endswith(".") and not found.string[found.end() :].strip() else ""
+
+
+def _forms(locale: Locale, noun: str) -> Forms:
+    return locale.units.get(noun) or tuple(noun.split("/"))
+
+
+def _quantity(voice: Any, written: str) -> str:
+    number, unit = compiled(r"([\d.,]+)[ -]?(.+)").fullmatch(written).groups()
+    return str(voice.unit(parse_number(number, voice.locale), voice.locale.units[unit]))
+
+
+# How a group is said, by the letter of its name; noun: what stands behind a colon.
+_WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
+    "c": lambda voice, written, noun: voice.cardinal(int(written), noun),
+    "n": lambda voice, written, noun: voice.number(parse_number(written, voice.locale)),
+    "u": lambda voice, written, noun: voice.unit(parse_number(written, voice.locale), _forms(voice.locale, noun)),
+    "q": lambda voice, written, noun: _quantity(voice, written),
+    "o": lambda voice, written, noun: voice.ordinal(int(written.replace(",", ""))),
+    "y": lambda voice, written, noun: voice.year(int(written)),
+    "s": lambda voice, written, noun: voice.join("oh" * (written[0] == "0"), voice.cardinal(int(written))),
+    "p": lambda voice, written, noun: voice.pairs(written),
+    "d": lambda voice, written, noun: voice.one_by_one(written),
+    "t": lambda voice, written, noun: voice.phone(written),
+    "v": lambda voice, written, noun: voice.version(written),
+    "r": lambda voice, written, noun: voice.cardinal(roman_value(written.upper())),
+    "w": lambda voice, written, noun: written,
+}
+
+
+def _names(tables: Tables) -> dict[str, str]:
+    """What `{k}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
+    locale = tables.locale
+    names = {**locale.abbreviations, **locale.signs, "-": locale.words["minus"], "−": locale.words["minus"]}
+    names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
+    names |= tables.pairs("numbered") | tables.pairs("names") | tables.pairs("per") | dict(locale.weekdays)
+    return names | {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
+
+
+def _meaning(tables: Tables, place: str) -> str:
+    """What stands for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
+    locale = tables.locale
+    lists = {
+        "months": [*locale.months, *map(str.title, locale.months)],
+        "days": locale.weekdays,
+        "units": locale.units,
+        "currencies": locale.currencies,
+        "prices": [sign for sign in locale.currencies if not sign.isalnum()],
+        "short": [*locale.abbreviations, *tables.pairs("numbered")],
+        "numbered": tables.pairs("numbered"),
+        "per": tables.pairs("per"),
+        "nouns": tables.pairs("nouns"),
+        "counted": [*locale.units, *locale.currencies, *locale.magnitudes],
+        "measures": [*locale.units, *locale.magnitudes],
+    }
+    if place in lists:
+        return any_of(lists[place])
+    if place == "grouped":
+        return r"\d{1,3}(?:\.\d{3})+(?!\d|\.\d)" if "." in locale.group else "(?!)"
+    return _PATTERNS.get(place) or locale.words.get(place) or locale.signs.get(place) or tables.pattern(place)
 
 
 def written_rules(tables: Tables) -> tuple[Rule, ...]:
     """The rules of a table, in its order."""
-    locale, per = tables.locale, tables.pairs("per")
-    months = {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
-    names = tables.pairs("names") | per | dict(locale.weekdays) | months
-    named: dict[str, Forms] = {forms[0]: forms for forms in locale.units.values()}
-    places = {
-        "%months%": any_of(months),
-        "%days%": any_of(locale.weekdays),
-        "%units%": any_of(locale.units),
-        "%per%": any_of(per),
-    }
+    names = _names(tables)
 
     def rule(name: str, kinds: str, pattern: str, template: str) -> Rule:
-        for place, words in places.items():
-            pattern = pattern.replace(place, words)
-
-        def say(voice: Verbalizer, found: Match) -> str:
-            after = found.string[found.end() : found.end() + 40].lstrip()
-
+        def say(voice: Any, found: Match) -> str:
             def field(part: Match) -> str:
-                written, way = found[part["group"]], part["way"]
+                written, way, noun = found[part["group"]], part["way"], part["noun"] or ""
                 if not written:
                     return ""
-                if way in ("plus", "minus"):
-                    said = locale.signs["+"] if way == "plus" else locale.words["minus"]
-                elif way == "k":
+                if way == "k":
                     said = names.get(written) or names[written.rstrip(".")]
-                elif forms := named.get(way, ()):
-                    said = voice.unit(Number(int(written)), forms)
+                elif way == "a":
+                    said = voice.cardinal(int(written), following(found))
                 else:
-                    said = _WAYS[way](voice, written, after)
+                    said = _WAYS[way](voice, written, noun)
                 return said + (part["joined"] or "")
 
-            said = " ".join(_FIELD.sub(field, template).split())
-            return said + " " * said.endswith(",")
+            said = " ".join(_FIELD.sub(field, template).split()).replace("_", " ")
+            return str(voice.join(said + full_stop(found)))
 
-        return Rule(name, pattern, say, kinds)
+        def call(voice: Any, found: Match) -> str | None:
+            said: str | None = getattr(voice, f"_{template[1:]}")(found)
+            return said
 
-    rows = (_ROW.fullmatch(line) for line in tables.sections["rules"].splitlines())
-    return tuple(rule(row["name"], row["kinds"], row["pattern"], row["said"]) for row in rows)
+        return Rule(name, pattern, call if template[:1] == "@" else say, kinds)
+
+    def filled(written: str) -> str:
+        return str(_PLACE.sub(lambda found: _meaning(tables, found[1]), written))
+
+    rows = (_ROW.fullmatch(line) for line in tables.sections.get("rules", "").splitlines())
+    return tuple(rule(row["name"], row["kinds"], filled(row["pattern"]), filled(row["said"])) for row in rows)
