@@ -110,7 +110,7 @@ def read_tagged(place: Place) -> Found:
     found = place.match(_TAGGED)
     if not found or (place.at and place.text[place.at - 1].isalnum() and place.text[place.at - 1].isascii()):
         return None
-    name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("address @", "")
+    name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("@", "")
     said = spell_address(place, found["name"].replace("_", " "))
     return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 

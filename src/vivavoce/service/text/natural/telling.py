@@ -18,7 +18,8 @@ _LETTER, _ENDING, _BEFORE = 0.4, 0.35, 1.5  # how much these count beside a freq
 @cache
 def _marks() -> dict[str, tuple[set[str], set[str], Match]]:
     """Language → its frequent words, its letters, and a pattern of words that end as its words do."""
-    lines = files(__package__).joinpath("data").joinpath("telling.txt").read_text("utf-8").splitlines()
+    text = files(__package__).joinpath("data").joinpath("telling.txt").read_text("utf-8")
+    lines = text.replace("\n  ", " ").splitlines()
     marks: dict[str, tuple[set[str], set[str], Match]] = {}
     for name, ending, words in (line.split(" ", 2) for line in lines):
         frequent = FREQUENT_WORDS[parse_language(name)]
