@@ -1,9 +1,9 @@
 """The tables of a language: how it writes and names things, from a file of data beside this module.
 
 A file has sections: `[name]`, then its rows. Rows are set apart by semicolons, the written and the said by a
-space; an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. Each line is a row in
-`rules` and in sections that end in `_fixes`, which are patterns with what takes their place; a line that begins with
-two blanks goes on with the row before it. The `base` that `format` names is a file whose sections a language shares.
+space; an underscore is a space. A unit `(kcm)m` has `prefixes`: it stands for km, cm and mm. Rows of sections that
+end in `_fixes` are patterns with what takes their place; of these, and of `rules`, each line ends a row, but one that
+begins with two blanks goes on with that before it. `base` in `format` names a file whose sections a language shares.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tables:
 
     def fixes(self, name: str) -> Fixes:
         """Patterns with what takes their place, in the order in which they are applied."""
-        rows = (line.partition(" ")[::2] for line in self.sections.get(name, "").splitlines())
+        rows = (row.partition(" ")[::2] for row in self.sections.get(name, "").replace("; ", "\n").splitlines())
         return tuple((compiled(pattern.replace("_", " ")), said.replace("_", " ")) for pattern, said in rows)
 
     def pairs(self, name: str) -> dict[str, str]:
