@@ -51,7 +51,7 @@ _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 
 def spell_address(place: Place, written: str) -> str:
     """An address: words as they are, digits and signs by name."""
-    voice, signs = place.grammar.voice, place.locale.signs
+    voice, signs = place.voice, place.locale.signs
     said: list[str] = []
     for part in _PARTS.findall(written):
         if part.isdecimal() and len(part) == 4 and part[:2] in ("19", "20"):
@@ -89,7 +89,7 @@ def read_address(place: Place) -> Found:
 def read_ip(place: Place) -> Found:
     """192.168.0.1:8080, ::1."""
     if found := place.match(_IP):
-        voice, signs = place.grammar.voice, place.locale.signs
+        voice, signs = place.voice, place.locale.signs
         host, _, _ = found[0].partition(found["more"] or "\0")
         dot = signs.get("address .", signs.get(".", ""))
         said = [voice.digits(one) if len(one) > 2 else voice.cardinal(int(one)) for one in host.split(".")]
@@ -103,7 +103,7 @@ def read_ip(place: Place) -> Found:
 
 def read_tagged(place: Place) -> Found:
     """#CosyVoice2, @vivavoce, #1."""
-    voice = place.grammar.voice
+    voice = place.voice
     if found := place.match(_COUNTED):
         number = place.locale.words.get("number", "")
         return found.end(), voice.join(number, voice.cardinal(int(found["n"])) if found["n"] else ""), "number"
@@ -129,7 +129,7 @@ def read_acronym(place: Place) -> Found:
 
 def read_roman(place: Place) -> Found:
     """Louis XIV, Chapter IV, Ⅲ."""
-    voice, words = place.grammar.voice, place.locale.words
+    voice, words = place.voice, place.locale.words
     if sign := place.match(_SIGNIFICANT):
         return sign.end(), voice.cardinal(roman_value(normalize("NFKC", sign[0]).upper())), "roman"
     found = place.match(_ROMAN)

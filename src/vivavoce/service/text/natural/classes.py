@@ -11,7 +11,8 @@ from fractions import Fraction
 from unicodedata import numeric
 
 from vivavoce.service.text.natural.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
-from vivavoce.service.text.natural.values import Locale
+from vivavoce.service.text.natural.values import Locale, Number
+from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,18 @@ class Place:
     end: int
 
     @property
+    def voice(self) -> Verbalizer:
+        """Who says it."""
+        return self.grammar.voice
+
+    @property
     def locale(self) -> Locale:
         """The facts of the language."""
-        return self.grammar.voice.locale
+        return self.voice.locale
+
+    def number(self, written: str, negative: bool = False, power: int = 0) -> Number:
+        """The value of a number that is written as the language does."""
+        return parse_number(written, self.locale, negative, power)
 
     def match(self, pattern: Match) -> Match | None:
         """The pattern, matched here."""
@@ -38,8 +48,7 @@ class Place:
 
     def follows(self, cue: str, chars: int = 24) -> bool:
         """Whether one of the words of `locale.words[cue]` stands before."""
-        words = self.locale.words.get(cue)
-        before = self.before(chars)
+        words, before = self.locale.words.get(cue), self.before(chars)
         places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
@@ -72,6 +81,7 @@ _PHONE = compiled(
     rf"|{START}0\d{{1,3}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
+_DIGITS = compiled(r"\d+")
 _NUMERALS = compiled(rf"{START}\d{{2,}}(?!\d|[.,:/]\d)")
 _DIGIT_GROUPS = compiled(rf"{START}\d+(?:-[\dX]+){{2,}}(?!\d){NO_WORD}")
 _FRACTION = compiled(
@@ -79,6 +89,7 @@ _FRACTION = compiled(
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
 _DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
+_VERSION = compiled(rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?![\p{{Latin}}\d%]|\.\d)")
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
@@ -98,7 +109,7 @@ def read_date(place: Place) -> Found:
         day, month = (first, second) if day_first else (second, first)
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
-    said = place.grammar.voice.date(year, month, day, "" if found["y"] else found[0])
+    said = place.voice.date(year, month, day, "" if found["y"] else found[0])
     return found.end(), said + (" " if found["clock"] else ""), "date"
 
 
@@ -110,7 +121,7 @@ def read_named_date(place: Place) -> Found:
             year = int(found["year"]) if found["year"] else None
             if place.text[found.start("month")].islower() and found["month"].lower() in ("may", "march", "mar"):
                 return None  # a verb
-            said = place.grammar.voice.date(year, month, int(found["day"]), found[0])
+            said = place.voice.date(year, month, int(found["day"]), found[0])
             article = said.partition(" ")[0] + " "  # "the 5th of March" has one already
             return found.end(), said.removeprefix(article) if place.before().endswith(article) else said, "date"
     return None
@@ -124,15 +135,15 @@ def read_time(place: Place) -> Found:
     two = _read_time(replace(place, at=dash.end())) if dash else None
     if not two:
         return one
-    low = one[1] if one else place.grammar.voice.cardinal(int(place.text[place.at : start]))
-    return two[0], place.grammar.voice.range(low, two[1]), "range"
+    low = one[1] if one else place.voice.cardinal(int(place.text[place.at : start]))
+    return two[0], place.voice.range(low, two[1]), "range"
 
 
 def _read_time(place: Place) -> Found:
     if place.follows("ratio_cue"):
         return None
     found, count = place.match(_TIME) or place.match(_HOUR), place.match(_CLOCK)
-    voice = place.grammar.voice
+    voice = place.voice
     if count and (not found or found["h"][1:] == "" or place.follows("duration_cue")):
         return count.end(), voice.duration(*map(int, count.group("h", "m", "s"))), "duration"
     if not found:
@@ -157,8 +168,7 @@ def read_ratio(place: Place) -> Found:
     if not (found := place.match(_RATIO)):
         return None
     sides = [side for side in found.group("a", "b", "c") if side]
-    said = [place.grammar.voice.number(parse_number(side, place.locale)) for side in sides]
-    return found.end(), place.grammar.voice.ratio(said), "ratio"
+    return found.end(), place.voice.ratio([place.voice.number(place.number(side)) for side in sides]), "ratio"
 
 
 def read_phone(place: Place) -> Found:
@@ -170,11 +180,9 @@ def read_phone(place: Place) -> Found:
         found = place.match(_NUMERALS)
         if not found or (len(found[0]) > 6) < (place.after(found.end())[:1].islower()):
             return None
-    voice = place.grammar.voice
-    groups = compiled(r"\d+").findall(found[0])
     plus = place.locale.signs.get("+", "") if found[0].startswith("+") else ""
-    said = ", ".join(voice.digits(group, phone=True) for group in groups) if voice.locale.joint else ""
-    return found.end(), voice.join(plus, said or voice.digits("".join(groups), phone=True)), "phone"
+    said = place.voice.one_by_one(" ".join(_DIGITS.findall(found[0])), phone=True)
+    return found.end(), place.voice.join(plus, said), "phone"
 
 
 def read_digit_groups(place: Place) -> Found:
@@ -182,16 +190,12 @@ def read_digit_groups(place: Place) -> Found:
     found = place.match(_DIGIT_GROUPS)
     if not found or in_formula(place, found.end()):
         return None
-    voice = place.grammar.voice
-    groups = [
-        voice.join(*(voice.digits(one) if one.isdigit() else one for one in group)) for group in found[0].split("-")
-    ]
-    return found.end(), (", " if voice.locale.joint else "").join(groups), "digits"
+    return found.end(), place.voice.one_by_one(found[0]), "digits"
 
 
 def read_fraction(place: Place) -> Found:
     """1/2, 1 1/2, ½, 50/50."""
-    voice = place.grammar.voice
+    voice = place.voice
     if found := place.match(_VULGAR):
         value = Fraction(numeric(found["v"])).limit_denominator(10)
         return _of_unit(place, found, voice.fraction(int(found["w"] or 0), value.numerator, value.denominator))
@@ -199,11 +203,11 @@ def read_fraction(place: Place) -> Found:
     if not found or int(found["d"]) < 2:
         return None
     whole, numerator, denominator = int(found["w"] or 0), int(found["n"]), int(found["d"])
-    if numerator >= denominator and in_formula(place, found.end()):
-        by = place.locale.signs.get("÷", "")
-        return found.end(), voice.join(voice.cardinal(numerator), by, voice.cardinal(denominator)), "formula"
-    if numerator == denominator:
-        return found.end(), voice.join(voice.cardinal(numerator), voice.cardinal(denominator)), "fraction"
+    divided = numerator >= denominator and in_formula(place, found.end())
+    if divided or numerator == denominator:
+        by = place.locale.signs.get("÷", "") if divided else ""
+        said = voice.join(voice.cardinal(numerator), by, voice.cardinal(denominator))
+        return found.end(), said, "formula" if divided else "fraction"
     return _of_unit(place, found, voice.fraction(whole, numerator, denominator))
 
 
@@ -214,19 +218,17 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
         return found.end(), said, "fraction"
     forms = place.locale.units[unit["unit"]]
     many = found["w"] or ("n" in found.groupdict() and int(found["n"]) > int(found["d"]))
-    return unit.end(), place.grammar.voice.join(said, forms[-1] if many else forms[0]), "unit"
+    return unit.end(), place.voice.join(said, forms[-1] if many else forms[0]), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
     """1920x1080, 3 × 4 m: all sides but the last, which is said with its unit."""
-    found = place.match(_DIMENSIONS)
-    by = place.locale.words.get("by")
-    if not found or not by:
+    found, by = place.match(_DIMENSIONS), place.locale.words["by"]
+    if not found:
         return None
     by = place.locale.signs.get("×", by) if in_formula(place, found.end(), _MATH.replace("×", "")) else by
     *sides, last = compiled(r"[\d.]+").finditer(found[0])
-    said = (place.grammar.voice.number(parse_number(side[0], place.locale)) for side in sides)
-    words = place.grammar.voice.join(*(word for side in said for word in (side, by)))
+    words = place.voice.join(*(word for side in sides for word in (place.voice.number(place.number(side[0])), by)))
     return found.start() + last.start(), words + place.locale.joint, "dimensions"
 
 
@@ -236,11 +238,7 @@ def read_amount(place: Place) -> Found:
     if not one or (one["minus"] and _goes_on(place)):
         return None
     if place.text[place.at - 1 : place.at] == "^":  # $x^2$
-        return (
-            one.end("num"),
-            place.grammar.voice.number(parse_number(one["num"], place.locale, bool(one["minus"]))),
-            "number",
-        )
+        return one.end("num"), place.voice.number(place.number(one["num"], bool(one["minus"]))), "number"
     dash = _DASHED.match(place.text, one.end(), place.end)
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
     if two and one["front"] and not (two["front"] or two["back"]):
@@ -256,9 +254,8 @@ def _prices(place: Place, one: Match, at: int) -> Found:
     """$5-10k: the currency of the first is that of both."""
     sign = one["front"]
     two = place.grammar.amount.match(sign + place.text[at : at + 40])
-    low = place.grammar.voice.number(parse_number(one["num"], place.locale))
-    high = _say_amount(place, two)[0]
-    return at + two.end() - len(sign), place.grammar.voice.range(low, high), "range"
+    low, high = place.voice.number(place.number(one["num"])), _say_amount(place, two)[0]
+    return at + two.end() - len(sign), place.voice.range(low, high), "range"
 
 
 def _goes_on(place: Place) -> bool:
@@ -268,7 +265,7 @@ def _goes_on(place: Place) -> bool:
 
 
 def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
-    voice, end = place.grammar.voice, two.end()
+    voice, end = place.voice, two.end()
     before = place.text[place.at - 1 : place.at] if place.at else ""
     if before == "-" or (before.isascii() and before.isalpha()):
         return None  # Llama-3.1-8B, i7-13700K
@@ -294,12 +291,12 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
 
 def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:
     """What is said for an amount, and its rule; beside: the other end of a range, which says what both count."""
-    voice, locale = place.grammar.voice, place.locale
+    voice, locale = place.voice, place.locale
     written = found["num"]
     if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
         return voice.digits("".join(filter(str.isdecimal, written))), "digits"
     power = locale.magnitudes[found["mag"]] if found["mag"] else 0
-    number = parse_number(written, locale, bool(found["minus"] or found["inner"]), power)
+    number = place.number(written, bool(found["minus"] or found["inner"]), power)
     if currency := found["front"] or found["back"]:
         if beside and (beside["mag"] and not power):
             return voice.number(number), "money"
@@ -327,24 +324,8 @@ def read_version(place: Place) -> Found:
     found = place.match(_VERSION)
     if not found or place.locale.decimal == ",":  # there, points part thousands, and versions are a language's own
         return None
-    dots = found["n"].count(".")
-    if (
-        dots < 2
-        and not found["v"]
-        and not place.grammar.version_cue.search(place.text, max(0, place.at - 24), place.at)
-    ):
+    behind = place.grammar.version_cue.search(place.text, max(0, place.at - 24), place.at)
+    if found["n"].count(".") < 2 and not (found["v"] or behind):
         return None
-    voice = place.grammar.voice
-    tight = not voice.locale.joint  # there, 3.11 is said as a decimal
-    parts = [
-        voice.digits(one)
-        if len(one) > 3 or (len(one) > 1 and (one[0] == "0" or (place_ and tight)))
-        else voice.cardinal(int(one))
-        for place_, one in enumerate(found["n"].split("."))
-    ]
-    point = f"{place.locale.joint}{place.locale.words['point']}{place.locale.joint}"
     name = place.locale.words.get("version", "") if found["v"] else ""
-    return found.end(), voice.join(name, point.join(parts)), "version"
-
-
-_VERSION = compiled(rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?![\p{{Latin}}\d%]|\.\d)")
+    return found.end(), place.voice.join(name, place.voice.version(found["n"])), "version"

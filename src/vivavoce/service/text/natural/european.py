@@ -117,12 +117,6 @@ class European(Verbalizer):
         )
         return self.join(self.locale.signs["+"] if written[0] == "+" else "", ", ".join(said))
 
-    def version(self, written: str) -> str:
-        """2.0.1, part by part."""
-        parts = written.split(".")
-        said = (self.digits(one) if one[0] == "0" or len(one) > 3 else self.numeral(int(one)) for one in parts)
-        return f" {self.locale.words['version']} ".join(said)
-
     def _clock(self, found: Match) -> str:
         """14h30; 9-17 Uhr; de 9 a 17 h."""
         parts, words = found.groupdict(), self.locale.words

@@ -110,6 +110,16 @@ class Verbalizer(ABC):
         """A telephone number."""
         return self.one_by_one(written, phone=True)
 
+    def version(self, written: str) -> str:
+        """2.0.1, part by part; where words have no blanks between them, 3.11 is said as a decimal."""
+        decimals = not self.locale.joint
+        said = [
+            self.digits(part) if len(part) > 3 or (len(part) > 1 and (part[0] == "0" or (place and decimals)))
+            else self.numeral(int(part))
+            for place, part in enumerate(written.split("."))
+        ]  # fmt: skip
+        return self.between(said, "point" if self.locale.decimal == "." else "version")
+
     def decimals(self, digits: str) -> str:
         """What stands behind the point: 3,14 is "quatorze" where a language says pairs, 0,05 "zéro cinq"."""
         pair = "decimal_pairs" in self.locale.words and len(digits) == 2 and digits[0] != "0"

@@ -3,8 +3,7 @@
 In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{n}` is the
 group of that name, said in the way that its letter has in `_WAYS`: `{n2}` is another number, `{u:foot/feet}` so many of
 a unit, `{k}` is looked up in `_names`. What a tilde sets apart, `{n~ to }` or `{ to ~n}`, is said only where the group
-is there; `_` is a blank at an end. `=>@decade` is said by the verbalizer's method `_decade`, which gets the match and returns
-None where it is none of these.
+is there; `_` is a blank at an end. `=>@decade` calls the verbalizer's `_decade` with the match; None: it is no decade.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from vivavoce.service.text.natural.tables import Tables
 from vivavoce.service.text.natural.values import Forms, Locale
 
 _ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
-_FIELD = compiled(r"\{(?:(?P<lead>[^{}]*)~)?(?P<group>(?P<way>[a-z])\d?)(?::(?P<noun>[^}~]+))?(?:~(?P<joined>[^}]*))?\}")
+_FIELD = compiled(
+    r"\{(?:(?P<lead>[^{}]*)~)?(?P<group>(?P<way>[a-z])\d?)(?::(?P<noun>[^}~]+))?(?:~(?P<joined>[^}]*))?\}"
+)
 _PLACE = compiled(r"%(\w+|[×+])%")
 _PATTERNS = {
     "START": START,
