@@ -11,7 +11,8 @@ from fractions import Fraction
 from unicodedata import numeric
 
 from vivavoce.service.text.natural.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
-from vivavoce.service.text.natural.values import Locale, Number
+from vivavoce.service.text.natural.tables import Locale
+from vivavoce.service.text.natural.values import Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 

@@ -16,7 +16,7 @@ class English(European):
     def __init__(self, language: str) -> None:
         super().__init__(language)
         self._year_cues, self._number_cues, self._not_years = map(
-            self.tables.words, ("year_cues", "number_cues", "not_years")
+            self.locale.list, ("year_cues", "number_cues", "not_years")
         )
 
     def year(self, value: int) -> str:

@@ -1,4 +1,4 @@
-"""Languages of Europe: nouns of magnitude, genders, a decimal comma. What they say is in tables."""
+"""Languages of Europe: nouns of magnitude, genders, a decimal comma. What they say is in locale."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class European(Verbalizer):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        tables, words = self.tables, self.locale.words
+        locale, words = self.locale, self.locale.words
         self._glue, self._step = words.get("glue", " ").strip("|"), int(words.get("step", 3))
-        self._small, self._tens = tables.words("small"), ("", "", *tables.words("tens"))
-        self._hundreds = ("", *tables.words("hundreds"))
-        thousand, *large = tables.forms("powers")
+        self._small, self._tens = locale.list("small"), ("", "", *locale.list("tens"))
+        self._hundreds = ("", *locale.list("hundreds"))
+        thousand, *large = (tuple(names.split("/")) for names in locale.list("powers"))
         self.powers: dict[int, Forms] = {3: thousand} | {6 + self._step * at: names for at, names in enumerate(large)}
-        self._feminine, self._neuter = (compiled(tables.pattern(name)) for name in ("feminine", "neuter"))
-        self._no_nouns, self._ordinals = tables.words("no_nouns"), tables.pairs("ordinals")
+        self._feminine, self._neuter = (compiled(locale.pattern(name)) for name in ("feminine", "neuter"))
+        self._no_nouns, self._ordinals = locale.list("no_nouns"), locale.pairs("ordinals")
 
     def _numeral(self, value: int) -> str:
         if value >= 10 ** (max(self.powers) + self._step):
@@ -104,7 +104,7 @@ class European(Verbalizer):
 
     def reign(self, value: int, name: str = "") -> str:
         """The number of a king: an ordinal up to `reign_to`, a cardinal from there on."""
-        queen = compiled(self.tables.pattern("queens")).fullmatch(name)
+        queen = compiled(self.locale.pattern("queens")).fullmatch(name)
         ordinal = value <= int(self.locale.words["reign_to"])
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)
 

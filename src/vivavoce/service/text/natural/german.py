@@ -20,9 +20,9 @@ class German(European):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        self._dative, self._weak_en, self._weak_e = map(self.tables.words, ("dative", "weak_en", "weak_e"))
-        self._ordered = compiled(self.tables.pattern("ordered"))
-        self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.tables.pattern('subject')}))?\Z")
+        self._dative, self._weak_en, self._weak_e = map(self.locale.list, ("dative", "weak_en", "weak_e"))
+        self._ordered = compiled(self.locale.pattern("ordered"))
+        self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.locale.pattern('subject')}))?\Z")
 
     def _inflected(self, value: int, before: str, after: str = "") -> str:
         """The ordinal as the word before it and the noun behind it demand."""
@@ -51,7 +51,7 @@ class German(European):
 
     def reign(self, value: int, name: str = "") -> str:
         """Ludwig XIV. is "der Vierzehnte"."""
-        queen = compiled(self.tables.pattern("queens")).fullmatch(name)
+        queen = compiled(self.locale.pattern("queens")).fullmatch(name)
         return f"{'die' if queen else 'der'} {self.ordinal(value).capitalize()}"
 
     def _date(self, found: Match) -> str | None:

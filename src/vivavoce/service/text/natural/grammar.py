@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from vivavoce.service.text.natural.values import Locale, Number
+from vivavoce.service.text.natural.values import Number
 
 if TYPE_CHECKING:
+    from vivavoce.service.text.natural.tables import Locale
     from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 DASH = r"[-–—−‒~～〜]"

@@ -15,7 +15,7 @@ class Myriad(Verbalizer):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        self._traditional = str.maketrans(*(self.tables.words("traditional") or ("", "")))
+        self._traditional = str.maketrans(*(self.locale.list("traditional") or ("", "")))
 
     def join(self, *words: str) -> str:
         """Words one after the other, in the characters of the language."""
@@ -23,9 +23,9 @@ class Myriad(Verbalizer):
 
     def _numeral(self, value: int) -> str:
         """All digits with their places, and 0 where one is missing; fixes leave out what is not said."""
-        digits, places = self.locale.digits, (*self.tables.words("places"), "")
+        digits, places = self.locale.digits, (*self.locale.list("places"), "")
         said: list[str] = []
-        for name in ("", *self.tables.words("groups")):
+        for name in ("", *self.locale.list("groups")):
             value, group = divmod(value, 10_000)
             named = zip(f"{group:04}", places, strict=True)
             words = "".join(digits[int(digit)] + place if digit != "0" else "0" for digit, place in named)
@@ -82,8 +82,8 @@ class Korean(Myriad):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        self._native, self._tens = (("", *self.tables.words(name)) for name in ("native", "native_tens"))
-        self._counters = compiled(self.tables.pattern("counters"))
+        self._native, self._tens = (("", *self.locale.list(name)) for name in ("native", "native_tens"))
+        self._counters = compiled(self.locale.pattern("counters"))
 
     def digits(self, digits: str, phone: bool = False) -> str:
         """Digits one by one, as one word."""

@@ -36,13 +36,13 @@ class Russian(European):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        tables = self.tables
-        declined, endings = tables.pairs("declined").items(), tables.pairs("endings").items()
+        locale = self.locale
+        declined, endings = locale.pairs("declined").items(), locale.pairs("endings").items()
         self._declined = {one: dict(zip("gdip", rest.split(), strict=True)) for one, rest in declined}
         self._endings = {one: dict(zip("ngdipa", rest.split(), strict=True)) for one, rest in endings}
-        self._third, self._nouns, self._names = map(tables.pairs, ("third", "nouns", "names"))
-        self._cases, self._suffixes = tables.fixes("case_fixes"), tables.fixes("suffix_fixes")
-        kings, queens = tables.pattern("kings"), tables.pattern("queens")
+        self._third, self._nouns, self._names = map(locale.pairs, ("third", "nouns", "names"))
+        self._cases, self._suffixes = locale.fixes("case_fixes"), locale.fixes("suffix_fixes")
+        kings, queens = locale.pattern("kings"), locale.pattern("queens")
         self._named = compiled(rf"(?:(?P<m>{kings})|{queens})(?P<end>\p{{Ll}}{{0,2}}) \Z")
 
     def form(self, number: Number, forms: Forms) -> str:

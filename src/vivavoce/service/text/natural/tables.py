@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from vivavoce.service.text.natural.grammar import Match, compiled
-from vivavoce.service.text.natural.values import Forms, Locale
+from vivavoce.service.text.natural.values import Forms
 
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")
@@ -22,19 +22,42 @@ _ADDED = {"format": "; ", "rules": "\n", "units": ";\n", "currencies": ";\n", "w
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Sections by their names, and what all languages have of them as a locale."""
+class Locale:
+    """How a language writes and names things. All of it is data: rules that know no language read it.
 
+    decimal: the sign before decimals; group: characters that may stand between thousands (a blank for all blanks);
+    order: of day, month and year where all are numbers, such as "mdy"; joint: between spoken words, "" in scripts
+    without spaces; digits: the names of 0 to 9, and phone_digits where those differ.
+
+    months: names and abbreviations in lower case without a full stop → 1 to 12; magnitudes: written words and letters
+    behind a number → power of ten; units: written symbols ("km/h", "°C") → forms; currencies: signs and codes
+    ("$", "USD") → forms of the currency and of its hundredth part (() for none); abbreviations: written with their full
+    stop → said; signs: single characters (`@`, `/`, `+`, `=`, `≤`, `&`) → said; words: what glues together, by the keys
+    that `Verbalizer` names; idioms: whole tokens that are read by heart ("24/7"); sections: all of the table.
+    """
+
+    language: str
+    decimal: str
+    group: str
+    order: str
+    joint: str
+    digits: Forms
+    phone_digits: Forms
+    months: Mapping[str, int]
+    month_names: Forms
+    weekdays: Mapping[str, str]
+    magnitudes: Mapping[str, int]
+    units: Mapping[str, Forms]
+    currencies: Mapping[str, tuple[Forms, Forms]]
+    abbreviations: Mapping[str, str]
+    signs: Mapping[str, str]
+    words: Mapping[str, str]
+    idioms: Mapping[str, str]
     sections: Mapping[str, str]
-    locale: Locale
 
-    def words(self, name: str) -> tuple[str, ...]:
+    def list(self, name: str) -> tuple[str, ...]:
         """Words of a section, in order; () for one that the language does not have."""
         return tuple(word.replace("_", " ") for word in self.sections.get(name, "").split())
-
-    def forms(self, name: str) -> tuple[Forms, ...]:
-        """Words of a section with their forms: "Stunde/Stunden Minute/Minuten"."""
-        return tuple(tuple(word.split("/")) for word in self.words(name))
 
     def pattern(self, name: str) -> str:
         """A pattern that may be broken over lines."""
@@ -101,15 +124,15 @@ def _read_sections(name: str) -> dict[str, str]:
     return shared | own
 
 
-def load_tables(language: str) -> Tables:
-    """The tables of a language."""
+def load_locale(language: str) -> Locale:
+    """The table of a language."""
     found = _read_sections(language)
     kind, names = dict(_rows(found["format"])), found.get("month_names", "").split()
     money = [(keys, *names.partition(", ")[::2]) for keys, names in _rows(found["currencies"], ": ")]
     address = _pairs(found["address_signs"]).items()
     short, days, words = _pairs(found.get("abbreviations", "")), _rows(found.get("weekdays", "")), _rows(found["words"])
     heads = "|".join([dict(words).get("heads", ""), *_pairs(found.get("numbered", ""))])
-    locale = Locale(
+    return Locale(
         language=language,
         decimal=kind["decimal"],
         group=kind["group"].replace("_", " "),
@@ -128,5 +151,5 @@ def load_tables(language: str) -> Tables:
         signs=_pairs(found["signs"]) | {f"address {sign}": name for sign, name in address},
         idioms=dict(_rows(found["idioms"])),
         words=dict(words) | {"heads": heads},
+        sections=found,
     )
-    return Tables(found, locale)

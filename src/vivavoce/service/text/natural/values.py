@@ -1,9 +1,8 @@
-"""Values of the natural reading: pieces of a text with what is said for them, numbers, and the facts of a language."""
+"""Values of the natural reading: pieces of a text with what is said for them, and numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -59,37 +58,3 @@ class Number:
 
 Forms = tuple[str, ...]
 """Of a noun that is counted, from the form for one to that for many; how many there are is up to the language."""
-
-
-@dataclass(frozen=True)
-class Locale:
-    """How a language writes and names things. All of it is data: rules that know no language read it.
-
-    decimal: the sign before decimals; group: characters that may stand between thousands (a blank for all blanks);
-    order: of day, month and year where all are numbers, such as "mdy"; joint: between spoken words, "" in scripts
-    without spaces; digits: the names of 0 to 9, and phone_digits where those differ.
-
-    months: names and abbreviations in lower case without a full stop → 1 to 12; magnitudes: written words and letters
-    behind a number → power of ten; units: written symbols ("km/h", "°C") → forms; currencies: signs and codes
-    ("$", "USD") → forms of the currency and of its hundredth part (() for none); abbreviations: written with their full
-    stop → said; signs: single characters (`@`, `/`, `+`, `=`, `≤`, `&`) → said; words: what glues together, by the keys
-    that `Verbalizer` names; idioms: whole tokens that are read by heart ("24/7").
-    """
-
-    language: str
-    decimal: str = "."
-    group: str = ","
-    order: str = "dmy"
-    joint: str = " "
-    digits: Forms = ()
-    phone_digits: Forms = ()
-    months: Mapping[str, int] = field(default_factory=dict)
-    month_names: Forms = ()
-    weekdays: Mapping[str, str] = field(default_factory=dict)
-    magnitudes: Mapping[str, int] = field(default_factory=dict)
-    units: Mapping[str, Forms] = field(default_factory=dict)
-    currencies: Mapping[str, tuple[Forms, Forms]] = field(default_factory=dict)
-    abbreviations: Mapping[str, str] = field(default_factory=dict)
-    signs: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-    idioms: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 
 from vivavoce.service.text.natural.grammar import compiled
-from vivavoce.service.text.natural.tables import load_tables
+from vivavoce.service.text.natural.tables import load_locale
 from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.written import written_rules
 
@@ -40,9 +40,9 @@ class Verbalizer(ABC):
     """
 
     def __init__(self, language: str) -> None:
-        self.tables = load_tables(language)
-        self.locale, self.rules = self.tables.locale, written_rules(self.tables)
-        self._fixes = {name: self.tables.fixes(name) for name in self.tables.sections if name.endswith("_fixes")}
+        self.locale = load_locale(language)
+        self.rules = written_rules(self.locale)
+        self._fixes = {name: self.locale.fixes(name) for name in self.locale.sections if name.endswith("_fixes")}
         self.numeral = lru_cache(maxsize=4096)(self._numeral)
 
     @abstractmethod

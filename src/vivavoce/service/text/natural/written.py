@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivavoce.service.text.natural.grammar import START, Match, any_of, compiled, parse_number, roman_value
-from vivavoce.service.text.natural.tables import Tables
-from vivavoce.service.text.natural.values import Forms, Locale
+from vivavoce.service.text.natural.tables import Locale
+from vivavoce.service.text.natural.values import Forms
 
 _ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
 _FIELD = compiled(
@@ -84,28 +84,26 @@ _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
 }
 
 
-def _names(tables: Tables) -> dict[str, str]:
+def _names(locale: Locale) -> dict[str, str]:
     """What `{k}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
-    locale = tables.locale
     names = {**locale.abbreviations, **locale.signs, "-": locale.words["minus"], "−": locale.words["minus"]}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
-    names |= tables.pairs("numbered") | tables.pairs("names") | tables.pairs("per") | dict(locale.weekdays)
+    names |= locale.pairs("numbered") | locale.pairs("names") | locale.pairs("per") | dict(locale.weekdays)
     return names | {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
 
 
-def _meaning(tables: Tables, place: str) -> str:
+def _meaning(locale: Locale, place: str) -> str:
     """What stands for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
-    locale = tables.locale
     lists = {
         "months": [*locale.months, *map(str.title, locale.months)],
         "days": locale.weekdays,
         "units": locale.units,
         "currencies": locale.currencies,
         "prices": [sign for sign in locale.currencies if not sign.isalnum()],
-        "short": [*locale.abbreviations, *tables.pairs("numbered")],
-        "numbered": tables.pairs("numbered"),
-        "per": tables.pairs("per"),
-        "nouns": tables.pairs("nouns"),
+        "short": [*locale.abbreviations, *locale.pairs("numbered")],
+        "numbered": locale.pairs("numbered"),
+        "per": locale.pairs("per"),
+        "nouns": locale.pairs("nouns"),
         "counted": [*locale.units, *locale.currencies, *locale.magnitudes],
         "measures": [*locale.units, *locale.magnitudes],
     }
@@ -113,12 +111,12 @@ def _meaning(tables: Tables, place: str) -> str:
         return any_of(lists[place])
     if place == "grouped":
         return r"\d{1,3}(?:\.\d{3})+(?!\d|\.\d)" if "." in locale.group else "(?!)"
-    return _PATTERNS.get(place) or locale.words.get(place) or locale.signs.get(place) or tables.pattern(place)
+    return _PATTERNS.get(place) or locale.words.get(place) or locale.signs.get(place) or locale.pattern(place)
 
 
-def written_rules(tables: Tables) -> tuple[Rule, ...]:
+def written_rules(locale: Locale) -> tuple[Rule, ...]:
     """The rules of a table, in its order."""
-    names = _names(tables)
+    names = _names(locale)
 
     def rule(name: str, kinds: str, pattern: str, template: str) -> Rule:
         def say(voice: Any, found: Match) -> str:
@@ -144,7 +142,7 @@ def written_rules(tables: Tables) -> tuple[Rule, ...]:
         return Rule(name, pattern, call if template[:1] == "@" else say, kinds)
 
     def filled(written: str) -> str:
-        return str(_PLACE.sub(lambda found: _meaning(tables, found[1]), written))
+        return str(_PLACE.sub(lambda found: _meaning(locale, found[1]), written))
 
-    rows = (_ROW.fullmatch(line) for line in tables.sections.get("rules", "").splitlines())
+    rows = (_ROW.fullmatch(line) for line in locale.sections.get("rules", "").splitlines())
     return tuple(rule(row["name"], row["kinds"], filled(row["pattern"]), filled(row["said"])) for row in rows)
