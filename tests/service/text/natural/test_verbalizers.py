@@ -9,7 +9,7 @@ import pytest
 from tests.service.text.natural.acceptable import failing, load_cases
 from vivavoce.service.text.natural.reader import read
 from vivavoce.service.text.natural.russian import Russian
-from vivavoce.service.text.natural.verbalizer import load_verbalizer
+from vivavoce.service.text.natural.verbalizer import MODULES, load_verbalizer
 
 LANGUAGES = ("de", "es", "fr", "it", "ru", "ja", "ko", "yue")
 CARDINALS = {
@@ -101,6 +101,14 @@ def test_most_texts_are_read_in_their_language_where_none_is_named(language: str
     cases = load_cases(language)
     wrong = failing(cases, language, lambda text: read(text).spoken)
     assert len(wrong) <= (1 - least) * len(cases)
+
+
+@pytest.mark.parametrize("language", MODULES)
+def test_what_a_table_calls_is_there(language: str) -> None:
+    voice = load_verbalizer(language)
+    assert voice
+    called = [row.rpartition("=>@")[2] for row in voice.locale.sections["rules"].splitlines() if "=>@" in row]
+    assert [name for name in called if not hasattr(voice, f"_{name}")] == []
 
 
 def test_any_mixture_is_covered_by_its_pieces_and_read_as_it_is_when_read_again() -> None:

@@ -111,7 +111,8 @@ def _meaning(locale: Locale, place: str) -> str:
         return any_of(lists[place])
     if place == "grouped":
         return r"\d{1,3}(?:\.\d{3})+(?!\d|\.\d)" if "." in locale.group else "(?!)"
-    return _PATTERNS.get(place) or locale.words.get(place) or locale.signs.get(place) or locale.pattern(place)
+    found = _PATTERNS.get(place) or locale.words.get(place) or locale.signs.get(place)
+    return found or locale.sections[place].replace("\n", "")
 
 
 def written_rules(locale: Locale) -> tuple[Rule, ...]:
