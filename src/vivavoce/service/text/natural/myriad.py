@@ -19,7 +19,8 @@ class Myriad(Verbalizer):
 
     def join(self, *words: str) -> str:
         """Words one after the other, in the characters of the language."""
-        return super().join(*words).translate(self._traditional)
+        said = super().join(*words)
+        return said.translate(self._traditional) if self._traditional else said
 
     def _numeral(self, value: int) -> str:
         """All digits with their places, and 0 where one is missing; fixes leave out what is not said."""
