@@ -32,13 +32,16 @@ _IP6 = compiled(
 _PATH = compiled(
     rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}"
 )
-_NAME = compiled(r"[\w-]*[A-Za-z0-9]_[\w-]*(?:\(\d+\))?(?:\.\w{1,8})?(?:\(\))?", regex.ASCII)
+_NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
-_COUNTED = compiled(r"#\s?(?:(?P<n>\d{1,4})(?![\p{L}\d]|-\d)|(?=\d[\d-]*+(?!\p{L})))")
+_COUNTED = compiled(
+    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=\d[\d-]*+(?!\p{L})))"
+)
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
 _COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")
 _ROMAN = compiled(
-    r"(?<![\p{L}\p{N}])(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})(?![\p{Latin}\p{N}'’&/.]\w|[\p{Latin}\p{N}&])"
+    r"(?<![\p{L}\p{N}])(?=[IVXLC])(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
+    r"(?![\p{Latin}\p{N}&/.]\w|(?<![IVX]{2})['’]\w|[\p{Latin}\p{N}&])"
 )
 _BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
@@ -179,10 +182,12 @@ def _is_said(place: Place, sign: str) -> bool:
         return False  # a formula
     if sign in "*/<>" and len(sign) == 1:
         return (
-            bool(after) and (before.isalnum() or before in " )，、；：（(") and (after[0].isalnum() or after[0] in "(-")
+            bool(after)
+            and (before.isalnum() or before in " )，、；：（(")
+            and (after[0].isalnum() or after[0] in "(-$€£¥")
         )
     if sign == "^":
-        return bool(before.strip())
+        return before.isalnum() or before in (")", "]", "}")
     if sign == "~":
         return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":

@@ -50,6 +50,7 @@ class Place:
     def follows(self, cue: str, chars: int = 24) -> bool:
         """Whether one of the words of `locale.words[cue]` stands before."""
         words, before = self.locale.words.get(cue), self.before(chars)
+        before = before[before[:-2].rfind(". ") + 1 :]  # of this sentence
         places = ((before.rfind(word), word) for word in words.split("|")) if words else ()
         return any(at >= 0 and not (before[:at][-1:].isalpha() and word.isascii()) for at, word in places)
 
@@ -62,10 +63,11 @@ Found = tuple[int, str, str] | None
 
 _DATE = compiled(
     rf"{START}(?:(?P<y>[12]\d{{3}})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?)"
-    r"|(?P<a>\d\d?)(?P<t>[-/.])(?P<b>\d\d?)(?P=t)(?P<c>[12]\d{3}|(?<=\d/\d\d?/)\d\d))(?!\d|[-/.:]\d)(?P<clock>T(?=\d\d:))?"
+    r"|(?P<a>\d\d?)(?P<t>[-/.])(?P<b>\d\d?)(?P=t)(?P<c>(?:1[5-9]|2[01])\d\d|(?<=\d/\d\d?/)\d\d))(?!\d|[-/.:]\d)(?P<clock>T(?=\d\d:))?"
 )
 _TIME = compiled(
-    rf"(?:{START}|(?<=\dT))(?P<h>[01]?\d|2[0-4])[:：](?P<m>[0-5]\d)(?:[:：](?P<s>[0-5]\d)(?:\.\d+|,\d{{3}})?)?(?![\d]|[:/.]\d)"
+    rf"(?:{START}|(?<=\dT))(?P<h>[01]?\d|2[0-4])(?:[:：]|\.(?=\d\d[ \u00a0]?[AaPp]\.?[Mm]\b))(?P<m>[0-5]\d)"
+    r"(?:[:：](?P<s>[0-5]\d)(?:\.\d+|,\d{3})?)?(?![\d]|[:/.]\d)"
     r"(?:[ \u00a0]?(?P<half>[AaPp]\.?[Mm]\.?(?![\p{Latin}\d]))|(?P<zulu>Z)(?!\p{L}))?"
 )
 _HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]|\.[Mm]\.))(?![\p{{Latin}}\d])")
@@ -76,17 +78,18 @@ _RATIO = compiled(
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥.])")
 _PHONE = compiled(
-    rf"(?:(?<![\w+])\+(?=(?:[ .()-]*\d){{7}})\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{2,5}}){{1,5}}"
+    rf"(?:(?<![\w+])\+(?=(?:[ .()-]*\d){{7}})\d{{1,3}}(?:[ .-]?\(\d{{1,4}}\))?(?:[ .-]?\d{{1,5}}){{1,5}}"
     rf"|(?<!\w)\(\d{{2,5}}\)[ -]?\d{{3,4}}[ .-]?\d{{3,4}}"
     rf"|{START}(?:1-)?\d{{3}}-\d{{3}}-\d{{4}}|{START}\d{{3}}\.\d{{3}}\.\d{{4}}"
-    rf"|{START}0\d{{1,3}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
+    rf"|{START}0\d{{1,4}}(?:[- /]\d{{6,8}}|(?: \d{{3,4}}){{2}})"
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
 _DIGITS = compiled(r"\d+")
-_NUMERALS = compiled(rf"{START}\d{{2,}}(?!\d|[.,:/]\d)")
-_DIGIT_GROUPS = compiled(rf"{START}\d+(?:-[\dX]+){{2,}}(?!\d){NO_WORD}")
+_NUMERALS = compiled(rf"{START}\d{{3,}}(?: \d{{4}})*+(?!\d|[.,:/]\d)")
+_DIGIT_GROUPS = compiled(rf"{START}(?:\d+(?:-[\dX]+){{2,}}|\d{{4}}(?: \d{{4}}){{3}})(?!\d){NO_WORD}")
 _FRACTION = compiled(
-    rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}})(?![\d/]|[.,]\d){NO_WORD}"
+    rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}}|10{{3,6}})"
+    rf"(?![\d/]|[.,]\d){NO_WORD}"
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
 _DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
@@ -181,7 +184,7 @@ def read_phone(place: Place) -> Found:
         found = place.match(_NUMERALS)
         if not found or (len(found[0]) > 6) < (place.after(found.end())[:1].islower()):
             return None
-    plus = place.locale.signs.get("+", "") if found[0].startswith("+") else ""
+    plus = place.locale.signs.get("lone +") or place.locale.signs.get("+", "") if found[0].startswith("+") else ""
     said = place.voice.one_by_one(" ".join(_DIGITS.findall(found[0])), phone=True)
     return found.end(), place.voice.join(plus, said), "phone"
 
@@ -247,7 +250,8 @@ def read_amount(place: Place) -> Found:
     if dash and two and (range_ := _range(place, one, two, dash)):
         return range_
     said, rule = _say_amount(place, one)
-    stop = one[0][-1] == "." and not place.text[one.end() :].strip()  # the unit's full stop is the sentence's too
+    rest = place.after(one.end())
+    stop = one[0][-1] == "." and (not rest or rest[0].isupper())  # the unit's full stop is the sentence's too
     return one.end() - stop, said, rule
 
 
@@ -302,8 +306,10 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
         if beside and (beside["mag"] and not power):
             return voice.number(number), "money"
         return voice.money(number, currency), "money"
-    if found["percent"]:
-        per_mille = found["percent"] == "‰" and locale.words.get("per_mille")
+    # 百分之六十到七十 would be misheard.
+    percent = found["percent"] or (beside and locale.words["percent"].endswith("{}") and beside["percent"])
+    if percent:
+        per_mille = percent == "‰" and locale.words.get("per_mille")
         return (voice.unit(number, (per_mille,)) if per_mille else voice.percent(number)), "percent"
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vivavoce.service.text.natural.european import European
 from vivavoce.service.text.natural.grammar import Match, compiled, parse_number
 from vivavoce.service.text.natural.values import Number
@@ -131,4 +133,7 @@ class English(European):
         """A 3€ coffee: what is counted stands before a noun, and is singular."""
         power = self.locale.magnitudes[found["mag"]] if found["mag"] else 0
         forms = self.locale.units.get(found["unit"] or "") or self.locale.currencies[found["sign"] or found["unit"]][0]
-        return self.unit(parse_number(found["n"], self.locale, power=power), (forms[0],))
+        number = parse_number(found["n"], self.locale, power=power)
+        cents = number.decimals if found["sign"] and not power and len(number.decimals) == 2 else ""
+        said = self.unit(replace(number, decimals="") if cents else number, (forms[0],))
+        return self.join(said, "oh" * cents.startswith("0"), self.numeral(int(cents)) if cents else "")

@@ -97,7 +97,7 @@ def load_grammar(voice: Verbalizer) -> Grammar:
         },
         heads(locale),
         tuple(filter(None, locale.words.get("head_endings", "").split("|"))),
-        compiled(rf"{START}{any_of(locale.idioms)}(?!\d|[./:-]\d){NO_WORD}", regex.I),
+        compiled(rf"{START}{any_of(locale.idioms)}(?!\d|[./:-]\d)(?:(?<=[+#])|{NO_WORD})", regex.I),
         compiled(rf"{START}{any_of(locale.abbreviations)}(?![\p{{L}}\p{{N}}])"),
         compiled(locale.words.get("version_cue") or "(?!)"),
     )
@@ -123,7 +123,7 @@ def _amount_pattern(locale: Locale) -> str:
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
-        rf"(?:{blank}(?P<mag>{words}(?:(?<=[{CJK}])|{NO_WORD})|(?(front){letters}{NO_WORD}|(?!))))?"
+        rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}])|{NO_WORD})|(?(front){letters}{NO_WORD}|(?!))))?"
         rf"(?:{blank}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
         rf"|{_unit_pattern(locale)}))?"
     )

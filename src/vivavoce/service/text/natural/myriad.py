@@ -97,6 +97,10 @@ class Korean(Myriad):
             return self.numeral(value)
         return "스무" if value == 20 else self._tens[value // 10] + self._native[value % 10]
 
+    def range(self, low: str, high: str) -> str:
+        """The particle is not set apart."""
+        return f"{low}{self.locale.words['to']} {high}"
+
     def ordinal(self, value: int, after: str = "") -> str:
         """1st is "첫 번째"."""
         return "첫 번째" if value == 1 else super().ordinal(value)

@@ -231,7 +231,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             words = _LATIN_WORD.findall(run[0])
             if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
-                yield run.start(), run.end(), tell(run[0], None)
+                yield run.start(), run.end(), tell(run[0], "en")
                 at = run.end()
         yield at, end, told
 
@@ -262,7 +262,7 @@ def _candidate(grammar: Grammar, marks: frozenset[str]) -> Match:
     tag = any_of(marks)
     return compiled(
         rf"(?P<tag>{tag}|<\|[^|<>]{{1,40}}\|>)|(?P<digit>(?<!\d)\d)|(?P<letter>{_LETTER})"
-        rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(])\.(?=\d)|(?<![\w:])::|(?<!\w)['’‘](?=\d0s))"
+        rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(=<>{CJK}])\.(?=\d)|(?<![\w:])::|(?<!\w)['’‘](?=\d0s))"
     )
 
 
@@ -334,7 +334,11 @@ def _glue(before: str, said: str, after: str, rule: str) -> str:
     left = " " if (before == ")" or _GLUED.match(before)) and _GLUED.match(said[0]) else ""
     right = " " if (after == "(" or _GLUED.match(after)) and _GLUED.match(said[-1]) else ""
     left = "" if _HANGUL.match(before) else left
-    if _HANGUL.match(after) and _HANGUL.match(said[-1]) and (rule != "number" or after in "을를은는이가의로과와에"):
+    if (
+        _HANGUL.match(after)
+        and _HANGUL.match(said[-1])
+        and (rule not in ("number", "range") or after in "을를은는이가의로과와에여")
+    ):
         right = ""
     return f"{left}{said}{right}"
 
