@@ -140,14 +140,16 @@ def read_roman(place: Place) -> Found:
     if not found or not before:
         return None
     word, value = before[1].lower(), roman_value(found[0])
+    after = place.text[found.end() : found.end() + 3]
+    alone = found[0] == "I" and after[:1] == " " and after != " of"
     if word in words.get("counted_in_roman", "").split("|"):
-        return found.end(), voice.cardinal(value), "roman"
+        pronoun = alone and before[1].islower() and after[1:2].islower()
+        return None if pronoun else (found.end(), voice.cardinal(value), "roman")
     name = before[1][0].isupper() and not before[1].isupper()
     short = len(found[0]) == 1 or "L" in found[0] or "C" in found[0]
     if not name or (short and word not in words.get("kings", "").split("|")):
         return None
-    after = place.text[found.end() : found.end() + 3]
-    if found[0] == "I" and after[:1] == " " and after != " of":
+    if alone:
         return None
     return found.end(), voice.reign(value), "roman"
 
