@@ -44,6 +44,7 @@ _ROMAN = compiled(
     r"(?![\p{Latin}\p{N}&/.]\w|(?<![IVX]{2})['’]\w|[\p{Latin}\p{N}&])"
 )
 _BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
+_SECTION = compiled(r"[.)] \p{Lu}")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
@@ -151,6 +152,8 @@ def read_roman(place: Place) -> Found:
         return None
     if alone:
         return None
+    if word not in words.get("kings", "").split("|") and _SECTION.match(place.text, found.end()):
+        return found.end(), voice.cardinal(value), "roman"
     return found.end(), voice.reign(value), "roman"
 
 

@@ -85,7 +85,7 @@ _PHONE = compiled(
     rf"|{START}[48]00-\d{{3}}-?\d{{4}})(?![\d]|[-.]\d)"
 )
 _DIGITS = compiled(r"\d+")
-_NUMERALS = compiled(rf"{START}\d{{3,}}(?: \d{{4}})*+(?!\d|[.,:/]\d)")
+_NUMERALS = compiled(rf"{START}\d{{3,}}(?: \d{{4}})*+(?!\d|[.,:/]\d|[分个個次场人天元块年])")
 _DIGIT_GROUPS = compiled(rf"{START}(?:\d+(?:-[\dX]+){{2,}}|\d{{4}}(?: \d{{4}}){{3}})(?!\d){NO_WORD}")
 _FRACTION = compiled(
     rf"{START}(?:(?P<w>\d{{1,3}})[ -](?=\d+[/⁄]))?(?P<n>\d{{1,3}})[/⁄](?P<d>\d{{1,3}}|10{{3,6}})"
@@ -242,7 +242,10 @@ def read_amount(place: Place) -> Found:
     if not one or (one["minus"] and _goes_on(place)):
         return None
     if place.text[place.at - 1 : place.at] == "^":  # $x^2$
-        return one.end("num"), place.voice.number(place.number(one["num"], bool(one["minus"]))), "number"
+        said = place.voice.number(place.number(one["num"], bool(one["minus"])))
+        if place.text[place.at - 2 : place.at - 1].isdigit() and one["unit"]:  # 10^24 kg
+            return one.end(), place.voice.join(said, place.locale.units[one["unit"]][-1].replace("{}", "")), "number"
+        return one.end("num"), said, "number"
     dash = _DASHED.match(place.text, one.end(), place.end)
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
     if two and one["front"] and not (two["front"] or two["back"]):
