@@ -275,8 +275,12 @@ def _goes_on(place: Place) -> bool:
 def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
     voice, end = place.voice, two.end()
     before = place.text[place.at - 1 : place.at] if place.at else ""
-    if before == "-" or (before.isascii() and before.isalpha()):
-        return None  # Llama-3.1-8B, i7-13700K
+    if (
+        before == "-"
+        or (before.isascii() and before.isalpha())
+        or (one["num"][0] == "0" and one["num"][1:].isdecimal())
+    ):
+        return None  # Llama-3.1-8B, i7-13700K, 0041-22B
     if (two["minus"] and dash[0].strip() in "-−") or (place.text[end : end + 1] in ("-", "–")):
         return None
     if (one["back"] or one["percent"] or one["unit"]) and two.end() == two.end("num") and not one["percent"]:
