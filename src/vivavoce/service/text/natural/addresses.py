@@ -30,7 +30,7 @@ _IP6 = compiled(
     regex.I,
 )
 _PATH = compiled(
-    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}"
+    rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}(?!\p{{Latin}})"
 )
 _NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
@@ -48,7 +48,7 @@ _SECTION = compiled(r"[.)] \p{Lu}")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
 _SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
-_HYPHEN = compiled(r"(?<=\p{Latin})-(?=\d)|(?<=\d)-(?=\p{Lu})")
+_HYPHEN = compiled(r"(?<=[\p{Latin}\p{Cyrillic}])-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 
@@ -59,7 +59,7 @@ def spell_address(place: Place, written: str) -> str:
     said: list[str] = []
     for part in _PARTS.findall(written):
         if part.isdecimal() and len(part) == 4 and part[:2] in ("19", "20"):
-            said.append(voice.year(int(part)))
+            said.append(voice.cardinal(int(part)) if "plain_years" in place.locale.words else voice.year(int(part)))
         elif part.isdecimal():
             short = len(part) < 3 and part[0] != "0"
             said.append(voice.cardinal(int(part)) if short else voice.digits(part))

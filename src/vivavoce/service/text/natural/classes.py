@@ -222,7 +222,7 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
         return found.end(), said, "fraction"
     forms = place.locale.units[unit["unit"]]
     many = found["w"] or ("n" in found.groupdict() and int(found["n"]) > int(found["d"]))
-    return unit.end(), place.voice.join(said, forms[-1] if many else forms[0]), "unit"
+    return unit.end(), place.voice.join(said, forms[{3: 1, 4: 3}.get(len(forms), -1 if many else 0)]), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
@@ -269,7 +269,7 @@ def _prices(place: Place, one: Match, at: int) -> Found:
 def _goes_on(place: Place) -> bool:
     """Whether the minus here is a hyphen or a dash, as what stands before it shows."""
     before = place.text[place.at - 1 : place.at] if place.at else ""
-    return (before.isascii() and before.isalnum()) or (before in (")", "]") and bool(before))
+    return bool(compiled(r"[A-Za-z\p{Cyrillic}\d)\]]").match(before))
 
 
 def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
@@ -320,7 +320,8 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
         return (voice.unit(number, (per_mille,)) if per_mille else voice.percent(number)), "percent"
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"
-    return voice.number(number, place.after(found.end() if beside is None else beside.end())), "number"
+    name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # A1 counts nothing
+    return voice.number(number, "" if name else place.after((beside or found).end())), "number"
 
 
 def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vivavoce.service.text.natural.grammar import Match, compiled, roman_value
+from vivavoce.service.text.natural.grammar import Match, compiled, parse_number, roman_value
 from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 from vivavoce.service.text.natural.written import following, full_stop
 
-_LAST_WORD = compiled(r"(\p{L}+)[ \u00a0]\Z")
+_LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0]\Z")
 _PAIRS = compiled(r"(?<!\d)\d(?:\d\d)?(?=(?:\d\d)*(?!\d))|\d\d")
 _FEMININE = "/f/"
 
@@ -32,7 +32,7 @@ class European(Verbalizer):
         thousand, *large = (tuple(names.split("/")) for names in locale.list("powers"))
         self.powers: dict[int, Forms] = {3: thousand} | {6 + self._step * at: names for at, names in enumerate(large)}
         self._feminine, self._neuter = (compiled(locale.pattern(name)) for name in ("feminine", "neuter"))
-        self._no_nouns, self._ordinals = locale.list("no_nouns"), locale.pairs("ordinals")
+        self._no_nouns, self._ordinals = (*locale.list("no_nouns"), *self.locale.months), locale.pairs("ordinals")
 
     def _numeral(self, value: int) -> str:
         if value >= 10 ** (max(self.powers) + self._step):
@@ -83,7 +83,7 @@ class European(Verbalizer):
         """A time, with the language's word between hours and minutes."""
         words, units, one_word = self.locale.words, self.locale.units, "o_clock" in self.locale.words
         noun = self.form(Number(hour), tuple(words["o_clock"].split("/")) if one_word else units["h"])
-        said = self.join(self.cardinal(hour, noun), noun if one_word else "")
+        said = self.join(self.cardinal(hour, noun if one_word else f"{noun},"), noun if one_word else "")
         if minute:
             joint = words.get("time_and", "") or (words.get("time_and_few", "") if minute < 10 else "")
             after = "" if one_word else self.form(Number(minute), units["min"])
@@ -103,8 +103,8 @@ class European(Verbalizer):
         return f"{self.numeral(whole)} {words['and']} {said}" if whole else said
 
     def reign(self, value: int, name: str = "") -> str:
-        """The number of a king: an ordinal up to `reign_to`, a cardinal from there on."""
-        queen = compiled(self.locale.pattern("queens")).fullmatch(name)
+        """The number of a king, whose name is the last word: an ordinal up to `reign_to`, a cardinal from there on."""
+        queen = compiled(self.locale.pattern("queens")).fullmatch(name.rpartition(" ")[2].lower())
         ordinal = value <= int(self.locale.words["reign_to"])
         return self.place(value, _FEMININE if queen else "") if ordinal else self.numeral(value)
 
@@ -131,14 +131,38 @@ class European(Verbalizer):
     def _place(self, found: Match) -> str:
         """2.ª; XXe siècle; f: it is feminine; noun: what follows shows its gender; s: a century, abbreviated."""
         parts = found.groupdict()
-        value = roman_value(parts["r"]) if parts.get("r") else int(parts["n"])
+        value = roman_value(parts.get("r") or parts["n"])
         after = following(found) if "noun" in parts else ""
         said = self.place(value, _FEMININE) if parts.get("f") else self.ordinal(value, after)
-        return f"{self.locale.words['century']} {said}" if parts.get("s") else said
+        return f"{self.locale.words['century']} {said}" if parts.get("s") else said + (parts.get("many") or "")
 
     def _reign(self, found: Match) -> str | None:
-        said = self.reign(roman_value(found["r"]), word_before(found))
+        said = self.reign(roman_value(found["r"]), found.string[max(0, found.start() - 40) : found.start()].rstrip())
         return f"{self.locale.words['century']} {said}" if found.groupdict().get("s") else said
+
+    def _rate(self, found: Match) -> str:
+        """12 €/m²; 6,2 l/100 km."""
+        locale, number, price = self.locale, parse_number(found["n"], self.locale), found["a"] in self.locale.currencies
+        said = self.money(number, found["a"]) if price else self.unit(number, locale.units[found["a"]])
+        forms, each = locale.units[found["b"]], locale.words.get("each", locale.words["per"])
+        of = self.unit(Number(100), forms) if found["many"] else self._fixed(forms[0], "rate_fixes")
+        return f"{said} {locale.words.get('price', each) if price else each} {of}"
+
+    def _half(self, found: Match) -> str | None:
+        """½ taza is "media taza", 1½ horas "una hora y media"."""
+        words, whole, unit = self.locale.words, int(found["w"] or 0), self.locale.units.get(found["noun"])
+        noun = self.form(Number(whole or 1), unit) if unit else found["noun"]
+        if "part_2" not in words or not (gender := self.gender(noun)):
+            return None
+        half = self._fixed(f"{words['part_2']}/{gender}/", "place_fixes").partition("/")[0]
+        if whole:
+            return f"{self.cardinal(whole, noun)} {noun} {words['and']} {half}"
+        return f"{self.cardinal(1, noun)} {words['part_2']} {noun}" if "half_counted" in words else f"{half} {noun}"
+
+    def _price(self, found: Match) -> str:
+        """$1,200.50 MXN, as in America; 15€50."""
+        whole, _, cents = found["n"].replace(",", "").partition(".")
+        return self.money(Number(int(whole), cents or found["cents"] or ""), found["code"] or found["sign"])
 
     def _short_date(self, found: Match) -> str:
         return self.date(None, int(found["m"]), int(found["d"]))

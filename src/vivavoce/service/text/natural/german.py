@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from vivavoce.service.text.natural.european import European, word_before
-from vivavoce.service.text.natural.grammar import Match, compiled
+from vivavoce.service.text.natural.grammar import Match, compiled, roman_value
 from vivavoce.service.text.natural.values import Number
 
 # The word that an ordinal agrees with stands before a weekday or another ordinal: "am Montag, 3. Mai".
 _ARTICLE = compiled(r"(?:(?i:(am|vom|bis|zum)) \p{L}+\.?,|(\p{L}+) \d+\. (?:und|oder|bis)) \Z")
-
-
-def _article(found: Match) -> str:
-    article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
-    return (article[1] or article[2]).lower() if article else word_before(found)
+_OWN = compiled(r"(?:[mdsk]?ein|ihr|unser|euer)(e[nmrs]?)?")
 
 
 class German(European):
@@ -20,7 +16,10 @@ class German(European):
 
     def __init__(self, language: str) -> None:
         super().__init__(language)
-        self._dative, self._weak_en, self._weak_e = map(self.locale.list, ("dative", "weak_en", "weak_e"))
+        self._weak_en, self._weak_e = map(self.locale.list, ("weak_en", "weak_e"))
+        oblique = self.locale.pattern("oblique")
+        self._dative, self._oblique = compiled(self.locale.pattern("dative")), compiled(rf"{oblique} der \Z")
+        self._king = compiled(rf"{oblique} (?:\p{{Lu}}\p{{Ll}}+ )?\p{{Lu}}\p{{Ll}}+\Z|[^eu]s\Z")
         self._ordered = compiled(self.locale.pattern("ordered"))
         self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.locale.pattern('subject')}))?\Z")
 
@@ -50,14 +49,28 @@ class German(European):
         return f"{self.numeral(whole)} {said}" if whole else said
 
     def reign(self, value: int, name: str = "") -> str:
-        """Ludwig XIV. is "der Vierzehnte"."""
-        queen = compiled(self.locale.pattern("queens")).fullmatch(name)
-        return f"{'die' if queen else 'der'} {self.ordinal(value).capitalize()}"
+        """Ludwig XIV. is "der Vierzehnte", Ludwigs XIV. "des Vierzehnten", unter Ludwig XIV. "dem Vierzehnten"."""
+        if not name:  # of a chapter
+            return self.numeral(value)
+        king, end = name.rpartition(" ")[2].lower(), "n" if self._king.search(name) else ""
+        his = ("des" if king[-1] == "s" and king[-2] not in "eu" else "dem") if end else "der"
+        queen = compiled(rf"(?:{self.locale.pattern('queens')})s?").fullmatch(king)
+        return f"{('der' if end else 'die') if queen else his} {self.ordinal(value).capitalize()}{end}"
+
+    def _article(self, found: Match) -> str:
+        """What an ordinal agrees with: "ein", "die" and "dem" stand for their kind, "dem" also for "in der"."""
+        article = _ARTICLE.search(found.string, max(0, found.start() - 40), found.start())
+        word = (article[1] or article[2]).lower() if article else word_before(found)
+        if own := _OWN.fullmatch(word):
+            return {None: "ein", "e": "die"}.get(own[1], "dem")
+        feminine = self.gender(found.groupdict().get("noun") or "") == "f"
+        return "dem" if word == "der" and (feminine or self._oblique.search(found.string, 0, found.start())) else word
 
     def _date(self, found: Match) -> str | None:
-        before, year = _article(found), found["y"]
+        before, year = self._article(found), found["y"]
+        sure = found["name"] or year or found.string[found.end() : found.end() + 1] == ","
         zeros = len(found["d"] + (found["m"] or "")) == 4 and not before
-        if not (found["name"] or year or before in (*self._weak_en, *self._weak_e) or zeros):
+        if not (sure or before in (*self._weak_en, *self._weak_e) or zeros):
             return None
         month = self.locale.months[found["name"].lower()] if found["name"] else int(found["m"])
         days = [self._inflected(int(found["d"]), before or ("am" if found["d2"] else ""))]
@@ -67,15 +80,16 @@ class German(European):
 
     def _ranked(self, found: Match) -> str | None:
         """A place in an order, where the words around it show that it is one."""
-        before, noun = _article(found), found["noun"] or ""
+        before, noun = self._article(found), found["noun"] or ""
         third = before in ("als", "wurde", "wird") and noun[:1].islower()
-        if before not in (*self._weak_en, *self._weak_e) and not third and not self._ordered.match(noun):
+        if before not in (*self._weak_en, *self._weak_e, "ein") and not third and not self._ordered.match(noun):
             return None
-        return self._inflected(int(found["n"]), before, noun) + (" " if noun else ".")
+        return self._inflected(roman_value(found["n"]), before, noun) + (" " if noun else ".")
 
     def _one(self, found: Match) -> str | None:
         """1 before a noun: "seit einer Stunde", "auf einen Brief", "eine Million"."""
-        noun, sign, dative = found["noun"] or "", found["sign"], word_before(found) in self._dative
+        noun, sign = found["noun"] or "", found["sign"]
+        dative = self._dative.search(found.string, max(0, found.start() - 40), found.start())
         if sign:
             noun = self.locale.currencies[sign][0][0]
         elif power := self.locale.magnitudes.get(noun):

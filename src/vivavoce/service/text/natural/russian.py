@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vivavoce.service.text.natural.european import European, word_before
-from vivavoce.service.text.natural.grammar import Match, compiled, roman_value
+from vivavoce.service.text.natural.grammar import Match, compiled, parse_number, roman_value
 from vivavoce.service.text.natural.tables import Fixes
 from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.written import following, full_stop
@@ -95,23 +95,23 @@ class Russian(European):
         """The case of a number, by the word before it, its form of a noun, and that noun."""
         return _told(self._cases, f"{before} {plural(value)} {_noun(after)} {after}")
 
-    def number(self, number: Number, after: str = "") -> str:
+    def number(self, number: Number, after: str = "", case: str = "n") -> str:
         """3,14 is "три целых четырнадцать сотых", 2,5 "два с половиной"."""
         digits, whole = number.decimals, number.whole
         if not digits or len(digits) > 3:
             return super().number(number, after)
         noun = self.form(Number(whole, digits), self.powers[number.power]) if number.power else ""
         if digits == "5" and whole > 1:
-            said = f"{self.cardinal(whole, noun or after)} с половиной"
+            said = f"{self.say(whole, case) if case == 'g' else self.cardinal(whole, noun or after)} с половиной"
         else:
-            part, end = int(digits), "ая" if plural(int(digits)) == 0 and int(digits) else "ых"
-            name = ("десят", "сот", "тысячн")[len(digits) - 1] + end
-            said = f"{self.wholes(whole)} {self.say(part, 'n', 'f')} {name}"
+            part, one = int(digits), "ой" if case == "g" else "ая"
+            name = ("десят", "сот", "тысячн")[len(digits) - 1] + (one if plural(part) == 0 and part else "ых")
+            said = f"{self.wholes(whole, case)} {self.say(part, case, 'f')} {name}"
         return self.join("минус" if number.negative else "", said, noun)
 
-    def wholes(self, whole: int) -> str:
+    def wholes(self, whole: int, case: str = "n") -> str:
         """ "одна целая", "две целых"."""
-        return f"{self.say(whole, 'n', 'f')} {'целая' if plural(whole) == 0 else 'целых'}"
+        return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else 'ой' if case == 'g' else 'ая'}"
 
     def ratio(self, sides: Sequence[str]) -> str:
         """3:1 is "три один"; a scale has a rule of its own."""
@@ -155,12 +155,20 @@ class Russian(European):
 
     def _suffixed(self, found: Match) -> str:
         """5-го, 2-я, 1990-е."""
-        told = _told(self._suffixes, f"{word_before(found)} {found['s']} {following(found)}")
-        return self.rank(int(found["n"]), told[0], told[1:])
+        value, decade = int(found["n"]), "0" if found["s"] == "е" and found["n"][1:].endswith("0") else ""
+        if found["s"] == "ти" or (found["s"] == "х" and value < 5):
+            return self.say(value, "g")
+        told = _told(self._suffixes, f"{word_before(found)} {decade}{found['s']} {following(found)}")
+        return self.rank(value, told[0], told[1:])
+
+    def _joined(self, found: Match) -> str:
+        """10-летний is "десятилетний"."""
+        return self._fixed(self.say(int(found["n"]), "g").replace(" ", ""), "joined_fixes") + str(found["w"])
 
     def _floor(self, found: Match) -> str:
         """ "на третьем этаже"."""
-        return self.rank(int(found["n"]), "p" if found["end"] else "n", "n" if found["s"] == "место" else "m") + " "
+        gender = "n" if found["s"].startswith("мест") else "f" if found["f"] else "m"
+        return self.rank(roman_value(found["n"]), "p" if found["end"] else "n", gender) + " "
 
     def _year(self, found: Match) -> str | None:
         noun, before = found["noun"].rstrip("."), word_before(found)
@@ -170,7 +178,8 @@ class Russian(European):
         if noun in ("г", "гг"):
             inside = before in ("в", "во")
             one = "году" if inside else "год" if before == "по" else "года"
-            noun = ("годах" if inside else "годы") if found["a"] else one
+            until = "год" if noun == "г" and "по" in (found["to"] or "") else "годы"
+            noun = ("годах" if inside else until) if found["a"] else one
         case = "d" if before in ("к", "ко") and noun == "году" else self._nouns[noun]
         low = self.rank(int(found["a"]), "g" if before in ("с", "со") else case) if found["a"] else ""
         low += (" по " if found["to"].strip() == "по" else ", ") if low else ""
@@ -179,16 +188,19 @@ class Russian(European):
     def _date(self, found: Match) -> str:
         before = word_before(found)
         month = self.locale.months[found["name"].lower()] if found["name"] else int(found["m"])
-        case = "n" if found["from"] or before in ("по", "на") else "d" if before in ("к", "ко") else "g"
-        low = f"{self.day(int(found['from']))} по" if found["from"] else ""
+        to = (found["and"] or " по") if found["from"] else ""
+        case = "n" if to == " по" or before in ("по", "на") else "d" if before in ("к", "ко") else "g"
+        low = f"{self.day(int(found['from']))}{to}" if found["from"] else ""
         year = self.year(int(found["y"])) if found["y"] else ""
         said = self.join(low, self.rank(int(found["d"]), case, "n"), self.locale.month_names[month - 1], year)
         return said + full_stop(found)
 
     def _clock(self, found: Match) -> str:
         hour, minute = int(found["h"]), int(found["m"])
-        if self.case(hour, word_before(found), following(found)[:12]) != "g":
-            return self.time(hour, minute)
+        before = word_before(found)
+        case = "g" if before in ("с", "со") else self.case(hour, before, following(found)[:12])
+        if case != "g":
+            return self.time(hour, minute) if minute or case != "d" else f"{self.say(hour, 'd')} часам"
         after = self.phone(found["m"]) if minute else "часа" if plural(hour) == 0 else "часов"
         return f"{self.say(hour, 'g')} {after}"
 
@@ -201,7 +213,7 @@ class Russian(European):
 
     def _counted(self, found: Match) -> str | None:
         """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
-        sign, value, locale = found["unit"], int(found["n"]), self.locale
+        sign, number, locale = found["unit"], parse_number(found["n"], self.locale), self.locale
         forms = (
             locale.currencies[sign][0]
             if sign in locale.currencies
@@ -209,8 +221,14 @@ class Russian(European):
         )
         if sign in locale.magnitudes:
             forms = self.powers[locale.magnitudes[sign]]
-        if self.case(value, word_before(found), "") != "g" or len(forms) < 3:
+        before, after, value, digits = word_before(found), following(found), number.whole, number.decimals
+        inside = before == "при" or (before == "в" and after.startswith("от "))
+        if inside and forms[-1][-2:] == "ов" and plural(value) and not digits:
+            return f"{self.say(value, 'p')} {forms[-1][:-2]}ах"
+        if self.case(value, before, after if before == "с" else "") != "g" or len(forms) < 3:
             return None
+        if digits:
+            return f"{self.number(number, '', 'g')} {forms[1 + (digits == '5' and value > 1)]}{full_stop(found)}"
         return (
             f"{self.say(value, 'g', self.noun_gender(forms[0]))} {forms[2 if plural(value) else 1]}{full_stop(found)}"
         )
@@ -224,14 +242,14 @@ class Russian(European):
         return f"одну {self.rank(part, 'a', 'f')}" if verb and value == 1 else None
 
     def _scale(self, found: Match) -> str:
-        return f"{self.numeral(int(found['a']))} к {self.say(int(found['b']), 'd')}"
+        return f"{self.numeral(int(found['a']))} к {self.say(int(''.join(filter(str.isdigit, found['b']))), 'd')}"
 
     def _century(self, found: Match) -> str:
         noun, before = found["noun"], word_before(found)
         if noun[-1] == ".":
             noun = "веке" if before in ("в", "во", "о") else "век" if not before else "века"
         low = self.rank(roman_value(found["a"]), self._nouns[noun]) if found["a"] else ""
-        low += (" и " if found["to"] == " и " else ", ") if low else ""
+        low += (found["to"] if len(found["to"]) > 2 else ", ") if low else ""
         noun = {"век": "века", "веке": "веках"}.get(noun, noun) if found["noun"] == "вв." else noun
         case = "p" if noun == "веках" else self._nouns[noun]
         return f"{low}{self.rank(roman_value(found['r']), case)} {noun}{full_stop(found)}"

@@ -88,8 +88,8 @@ def _names(locale: Locale) -> dict[str, str]:
     """What `{k}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
     names = {**locale.abbreviations, **locale.signs, "-": locale.words["minus"], "−": locale.words["minus"]}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
-    names |= locale.pairs("numbered") | locale.pairs("names") | locale.pairs("per") | dict(locale.weekdays)
-    return names | {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
+    names |= {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
+    return names | locale.pairs("numbered") | locale.pairs("names") | locale.pairs("per") | dict(locale.weekdays)
 
 
 def _meaning(locale: Locale, place: str) -> str:
@@ -99,6 +99,7 @@ def _meaning(locale: Locale, place: str) -> str:
         "days": locale.weekdays,
         "units": locale.units,
         "currencies": locale.currencies,
+        "codes": [sign for sign in locale.currencies if sign.isupper()],
         "prices": [sign for sign in locale.currencies if not sign.isalnum()],
         "short": [*locale.abbreviations, *locale.pairs("numbered")],
         "numbered": locale.pairs("numbered"),
@@ -107,7 +108,7 @@ def _meaning(locale: Locale, place: str) -> str:
         "counted": [*locale.units, *locale.currencies, *locale.magnitudes],
         "measures": [*locale.units, *locale.magnitudes],
     }
-    if place in lists:
+    if place in lists and place not in locale.words:
         return any_of(lists[place])
     if place == "grouped":
         return r"\d{1,3}(?:\.\d{3})+(?!\d|\.\d)" if "." in locale.group else "(?!)"
