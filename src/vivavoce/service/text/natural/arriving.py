@@ -182,7 +182,8 @@ class ArrivingText:
             return -_WORD if written == "I" and not (before and before[1] not in FREQUENT_WORDS["en"]) else -_FOLLOWING
         parts = written.replace("'", "-").split("-")
         odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
-        if not self._alone.isdisjoint(parts) or (odd and self._text[self._seen] == "."):
+        initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # L-V
+        if initials or not self._alone.isdisjoint(parts) or (odd and self._text[self._seen] == "."):
             return -_FOLLOWING
         return -_WORD if odd else _WORD
 

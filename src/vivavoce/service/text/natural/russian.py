@@ -222,7 +222,7 @@ class Russian(European):
         if sign in locale.magnitudes:
             forms = self.powers[locale.magnitudes[sign]]
         before, after, value, digits = word_before(found), following(found), number.whole, number.decimals
-        inside = before == "при" or (before == "в" and after.startswith("от "))
+        inside = before == "при" or (before == "в" and after.partition(" ")[0] == "от")
         if inside and forms[-1][-2:] == "ов" and plural(value) and not digits:
             return f"{self.say(value, 'p')} {forms[-1][:-2]}ах"
         if self.case(value, before, after if before == "с" else "") != "g" or len(forms) < 3:

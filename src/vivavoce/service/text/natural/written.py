@@ -127,7 +127,7 @@ def written_rules(locale: Locale) -> tuple[Rule, ...]:
                 if not written:
                     return ""
                 if way == "k":
-                    said = names.get(written) or names.get(written.lower()) or names[written.rstrip(".")]
+                    said = names.get(written) or names.get(written.lower()) or names.get(written.rstrip("."), written)
                 elif way == "a":
                     said = voice.cardinal(int(written), following(found))
                 else:
