@@ -81,6 +81,8 @@ class German(European):
     def _ranked(self, found: Match) -> str | None:
         """A place in an order, where the words around it show that it is one."""
         before, noun = self._article(found), found["noun"] or ""
+        if before == "zu":  # "zu viert"
+            return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
         third = before in ("als", "wurde", "wird") and noun[:1].islower()
         if before not in (*self._weak_en, *self._weak_e, "ein") and not third and not self._ordered.match(noun):
             return None

@@ -161,6 +161,11 @@ class Russian(European):
         told = _told(self._suffixes, f"{word_before(found)} {decade}{found['s']} {following(found)}")
         return self.rank(value, told[0], told[1:])
 
+    def _weekday(self, found: Match) -> str:
+        """ "по вторникам и четвергам", "в субботу"."""
+        day = dict(self.locale.weekdays)[found["d"]]
+        return self._fixed(f"{found['to'].lower()} {day}", "weekday_fixes", 1) if found["to"] else day
+
     def _joined(self, found: Match) -> str:
         """10-летний is "десятилетний"."""
         return self._fixed(self.say(int(found["n"]), "g").replace(" ", ""), "joined_fixes") + str(found["w"])
@@ -225,7 +230,10 @@ class Russian(European):
         inside = before == "при" or (before == "в" and after.partition(" ")[0] == "от")
         if inside and forms[-1][-2:] == "ов" and plural(value) and not digits:
             return f"{self.say(value, 'p')} {forms[-1][:-2]}ах"
-        if self.case(value, before, after if before == "с" else "") != "g" or len(forms) < 3:
+        case = "d" if before == "по" else self.case(value, before, after if before == "с" else "")
+        if case in "ad" and plural(value) == 0 and forms[0][-1] == "а" and not digits:
+            return f"{self.say(value, case, 'f')} {forms[0][:-1]}{'у' if case == 'a' else 'е'}{full_stop(found)}"
+        if case != "g" or len(forms) < 3:
             return None
         if digits:
             return f"{self.number(number, '', 'g')} {forms[1 + (digits == '5' and value > 1)]}{full_stop(found)}"
