@@ -163,8 +163,7 @@ class Russian(European):
 
     def _weekday(self, found: Match) -> str:
         """ "по вторникам и четвергам", "в субботу"."""
-        day = dict(self.locale.weekdays)[found["d"]]
-        return self._fixed(f"{found['to'].lower()} {day}", "weekday_fixes", 1) if found["to"] else day
+        return self._fixed(f"{(found['to'] or '').lower()} {self.locale.weekdays[found['d']]}", "weekday_fixes", 1)
 
     def _joined(self, found: Match) -> str:
         """10-летний is "десятилетний"."""
@@ -206,7 +205,8 @@ class Russian(European):
         case = "g" if before in ("с", "со") else self.case(hour, before, following(found)[:12])
         if case != "g":
             return self.time(hour, minute) if minute or case != "d" else f"{self.say(hour, 'd')} часам"
-        after = self.phone(found["m"]) if minute else "часа" if plural(hour) == 0 else "часов"
+        hours = "часа" if plural(hour) == 0 else "часов"
+        after = self.join("ноль" * (minute < 10), self.say(minute, "g")) if minute else hours
         return f"{self.say(hour, 'g')} {after}"
 
     def _cased(self, found: Match) -> str | None:
