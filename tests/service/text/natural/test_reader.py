@@ -54,6 +54,8 @@ def _texts(count: int) -> list[str]:
 def _check(texts: list[str]) -> None:
     for place, text in enumerate(texts):
         language = (None, *MODULES)[place % 11]
+        if text.lstrip().startswith("<speak"):
+            continue  # torn SSML is refused
         reading = read(text, language, _SETTINGS)
         at = 0
         for piece in reading.pieces:

@@ -171,7 +171,7 @@ def put_in_words(what: Say, voice: Verbalizer) -> str | None:
         return voice.ordinal(int(digits)) if what.how == "ordinal" else voice.year(int(digits))
     if what.how == "cardinal":
         number = parse_number(content.lstrip("+-−"), locale, content[0] in "-−")
-        return voice.number(number) if not number.decimals or number.decimals.isdecimal() else None
+        return voice.number(number) if content.count(locale.decimal) <= 1 else None
     if what.order:
         parts = dict(zip(what.order, map(int, groups), strict=False))
         year, month, day = parts.get("y"), parts.get("m"), parts.get("d")

@@ -136,10 +136,10 @@ def _unit_pattern(locale: Locale) -> str:
 
 
 def parse_number(written: str, locale: Locale, negative: bool = False, power: int = 0) -> Number:
-    """The value of what `number_pattern` matched."""
+    """The value of what `number_pattern` matched; of two decimal signs the second is none."""
     whole, _, decimals = written.partition(locale.decimal)
     plain = "".join(filter(str.isdecimal, whole)) or "0"
-    return Number(int(plain), decimals, negative, power)
+    return Number(int(plain), "".join(filter(str.isdecimal, decimals)), negative, power)
 
 
 def roman_value(letters: str) -> int:

@@ -51,7 +51,8 @@ _GLUED = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{CJK}]]")
 
 # What no rule leaves in ordinary text; a mark that goes on without a blank is one, too.
 _ODD = compiled(
-    r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]|(?<![\p{L}--\p{Han}])[IVX]{2,}(?!\p{L})"
+    r"[^\p{L}\p{M}\s,.!?;:'\"’“”‘。，！？、；：…（）()—~～–-]|[.:](?=\S)|(?<!\S)[-–~]|\p{Lu}\.|[-–]\p{Lu}|\s\s|[\t\n\u00a0\u3000]"
+    rf"|(?<![\p{{L}}--[{CJK}]])[IVX]{{2,}}(?![\p{{L}}--[{CJK}]])"
 )
 _OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\"’。，！？；：、）{CJK}]")
 _MOST_PASSES = 6
