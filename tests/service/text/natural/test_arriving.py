@@ -13,7 +13,7 @@ from tests.service.text.natural.test_reader import _texts
 from vivavoce.errors import InvalidText
 from vivavoce.service.text.arriving import whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import MOST_HELD, ArrivingText, read_arriving
+from vivavoce.service.text.natural.arriving import MOST_HELD, ArrivingReader, read_arriving
 from vivavoce.service.text.natural.lexicon import Lexicon
 from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.natural.reader import read
@@ -46,7 +46,7 @@ The <span class="a b c d e f g">word</span> is on Mon, Jan 5 at 5pm. On the one 
 
 
 def _arrived(pieces: Iterable[str], language: str | None, settings: Settings = _SETTINGS) -> list[tuple[str, int]]:
-    text = ArrivingText(language, settings)
+    text = ArrivingReader(language, settings)
     return [*chain.from_iterable(map(text.add, pieces)), *text.end()]
 
 
@@ -85,7 +85,7 @@ def test_what_is_given_depends_on_the_text_alone_and_comes_in_order() -> None:
 
 def _at_once(text: str, language: str | None = "en", settings: Settings = _SETTINGS) -> str:
     """What is given before the text has ended."""
-    return "".join(words for words, _ in ArrivingText(language, settings).add(text))
+    return "".join(words for words, _ in ArrivingReader(language, settings).add(text))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_words_of_a_lexicon_are_not_torn() -> None:
 def test_what_is_held_is_bounded_and_nothing_is_said_twice(text: str) -> None:
     held = 0
     said: list[tuple[str, int]] = []
-    arriving = ArrivingText("en", _SETTINGS)
+    arriving = ArrivingReader("en", _SETTINGS)
     for place, one in enumerate(text, start=1):
         said += arriving.add(one)
         silent = not text[said[-1][1] if said else 0 : place].strip("\n😀")

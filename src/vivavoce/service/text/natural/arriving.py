@@ -82,7 +82,7 @@ def read_arriving(pieces: Iterable[str], language: str | None, settings: Setting
     ssml, pieces = _gather(pieces)
     if ssml:
         yield _in_words(read(ssml, language, settings).pieces), len(ssml)
-    text = ArrivingText(language, settings)
+    text = ArrivingReader(language, settings)
     for piece in pieces:
         check_length(piece)
         for start in range(0, len(piece), _STEP):
@@ -117,7 +117,7 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
 
 
-class ArrivingText:
+class ArrivingReader:
     """Gathers pieces of a text; gives what is said, with the number of characters of the text that have been said.
 
     An ordinary word is given as soon as the character behind it is there. What may begin something (a digit, a sign, an
