@@ -29,7 +29,6 @@ MISSING = {
 }
 """Why a proxy cannot be run, by its name."""
 LATE_S = 60.0
-_READY = {"nginx": b"start worker process ", "envoy": b"starting workers"}
 
 
 @dataclass(frozen=True)
@@ -118,30 +117,42 @@ async def proxy(name: str, folder: Path, servers: Sequence[Upstream]) -> AsyncIt
     """The proxy before these three servers, from when it listens until the block is left."""
     assert len(servers) == 3
     front = Front(*free_ports(4), folder / f"{name}.log")
-    async with running(name, command(name, folder, servers, front), front.log):
+    async with running(command(name, folder, servers, front), front.log, front.http):
         if name == "envoy":
             await _all_found_ready(front, servers)
         yield front
 
 
 @asynccontextmanager
-async def running(name: str, words: Sequence[str], log: Path) -> AsyncIterator[None]:
-    """The program, from when it listens; what it writes to stdout goes to the log."""
+async def running(words: Sequence[str], log: Path, port: int) -> AsyncIterator[None]:
+    """The program, from when it listens on the port; what it writes to stdout goes to the log."""
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(*words, stdout=file, stderr=asyncio.subprocess.PIPE)
         assert process.stderr is not None
-        said: list[bytes] = []
+        said = asyncio.create_task(process.stderr.read())
         try:
-            while said[-1:] != [b""] and not any(_READY[name] in line for line in said):
-                said.append(await asyncio.wait_for(process.stderr.readline(), LATE_S))
-            assert said[-1], b"".join(said).decode()
-            reading = asyncio.create_task(process.stderr.read())
+            # Not when it logs that its workers start: Envoy does so a moment before it listens.
+            await asyncio.wait_for(_listening(process, port), LATE_S)
+            assert process.returncode is None, (await said).decode()
             yield
         finally:
             if process.returncode is None:
                 process.terminate()  # nginx's workers outlive a master that is killed
             await process.wait()
-        await reading
+            await said
+
+
+async def _listening(process: asyncio.subprocess.Process, port: int) -> None:
+    """Wait until the port takes connections, or until the process has ended."""
+    while process.returncode is None:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+            continue
+        writer.close()
+        await writer.wait_closed()
+        return
 
 
 async def _all_found_ready(front: Front, servers: Sequence[Upstream]) -> None:

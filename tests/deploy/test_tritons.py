@@ -69,7 +69,7 @@ async def test_sentences_of_one_bridge_are_spread_and_a_triton_that_is_gone_is_p
             }
             for fake, checked in zip(fakes, ports, strict=True)
         ]
-        await stack.enter_async_context(running("envoy", envoy(config, tmp_path), tmp_path / "log"))
+        await stack.enter_async_context(running(envoy(config, tmp_path), tmp_path / "log", port))
         speaker = await TritonSpeaker.open(f"triton://127.0.0.1:{port}", None)
         stack.push_async_callback(speaker.close)
         assert await speak(speaker, TEXT * 20) == 20 * SAMPLES
