@@ -52,28 +52,28 @@ def last_order(server: Served) -> Any:
 
 
 def test_the_package_gets_through_with_all_that_it_may_send(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused")
-    answer = client.audio.speech.with_raw_response.create(
-        model="gpt-4o-mini-tts", voice="anna", input=TEXT, instructions=INSTRUCTIONS, speed=4, response_format="pcm"
-    )
-    order = last_order(server)
-    assert (order.instruct, order.mode, order.speed) == (None, None, 2.0)
-    assert answer.headers["x-speed"] == "2"
-    assert answer.headers["x-warning"].split("; ") == [
-        "speed: 4 is not in 0.5 to 2",
-        "it is spoken at 2",
-        "instructions: the model that speaks cannot follow them",
-        "they were left out",
-    ]
-    assert client.models.retrieve("tts-1").id == "tts-1"
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.models.retrieve("whisper-1")
-    assert caught.value.param == "model"
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
-    assert caught.value.param == "voice"
-    created = client.audio.voices.create(name="me", audio_sample=("me.wav", b"RIFF"), consent="cons_1")
-    assert created.created_at > 1_700_000_000
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused") as client:
+        answer = client.audio.speech.with_raw_response.create(
+            model="gpt-4o-mini-tts", voice="anna", input=TEXT, instructions=INSTRUCTIONS, speed=4, response_format="pcm"
+        )
+        order = last_order(server)
+        assert (order.instruct, order.mode, order.speed) == (None, None, 2.0)
+        assert answer.headers["x-speed"] == "2"
+        assert answer.headers["x-warning"].split("; ") == [
+            "speed: 4 is not in 0.5 to 2",
+            "it is spoken at 2",
+            "instructions: the model that speaks cannot follow them",
+            "they were left out",
+        ]
+        assert client.models.retrieve("tts-1").id == "tts-1"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("whisper-1")
+        assert caught.value.param == "model"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
+        assert caught.value.param == "voice"
+        created = client.audio.voices.create(name="me", audio_sample=("me.wav", b"RIFF"), consent="cons_1")
+        assert created.created_at > 1_700_000_000
 
 
 def test_what_is_as_wished_has_no_warning(server: Served) -> None:

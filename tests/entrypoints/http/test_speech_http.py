@@ -138,18 +138,18 @@ def test_a_model_of_another_rate_is_heard_as_fast_and_as_high(server: Served) ->
 
 
 def test_the_openai_package_streams(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused")
-    with client.audio.speech.with_streaming_response.create(
-        model="tts-1", voice="anna", input=TEXT, response_format="pcm"
-    ) as answer:
-        pieces = list(answer.iter_bytes(chunk_size=4800))
-    assert sum(map(len, pieces)) == 2 * LENGTH
-    assert len(pieces) > 1
-    assert [model.id for model in client.models.list()] == ["fake"]
-    with pytest.raises(openai.NotFoundError, match="voice: 'nobody' is not registered"):
-        client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
-    with pytest.raises(openai.BadRequestError, match="speed: input should be less than or equal to 4"):
-        client.audio.speech.create(model="tts-1", voice="anna", input=TEXT, speed=4.5)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused") as client:
+        with client.audio.speech.with_streaming_response.create(
+            model="tts-1", voice="anna", input=TEXT, response_format="pcm"
+        ) as answer:
+            pieces = list(answer.iter_bytes(chunk_size=4800))
+        assert sum(map(len, pieces)) == 2 * LENGTH
+        assert len(pieces) > 1
+        assert [model.id for model in client.models.list()] == ["fake"]
+        with pytest.raises(openai.NotFoundError, match="voice: 'nobody' is not registered"):
+            client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
+        with pytest.raises(openai.BadRequestError, match="speed: input should be less than or equal to 4"):
+            client.audio.speech.create(model="tts-1", voice="anna", input=TEXT, speed=4.5)
 
 
 @pytest.mark.parametrize("model", ["tts-1-hd", "tts-1-1106", "gpt-4o-mini-tts-2025-12-15", "fake", ""])

@@ -17,7 +17,7 @@ _ENDINGS = (
 _BODY = r"[^\s<>\"“”'’`\p{Han}\p{Hiragana}\p{Katakana}，。；：！？、（）【】《》]"
 _END = r"(?<![.,;:!?)\]*_])"
 _URL = compiled(
-    rf"(?:(?:https?|ftp|wss?)://(?P<rest>{_BODY}{{1,2000}}{_END})|(?:www\.){_BODY}{{2,2000}}{_END}"
+    rf"(?:(?:https?|ftp|wss?)://{_BODY}{{1,2000}}{_END}|(?:www\.){_BODY}{{2,2000}}{_END}"
     rf"|(?:[a-z\d_-]{{1,63}}\.){{1,8}}(?:{'|'.join(_ENDINGS.split())})(?:(?::\d+)?/(?:{_BODY}{{1,2000}}{_END})?|(?![a-z\d_@])))",
     regex.I,
 )
@@ -79,14 +79,9 @@ def _join_latin(words: list[str], joint: str) -> str:
 
 def read_address(place: Place) -> Found:
     """URLs, e-mail addresses, paths, names of files and of programs' things, IP addresses."""
-    if found := place.match(_EMAIL):
-        return found.end(), spell_address(place, found[0]), "email"
-    if found := place.match(_URL):
-        return found.end(), spell_address(place, found["rest"] or found[0]), "url"
-    if found := place.match(_PATH):
-        return found.end(), spell_address(place, found[0]), "path"
-    if found := place.match(_NAME):
-        return found.end(), spell_address(place, found[0].rstrip("()")), "identifier"
+    for pattern, rule in ((_EMAIL, "email"), (_URL, "url"), (_PATH, "path"), (_NAME, "identifier")):
+        if found := place.match(pattern):
+            return found.end(), spell_address(place, found[0].rstrip("()").split("://", 1)[-1]), rule
     return read_ip(place)
 
 
@@ -94,15 +89,13 @@ def read_ip(place: Place) -> Found:
     """192.168.0.1:8080, ::1."""
     if found := place.match(_IP):
         voice, signs = place.voice, place.locale.signs
-        host, _, _ = found[0].partition(found["more"] or "\0")
-        dot = signs.get("address .", signs.get(".", ""))
-        said = [voice.digits(one) if len(one) > 2 else voice.cardinal(int(one)) for one in host.split(".")]
-        return found.end(), voice.join(*f"\0{dot}\0".join(said).split("\0"), spell_address(place, found["more"])), "ip"
-    found = place.match(_IP6)
-    if not found or len(found[0]) < 3:
-        return None
-    said_all = spell_address(place, " ".join(found[0]))
-    return found.end(), said_all, "ip"
+        host = found[0].removesuffix(found["more"]).split(".")
+        parts = (voice.digits(one) if len(one) > 2 else voice.cardinal(int(one)) for one in host)
+        said = [word for part in parts for word in (signs["address ."], part)][1:]
+        return found.end(), voice.join(*said, spell_address(place, found["more"])), "ip"
+    if (found := place.match(_IP6)) and len(found[0]) > 2:
+        return found.end(), spell_address(place, " ".join(found[0])), "ip"
+    return None
 
 
 def read_tagged(place: Place) -> Found:
