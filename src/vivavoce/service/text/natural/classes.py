@@ -12,7 +12,7 @@ from unicodedata import numeric
 
 from vivavoce.service.text.natural.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
 from vivavoce.service.text.natural.tables import Locale
-from vivavoce.service.text.natural.values import Number
+from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 
@@ -93,7 +93,10 @@ _FRACTION = compiled(
 )
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
 _DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
-_VERSION = compiled(rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?![\p{{Latin}}\d%]|\.\d)")
+_VERSION = compiled(
+    rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?:-?(?P<early>alpha|beta|rc|dev|pre|[ab](?=\d))\.?(?P<k>\d{{1,3}})?)?"
+    r"(?![\p{Latin}\d%]|\.\d)"
+)
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
@@ -254,8 +257,9 @@ def read_amount(place: Place) -> Found:
         return range_
     said, rule = _say_amount(place, one)
     rest = place.after(one.end())
-    stop = one[0][-1] == "." and (not rest or rest[0].isupper())  # the unit's full stop is the sentence's too
-    return one.end() - stop, said, rule
+    begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # all nouns of German have a capital
+    stop = one[0][-1] == "." and (not rest or begins)  # the unit's full stop is the sentence's too
+    return one.end() - bool(stop), said, rule
 
 
 def _prices(place: Place, one: Match, at: int) -> Found:
@@ -306,7 +310,10 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
     voice, locale = place.voice, place.locale
     written = found["num"]
     if len(written) > LARGEST or (written[0] == "0" and written.isdecimal() and len(written) > 1):
-        return voice.digits("".join(filter(str.isdecimal, written))), "digits"
+        forms: Forms = tuple(locale.words["percent"].split("/")) if found["percent"] else ("",)
+        forms = locale.currencies.get(found["front"] or found["back"], (forms,))[0]
+        before, _, noun = locale.units.get(found["unit"], forms)[-1].rpartition("{}")
+        return voice.join(before, voice.digits("".join(filter(str.isdecimal, written))), noun), "digits"
     power = locale.magnitudes[found["mag"]] if found["mag"] else 0
     number = place.number(written, bool(found["minus"] or found["inner"]), power)
     if currency := found["front"] or found["back"]:
@@ -340,7 +347,10 @@ def read_version(place: Place) -> Found:
     if not found or place.locale.decimal == ",":  # there, points part thousands, and versions are a language's own
         return None
     behind = place.grammar.version_cue.search(place.text, max(0, place.at - 24), place.at)
-    if found["n"].count(".") < 2 and not (found["v"] or behind):
+    if found["n"].count(".") < 2 and not (found["v"] or behind or found["early"]):
         return None
     name = place.locale.words.get("version", "") if found["v"] else ""
-    return found.end(), place.voice.join(name, place.voice.version(found["n"])), "version"
+    name = "" if place.before().rstrip().endswith(name) else name
+    early = (found["early"] or "", place.voice.cardinal(int(found["k"])) if found["k"] else "")
+    said = place.voice.join(name, place.voice.version(found["n"]))
+    return found.end(), " ".join(filter(None, (said, *early))), "version"
