@@ -7,7 +7,7 @@ from unicodedata import normalize
 import regex
 
 from vivavoce.service.text.natural.classes import Found, Place, in_formula
-from vivavoce.service.text.natural.grammar import START, compiled, roman_value
+from vivavoce.service.text.natural.grammar import CJK, START, compiled, roman_value
 
 _ENDINGS = (
     "com org net edu gov io ai dev app co uk de fr it es ru cn jp kr eu us ca au info tv me ly be ch at nl py js ts txt"
@@ -25,9 +25,10 @@ _EMAIL = compiled(r"[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}", regex.ASC
 _IP = compiled(
     rf"{START}(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){{3}}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d]|\.\d)(?P<more>(?:/\d\d?|:\d{{2,5}})?)"
 )
+_HEX = r"[\da-fA-F]{1,4}"
 _IP6 = compiled(
-    r"(?<![\w:])(?:(?:[\da-f]{1,4}:){7}[\da-f]{1,4}|(?:[\da-f]{1,4}(?::[\da-f]{1,4}){0,6})?::(?:[\da-f]{1,4}(?::[\da-f]{1,4}){0,6})?)(?![\w:])",
-    regex.I,
+    rf"(?<![[\w]--[{CJK}]]|:)(?:(?:{_HEX}:){{7}}{_HEX}|(?:{_HEX}(?::{_HEX}){{0,6}})?::(?:{_HEX}(?::{_HEX}){{0,6}})?"
+    rf"|(?:[\da-fA-F]{{2}}[:-]){{5}}[\da-fA-F]{{2}})(?![[\w]--[{CJK}]]|:)"
 )
 _PATH = compiled(
     rf"(?:[A-Za-z]:\\(?:[^\s\\:*?\"<>|\p{{Han}}]{{1,255}}\\?){{0,30}}|(?<![A-Za-z\d_/.<)])(?:~|\.{{1,2}})?/(?:[A-Za-z\d_.@+-]{{1,255}}/){{0,30}}[A-Za-z\d_.@+-]{{1,255}}/?(?:\?[\w=&%.-]{{1,500}})?){_END}(?!\p{{Latin}})"
@@ -86,7 +87,7 @@ def read_address(place: Place) -> Found:
 
 
 def read_ip(place: Place) -> Found:
-    """192.168.0.1:8080, ::1."""
+    """192.168.0.1:8080, ::1, and 00:1A:2B:3C:4D:5E of a network card."""
     if found := place.match(_IP):
         voice, signs = place.voice, place.locale.signs
         host = found[0].removesuffix(found["more"]).split(".")

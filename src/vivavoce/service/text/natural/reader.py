@@ -217,7 +217,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             continue
         written = sentence[0]
         told = _script(written, language)
-        few = len(_LATIN_WORD.findall(written)) < 3
+        few = sum(len(word) > 1 for word in _LATIN_WORD.findall(written)) < 3
         if not told and language in _TIGHT and few:
             told = language
         if not told:
