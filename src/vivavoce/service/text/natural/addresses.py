@@ -109,6 +109,7 @@ def read_tagged(place: Place) -> Found:
     if not found or (place.at and place.text[place.at - 1].isalnum() and place.text[place.at - 1].isascii()):
         return None
     name = place.locale.words.get("hashtag", "") if found["sign"] == "#" else place.locale.signs.get("@", "")
+    name = "" if place.before().rstrip().endswith(name) else name
     said = spell_address(place, found["name"].replace("_", " "))
     return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 

@@ -174,8 +174,10 @@ def read_ratio(place: Place) -> Found:
     """10:1, 3:2."""
     if not (found := place.match(_RATIO)):
         return None
-    sides = [side for side in found.group("a", "b", "c") if side]
-    return found.end(), place.voice.ratio([place.voice.number(place.number(side)) for side in sides]), "ratio"
+    sides = [place.voice.number(place.number(side)) for side in found.group("a", "b", "c") if side]
+    if found[0][len(found["a"])].isspace() and "÷" in place.locale.signs and in_formula(place, found.end()):
+        return found.end(), f" {place.locale.signs['÷']} ".join(sides), "formula"
+    return found.end(), place.voice.ratio(sides), "ratio"
 
 
 def read_phone(place: Place) -> Found:

@@ -79,9 +79,11 @@ class English(European):
     def _decade(self, found: Match) -> str:
         digits = found["d"]
         last = self.numeral(int(digits[-2:])) if digits[-2:] != "00" else ""
-        plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}s"
-        if len(digits) == 2 and last:
+        plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}es" if last.endswith("x") else f"{last}s"
+        if len(digits) < 3 and last:
             return plural
+        if len(digits) == 3:
+            return f"{self.numeral(int(digits))}s"
         if last:
             return f"{self.numeral(int(digits[:2]))} {plural}"
         return "two thousands" if digits in ("00", "2000") else f"{self.numeral(int(digits[:2]))} hundreds"

@@ -20,7 +20,7 @@ class German(European):
         oblique = self.locale.pattern("oblique")
         self._dative, self._oblique = compiled(self.locale.pattern("dative")), compiled(rf"{oblique} der \Z")
         self._king = compiled(rf"{oblique} (?:\p{{Lu}}\p{{Ll}}+ )?\p{{Lu}}\p{{Ll}}+\Z|[^eu]s\Z")
-        self._ordered = compiled(self.locale.pattern("ordered"))
+        self._ordered, self._begins = compiled(self.locale.pattern("ordered")), compiled(self.locale.words["begins"])
         self._subject = compiled(rf"(?:.*[.!?:]|.*\b(?:{self.locale.pattern('subject')}))?\Z")
 
     def _inflected(self, value: int, before: str, after: str = "") -> str:
@@ -84,6 +84,7 @@ class German(European):
         if before == "zu":  # "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
         third = before in ("als", "wurde", "wird") and noun[:1].islower()
+        third = third or (before == "als" and noun != "" and not self._begins.match(noun))
         if before not in (*self._weak_en, *self._weak_e, "ein") and not third and not self._ordered.match(noun):
             return None
         return self._inflected(roman_value(found["n"]), before, noun) + (" " if noun else ".")
