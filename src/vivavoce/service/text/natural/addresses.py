@@ -196,7 +196,8 @@ def _is_said(place: Place, sign: str) -> bool:
     if sign == "~":
         return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":
-        return bool(_BETWEEN_NAMES.match(place.text, place.at))
+        taken = before == following == " " and in_formula(place, place.at + 1)  # 2x - 3 = 7
+        return taken or bool(_BETWEEN_NAMES.match(place.text, place.at))
     if sign in ".:?!,;%'\"()":
         return sign == "%"
     return sign != "#"

@@ -40,7 +40,7 @@ _TOKEN = compiled(
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
     rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
 )
-_ROMAN = compiled(r"[IVXLC]+|[IVX]+(?:er?|re|i?ème|ᵉ)")  # also as in French
+_ROMAN = compiled(r"[IVXLC]+|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also as in French and Korean
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z")
 # A link that is not closed yet, and what a line begins with that is to pause at its end: they count further on.
