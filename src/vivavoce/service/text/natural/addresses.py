@@ -48,7 +48,7 @@ _BEFORE_ROMAN = compiled(r"(\p{L}+)\.?[ \u00a0]\Z")
 _SECTION = compiled(r"[.)] \p{Lu}")
 _SIGNIFICANT = compiled(r"[Ⅰ-Ⅿⅰ-ⅿ]+")
 _PARTS = compiled(r"\p{L}\p{M}*+(?:[\p{L}\p{M}'’])*|\d+|\s+|.", regex.S)
-_SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
+_SILENT = compiled(r"(?:[_|\\*^~`{}\[\]<>$※■●◆★☆▲△]+|//+|#+(?![\p{L}\p{N}#]))(?P<blanks> *)")
 _HYPHEN = compiled(r"(?<=[\p{Latin}\p{Cyrillic}])-(?=\d)|(?<=\d)-(?=\p{Lu})")
 _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}](?!\p{L}))")
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
@@ -191,7 +191,8 @@ def _is_said(place: Place, sign: str) -> bool:
     if sign == "~":
         return bool(place.grammar.amount.match(after)) and not before.isalnum()
     if sign == "-":
-        return bool(_BETWEEN_NAMES.match(place.text, place.at))
+        taken = before == following == " " and in_formula(place, place.at + 1)  # 2x - 3 = 7
+        return taken or bool(_BETWEEN_NAMES.match(place.text, place.at))
     if sign in ".:?!,;%'\"()":
         return sign == "%"
     return sign != "#"

@@ -40,7 +40,7 @@ _TOKEN = compiled(
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
     rf"| ?(?P<mark>[,;:!?….)\"'«»]++)(?=[\s{_TIGHT}])| ?(?P<odd>[^\s{_TIGHT}]++)(?=[\s{_TIGHT}])"
 )
-_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)")  # also as in French
+_ROMAN = compiled(r"[IVXLC]+|[ivx]{2,}|[IVX]+(?:er?|re|i?ème|ᵉ)|제?[IVX]+\p{Hangul}+")  # also French and Korean
 _BEFORE = compiled(r"(\p{L}+) \Z")
 _OPEN = compiled(r"<[\p{L}/!|][^>]*\Z|\[[^\]\n]*\Z|`[^`\n]*\Z")
 # A link that is not closed yet, and what a line begins with that is to pause at its end: they count further on.
@@ -183,7 +183,8 @@ class ArrivingReader:
         parts = written.replace("'", "-").split("-")
         odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
         initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # L-V
-        if initials or not self._alone.isdisjoint(parts) or (odd and self._text[self._seen] == "."):
+        short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # NW
+        if initials or not self._alone.isdisjoint(parts) or (odd and short):
             return -_FOLLOWING
         return -_WORD if odd else _WORD
 

@@ -123,7 +123,7 @@ def _amount_pattern(locale: Locale) -> str:
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
-        rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}]|\p{{Hangul}}(?=[A-Za-z%원명개주장]))|{NO_WORD})|(?(front){letters}{NO_WORD}|(?!))))?"
+        rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}]|\p{{Hangul}}(?=[A-Za-z%원명개주장]))|{NO_WORD})|(?(front){letters}(?![\p{{Latin}}\d])|(?!))))?"
         rf"(?:{blank}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
         rf"|{_unit_pattern(locale)}))?"
     )

@@ -7,6 +7,7 @@ of Mandarin, with words of its own, in traditional characters.
 from __future__ import annotations
 
 from vivavoce.service.text.natural.grammar import compiled
+from vivavoce.service.text.natural.values import Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 
 
@@ -35,30 +36,37 @@ class Myriad(Verbalizer):
                 break
         return self.join(self._fixed(self.join(*said), "cardinal_fixes") or digits[0])
 
+    def number(self, number: Number, after: str = "") -> str:
+        """3.5 million has groups of its own: "三百五十万"."""
+        if number.power % 4:
+            places = number.decimals.ljust(number.power, "0")
+            whole = int(f"{number.whole}{places[: number.power]}")
+            number = Number(whole, places[number.power :], number.negative)
+        return super().number(number, after)
+
     def ordinal(self, value: int, after: str = "") -> str:
         """3rd is 第三, "三番目"."""
         before, _, noun = self.locale.words["ordinal"].partition("{}")
         return self.join(before, self.cardinal(value, noun), noun)
 
-    def parts(self, *named: tuple[int | str, str]) -> str:
-        """Numbers, each with the word that counts it; only hours are counted by other numerals."""
+    def parts(self, *named: tuple[int | str | None, str]) -> str:
+        """Numbers, but None, each with the word that counts it; only hours are counted by other numerals."""
         words = self.locale.words
         said = ((self.cardinal(one, words[name] * ("hour" in name)) if isinstance(one, int) else one, words[name])
-                for one, name in named)  # fmt: skip
+                for one, name in named if one is not None)  # fmt: skip
         return self.join(*(word for pair in said for word in pair))
 
     def date(self, year: int | None, month: int | None, day: int | None, written: str = "") -> str:
         """ "二千二十四年三月五日"; in Chinese, digits of a year are said one by one."""
-        parts = ((self.year(year) if year is not None else None, "year"), (month, "month"), (day, "day"))
-        return self._fixed(self.parts(*((one, name) for one, name in parts if one is not None)), "date_fixes")
+        said_year = self.year(year) if year is not None else None
+        return self._fixed(self.parts((said_year, "year"), (month, "month"), (day, "day")), "date_fixes")
 
     def time(self, hour: int, minute: int, second: int | None = None, half: str = "") -> str:
         """14:30 is "十四時三十分", 9:00 "九時", 9:05 in Chinese 九点零五分."""
         few = "few" in self.locale.words  # then a zero is said
         past = f"{self.locale.digits[0]}{self.numeral(minute)}" if few and 0 < minute < 10 else minute
-        shown = (True, minute or (few and second), second)
-        parts = ((hour, "hour"), (past, "minute"), (second or 0, "second"))
-        said = self.parts(*(part for part, there in zip(parts, shown, strict=True) if there))
+        shown = past if minute or (few and second) else None
+        said = self.parts((hour, "hour"), (shown, "minute"), (second or None, "second"))
         return self.join(self.locale.words[half] if half else "", said)
 
     def duration(self, hours: int, minutes: int, seconds: int) -> str:
@@ -91,16 +99,14 @@ class Korean(Myriad):
         return super().digits(digits, phone).replace(" ", "")
 
     def cardinal(self, value: int, after: str = "") -> str:
-        """3 is "세" before a native counter, else "삼"."""
+        """3 is "세" before a native counter, else "삼"; 1st is "첫 번째"."""
         counter = self._counters.match(after) if 0 < value < 100 else None
         if not counter or (counter[0] == "시" and value > 12):
             return self.numeral(value)
+        if value == 1 and after.startswith("번째"):
+            return "첫"
         return "스무" if value == 20 else self._tens[value // 10] + self._native[value % 10]
 
     def range(self, low: str, high: str) -> str:
         """The particle is not set apart."""
         return f"{low}{self.locale.words['to']} {high}"
-
-    def ordinal(self, value: int, after: str = "") -> str:
-        """1st is "첫 번째"."""
-        return "첫 번째" if value == 1 else super().ordinal(value)

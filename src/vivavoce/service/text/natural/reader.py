@@ -24,7 +24,7 @@ from vivavoce.service.text.recognition import FREQUENT_WORDS
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.
-_SIGNS = "-−–—～+#@~/.(*_|\\^`{}[]<>:·½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
+_SIGNS = "-−–—～+#@~/.(（*_|\\^`{}[]<>:·※■●◆★☆▲△½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
 # A word that nothing but blanks and marks follows, and that is no roman numeral.
 _PLAIN_WORD = compiled(
     r"(?!(?=\p{Lu})[IVXLC]+\b)(?:[\p{Latin}\p{Cyrillic}\p{M}]+|\p{Hangul}+)(?=[\s,;!?)”\"…。，！？；：、]|\.?(?:\s|\Z))"
