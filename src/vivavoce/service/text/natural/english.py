@@ -77,6 +77,7 @@ class English(European):
         return f"the {self.ordinal(value)}"
 
     def _decade(self, found: Match) -> str:
+        """1990s, '80s; so many of a thing: B-52s, under-6s."""
         digits = found["d"]
         last = self.numeral(int(digits[-2:])) if digits[-2:] != "00" else ""
         plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}es" if last.endswith("x") else f"{last}s"
