@@ -43,8 +43,8 @@ from vivavoce.errors import VivavoceError
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.random_checkpoint import make_babble_checkpoint
 
-SETTLED = 0.1
-"""Share of the requests after which caches are filled: from then on nothing may grow."""
+SETTLED = 0.3
+"""Share of the requests after which caches are filled and slots used to their end: from then on nothing may grow."""
 MOST_GROWTH_MB = 64.0
 MOST_NEW_OBJECTS = 300
 """Of one type; interpreter and torch keep a few things of their own."""
@@ -69,7 +69,7 @@ MOST_TOKENS = 7
 class Plan:
     """How much, by how many, and how troubled.
 
-    faults: about one of so many calls fails, 0: none does; growth_mb: of memory after the first tenth, at most: fewer
+    faults: about one of so many calls fails, 0: none does; growth_mb: of memory once it has settled, at most: fewer
     requests have met fewer of the shapes that kernels are compiled for by then.
     """
 
@@ -95,7 +95,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Report:
-    """measures: after the first request, after the first tenth, at the end; broken: bounds that were not kept."""
+    """measures: after the first request, once all has settled, at the end; broken: bounds that were not kept."""
 
     measures: list[Measure]
     outcomes: Counter[str]
@@ -114,7 +114,7 @@ class Report:
             "objects": [one.objects.total() for one in self.measures],
         }
         total = self.outcomes.total()
-        lines = [f"{'':<22}{'start':>10}{'10 %':>10}{'end':>10}"]
+        lines = [f"{'':<22}{'start':>10}{'settled':>10}{'end':>10}"]
         lines += [f"{title:<22}" + "".join(f"{value:>10.0f}" for value in row) for title, row in rows.items()]
         made = f"{self.audio_s:.0f} s of audio; {self.faults} faults"
         lines.append(f"{total} requests in {self.seconds:.0f} s: {total / self.seconds:.1f} a second; {made}")
@@ -308,7 +308,7 @@ def _lost(engine: Engine, before: Counter[type]) -> Iterator[str]:
 def _grown(settled: Measure, after: Measure, most_mb: float = MOST_GROWTH_MB) -> Iterator[str]:
     growth = after.rss_mb - settled.rss_mb
     if growth > most_mb:
-        yield f"memory: grew by {growth:.0f} MB after the first tenth, the bound is {most_mb:.0f} MB"
+        yield f"memory: grew by {growth:.0f} MB after it had settled, the bound is {most_mb:.0f} MB"
     if after.threads > settled.threads:
         yield f"threads: {settled.threads} became {after.threads}"
     for name, count in (after.objects - settled.objects).items():

@@ -36,7 +36,7 @@ _PATH = compiled(
 _NAME = compiled(r"0x[\da-fA-F]{2,}\b|[\w-]*[A-Za-z0-9]_[\w-]*(?:(?:\(\d+\))?\.\w{1,8})?(?:\(\))?", regex.ASCII)
 _TAGGED = compiled(r"(?P<sign>[#@])(?P<name>\d{0,4}\p{L}[\p{L}\p{M}\p{N}_]{0,100})")
 _COUNTED = compiled(
-    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-?)?\d[\d-]*+(?!\p{L})))"
+    r"#\s?(?:(?P<n>\d{1,4})(?![[\p{L}--[\p{Hiragana}에은는이가을를의로과와]]\d]|-\d)|(?=(?:\p{Lu}{1,4}-|\p{Lu}(?=\d{3}))?\d[\d-]*+(?!\p{L})))"
 )
 _DOTTED = compiled(r"(?:\p{Lu}\.){2,}(?:\p{Lu}(?![\p{L}]))?")
 _COUNTRIES = ("U.S.", "U.K.", "U.N.", "E.U.", "D.C.", "L.A.")

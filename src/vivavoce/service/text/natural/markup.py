@@ -71,7 +71,7 @@ _PARTS = (
     r"(?P<break>(?:[ \t]*(?:\r\n?|\n))+)",
     r"(?P<blanks>[ \t\u00A0\u2000-\u200A\u202F\u3000]{2,}|[\t\u00A0\u2000-\u200A\u202F\u3000])",
     r"(?P<wide>[！-～--！（），：；？～]+|[₀-₉]+|[①-⑳]|[㎀-㎠㎢-㏟])",
-    r"(?P<power>(?:(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+))",
+    r"(?P<power>(?:(?<=\p{L})(?=⁻)|(?<=(?<![\p{Latin}\p{Greek}])[\p{Latin}\p{Greek}]|[\d)])|(?=[⁰-⁹¹²³]+\p{Lu}))(?:[⁺⁻⁰¹⁴-⁹][⁰¹²³⁴-⁹]*|[²³][⁰¹²³⁴-⁹]+))",
 )
 _ENDED = compiled(r"[\p{Sentence_Terminal}…:：;；,，、—-][\"'”’»)\]）】*_~]*\s*\Z")
 _HAN = compiled(r"[\p{Han}\p{Hiragana}\p{Katakana}]\W*\Z")
