@@ -67,14 +67,14 @@ _DATE = compiled(
 )
 _TIME = compiled(
     rf"(?:{START}|(?<=\dT))(?P<h>[01]?\d|2[0-4])(?:[:：]|\.(?=\d\d[ \u00a0]?[AaPp]\.?[Mm]\b))(?P<m>[0-5]\d)"
-    r"(?:[:：](?P<s>[0-5]\d)(?:\.\d+|,\d{3})?)?(?![\d]|[:/.]\d)"
-    r"(?:[ \u00a0]?(?P<half>[AaPp]\.?[Mm]\.?(?![\p{Latin}\d]))|(?P<zulu>Z)(?!\p{L}))?"
+    r"(?:[:：](?P<s>[0-5]\d)(?:\.\d+|,\d{3})?)?(?![\d]|[:/.]\d|,\d{3})"
+    r"(?:[ \u00a0]?(?P<half>[AaPp](?:\.[ \u00a0]?)?[Mm]\.?(?![\p{Latin}\d]))|(?P<zulu>Z)(?!\p{L}))?"
 )
 _HOUR = compiled(rf"{START}(?P<h>0?[1-9]|1[0-2])[ \u00a0]?(?P<half>[AaPp](?:[Mm]|\.[Mm]\.))(?![\p{{Latin}}\d])")
 _BARE_HOUR = compiled(rf"{START}(?:[1-9]|1[0-2])(?=\s?{DASH}\s?\d{{1,2}}(?::\d\d)?\s?[AaPp]\.?[Mm])")
 _CLOCK = compiled(rf"{START}(?P<h>\d{{1,3}}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)(?![\d:])")
 _RATIO = compiled(
-    rf"{START}(?P<a>\d+(?:\.\d+)?)\s?[:：∶]\s?(?P<b>\d+(?:,\d{{3}})*(?:\.\d+)?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
+    rf"{START}(?P<a>\d+(?:[.,]\d{{1,2}})?)\s?[:：∶]\s?(?P<b>\d+(?:[.,]\d{{3}})*(?:[.,]\d{{1,2}})?)(?:\s?[:：∶]\s?(?P<c>\d+))?(?![\d]|[:.]\d)"
 )
 _DASHED = compiled(rf"(?P<space>\s?){DASH}(?P=space)(?=[-−]?[\d$€£¥￥.])")
 _PHONE = compiled(
@@ -157,7 +157,7 @@ def _read_time(place: Place) -> Found:
     if not found:
         return None
     parts = found.groupdict()
-    half = (parts["half"] or "").replace(".", "").lower()
+    half = "".join(filter(str.isalpha, parts["half"] or "")).lower()
     hour, minute, second = int(parts["h"]), int(parts.get("m") or 0), parts.get("s")
     if half and not 1 <= hour <= 12:
         return None

@@ -74,7 +74,7 @@ class German(European):
             return None
         month = self.locale.months[found["name"].lower()] if found["name"] else int(found["m"])
         days = [self._inflected(int(found["d"]), before or ("am" if found["d2"] else ""))]
-        days += [found["to"].strip(" -–") or "bis", self._inflected(int(found["d2"]), "am")] if found["d2"] else []
+        days += [found["to"].strip(" -–/") or "bis", self._inflected(int(found["d2"]), "am")] if found["d2"] else []
         full = int(year) + (0 if len(year) == 4 else 2000 if int(year) < 50 else 1900) if year else None
         return self.join(*days, self.locale.month_names[month - 1], self.year(full) if full is not None else "")
 
