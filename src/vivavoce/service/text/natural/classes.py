@@ -95,7 +95,7 @@ _FRACTION = compiled(
 _VULGAR = compiled(r"(?:(?<![\d.,])(?P<w>\d{1,3})\s?)?(?P<v>[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒])")
 _DIMENSIONS = compiled(rf"{START}\d++(?:\.\d++)?(?:(?:[x×]| [x×] |[x×] )\d++(?:\.\d++)?){{1,4}}(?!\d|\s?[x×÷^])")
 _VERSION = compiled(
-    rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?:-?(?P<early>alpha|beta|rc|dev|pre|[ab](?=\d))\.?(?P<k>\d{{1,3}})?)?"
+    rf"{START}(?P<v>[vV])?(?P<n>\d{{1,8}}(?:\.\d{{1,8}}){{1,4}})(?:-?(?P<early>alpha|beta|rc|dev|pre|[ab](?=\d))(?:\.?(?P<k>\d{{1,3}}))?)?"
     r"(?![\p{Latin}\d%]|\.\d)"
 )
 _MATH = "=+×÷≈≠≤≥<>*^²³√"
@@ -256,13 +256,11 @@ def read_amount(place: Place) -> Found:
     two = place.grammar.amount.match(place.text, dash.end(), place.end) if dash else None
     if two and one["front"] and not (two["front"] or two["back"]):
         return _prices(place, one, dash.end())
-    if dash and two and (range_ := _range(place, one, two, dash)):
-        return range_
-    said, rule = _say_amount(place, one)
-    rest = place.after(one.end())
+    end, said, rule = (dash and two and _range(place, one, two, dash)) or (one.end(), *_say_amount(place, one))
+    rest = place.after(end)
     begins = compiled(place.locale.words.get("begins", r"\p{Lu}")).match(rest)  # all nouns of German have a capital
-    stop = one[0][-1] == "." and (not rest or begins)  # the unit's full stop is the sentence's too
-    return one.end() - bool(stop), said, rule
+    stop = place.text[end - 1] == "." and (not rest or begins)  # the unit's full stop is the sentence's too
+    return end - bool(stop), said, rule
 
 
 def _prices(place: Place, one: Match, at: int) -> Found:
@@ -304,8 +302,9 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
         high = two[0] if len(two[0]) == 4 else two[0].lstrip("0")
         said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
         return end, voice.range(voice.year(int(one[0])), said), "range"
-    low = _say_amount(place, one, beside=two)[0]
-    return end, voice.range(low, _say_amount(place, two)[0]), "range"
+    low, high = _say_amount(place, one, beside=two)[0], _say_amount(place, two)[0]
+    front = 0 if one["unit"] else len(place.locale.units.get(two["unit"], ("",))[-1].rpartition("{}")[0])
+    return end, high[:front] + voice.range(low, high[front:]), "range"  # 每秒十到十五米
 
 
 def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:

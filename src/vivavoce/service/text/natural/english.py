@@ -121,10 +121,12 @@ class English(European):
         return self.join(self.number(parse_number(found["m"], self.locale)) + " to" if found["m"] else "", said)
 
     def _continental(self, found: Match) -> str:
-        """10.000,00 €: with the signs of the continent."""
+        """10.000,00 €, 1,5 km: with the signs of the continent."""
         number = parse_number(found["n"].translate(_SWAPPED), self.locale)
-        currency = found["a"] or found["b"]
-        return self.money(number, currency) if currency else self.number(number)
+        sign = found["a"] or found["b"]
+        if sign in self.locale.units:
+            return self.unit(number, self.locale.units[sign])
+        return self.money(number, sign) if sign else self.number(number)
 
     def _fraction_or_date(self, found: Match) -> str | None:
         """12/3 is a date behind a word such as "on", or "by" where it could hardly be a fraction."""

@@ -34,7 +34,7 @@ class Settings:
 
 _HTML = (
     "a|abbr|address|article|aside|audio|b|big|blockquote|body|br|button|caption|center|cite|code|col|del|desc|details|dd|div|"
-    "dl|dt|em|emphasis|figcaption|figure|font|footer|form|h[1-6r]|head|header|html|i|iframe|img|input|ins|kbd|label|lang|li|"
+    "dl|dt|em|emphasis|figcaption|figure|font|footer|form|h[1-6r]|head|header|html|i|iframe|img|input|ins|kbd|label|lang|laughter|li|"
     "link|main|mark|meta|nav|ol|option|p|phoneme|pre|prosody|q|s|samp|say-as|script|section|select|small|span|speak|strike|"
     "strong|style|sub|summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|time|title|tr|tt|u|ul|var|video|voice|break"
 )

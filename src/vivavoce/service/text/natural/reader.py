@@ -263,7 +263,7 @@ def _candidate(grammar: Grammar, marks: frozenset[str]) -> Match:
     tag = any_of(marks)
     return compiled(
         rf"(?P<tag>{tag}|<\|[^|<>]{{1,40}}\|>)|(?P<digit>(?<!\d)\d)|(?P<letter>{_LETTER})"
-        rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(=<>])\.(?=\d)|(?<=率)\.(?=\d)|(?<![\w:])::|(?<!\w)['’‘](?=\d0s))"
+        rf"|(?P<sign>[{inner}Ⅰ-Ⅿⅰ-ⅿ]|(?<![^\s(=<>])\.(?=\d)|(?<=率)\.(?=\d)|(?<![\w:])::|(?<!\S)\.\.?(?=/\w)|(?<!\w)['’‘](?=\d0s))"
     )
 
 
