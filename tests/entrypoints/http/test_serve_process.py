@@ -119,7 +119,9 @@ async def streamed(url: str) -> list[Any]:
 @pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.long), "v3"])
 def test_the_other_generations_are_served(request: pytest.FixtureRequest, generation: str, tmp_path: Path) -> None:
     model, wav = request.getfixturevalue(f"babble_{generation}"), RECORDING.read_bytes()
-    with serving_process(tmp_path, "--model", model, "--legacy", VIVAVOCE_MODEL_WARM_UP_S=0) as server:
+    with serving_process(
+        tmp_path, "--model", model, "--legacy", "--legacy-port", 0, VIVAVOCE_MODEL_WARM_UP_S=0
+    ) as server:
         voice = {"name": "me", "transcript": "some words"}
         added = httpx.post(f"{server.url}/v1/audio/voices", data=voice, files={"file": wav}, timeout=LATE_S)
         assert added.status_code == 201, added.text

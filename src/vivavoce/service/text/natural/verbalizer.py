@@ -164,7 +164,7 @@ class Verbalizer(ABC):
         """An amount; currency: a key of `locale.currencies`. 3.50 has whole units and hundredths where these exist."""
         main, minor = self.locale.currencies[currency]
         if not minor:
-            number = replace(number, decimals=number.decimals.strip("0") and number.decimals)
+            number = replace(number, decimals=number.decimals.rstrip("0"))
         cents = Number(int(number.decimals or 0))
         if len(number.decimals) != 2 or not minor or number.power:
             return self.unit(number, main)
