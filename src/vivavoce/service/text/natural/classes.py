@@ -228,7 +228,8 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
         return found.end(), said, "fraction"
     forms = place.locale.units[unit["unit"]]
     many = found["w"] or ("n" in found.groupdict() and int(found["n"]) > int(found["d"]))
-    return unit.end(), place.voice.join(said, forms[{3: 1, 4: 3}.get(len(forms), -1 if many else 0)]), "unit"
+    form, joined = forms[{3: 1, 4: 3}.get(len(forms), -1 if many else 0)], place.voice.join if many else place.voice.of
+    return unit.end(), joined(said, form), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
@@ -305,7 +306,9 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
         said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
         return end, voice.range(voice.year(int(one[0])), said), "range"
     low = _say_amount(place, one, beside=two)[0]
-    return end, voice.range(low, _say_amount(place, two)[0]), "range"
+    high, to = _say_amount(place, two)[0], f" {place.locale.words['to']} "
+    twice = to in (" a ", " à ") and f" {place.before()}".endswith(to)  # "a 10-15 minuti"
+    return end, f"{low}, {high}" if twice else voice.range(low, high), "range"
 
 
 def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:

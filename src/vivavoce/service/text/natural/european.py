@@ -9,7 +9,7 @@ from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 from vivavoce.service.text.natural.written import following, full_stop
 
-_LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0]\Z")
+_LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0][-−+]?\Z")
 _PAIRS = compiled(r"(?<!\d)\d(?:\d\d)?(?=(?:\d\d)*(?!\d))|\d\d")
 _FEMININE = "/f/"
 
