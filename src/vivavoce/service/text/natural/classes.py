@@ -306,9 +306,9 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
         said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
         return end, voice.range(voice.year(int(one[0])), said), "range"
     low = _say_amount(place, one, beside=two)[0]
-    high, to = _say_amount(place, two)[0], f" {place.locale.words['to']} "
-    twice = to in (" a ", " à ") and f" {place.before()}".endswith(to)  # "a 10-15 minuti"
-    return end, f"{low}, {high}" if twice else voice.range(low, high), "range"
+    high = _say_amount(place, two)[0]
+    bare = "bare_range" in place.locale.words and compiled(place.locale.words["bare_range"]).search(place.before())
+    return end, f"{low}, {high}" if bare else voice.range(low, high), "range"
 
 
 def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:
@@ -334,7 +334,9 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"
     name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # A1 counts nothing
-    return voice.number(number, "" if name else place.after((beside or found).end())), "number"
+    counted = beside and (locale.units.get(beside["unit"]) or locale.currencies.get(beside["back"], ((),))[0])
+    after = f"{voice.form(number, counted)}," if counted else place.after((beside or found).end())
+    return voice.number(number, "" if name else after), "number"
 
 
 def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:
