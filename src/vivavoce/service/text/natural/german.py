@@ -93,11 +93,9 @@ class German(European):
 
     def _one(self, found: Match) -> str | None:
         """1 before a noun: "seit einer Stunde", "auf einen Brief", "eine Million"."""
-        noun, sign = found["noun"] or "", found["sign"]
+        noun, sign = self.locale.units.get(found["noun"], (found["noun"] or "",))[0], found["sign"]
         dative = self._dative.search(found.string, max(0, found.start() - 40), found.start())
-        if found["half"]:
-            noun = self.locale.units.get(noun, (noun,))[0]
-        elif sign:
+        if sign:
             noun = self.locale.currencies[sign][0][0]
         elif power := self.locale.magnitudes.get(noun):
             noun = self.magnitude(Number(1, power=power))
