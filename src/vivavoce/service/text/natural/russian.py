@@ -236,7 +236,8 @@ class Russian(European):
             else locale.units.get(sign) or tuple(locale.words["percent"].split("/"))
         )
         if sign in locale.magnitudes:
-            forms = self.powers[locale.magnitudes[sign]]
+            of = locale.units[found["of"]][-1] if found["of"] else ""
+            forms = tuple(self.join(one, of) for one in self.powers[locale.magnitudes[sign]])
         before, after, value, digits = word_before(found), following(found), number.whole, number.decimals
         inside = before == "при" or (before == "в" and after.partition(" ")[0] == "от")
         case = "p" if inside else "d" if before == "по" else self.case(value, before, after if before == "с" else "")
