@@ -84,7 +84,7 @@ class German(European):
         before, noun = self._article(found), found["noun"] or ""
         if before == "zu":  # "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
-        third = before in ("als", "wurde", "wird") and noun[:1].islower()
+        third = before in ("als", "wurde", "wird") and not noun[:1].isupper()
         third = third or (before == "als" and noun != "" and not self._begins.match(noun))
         mark = not noun and word_before(found)[:4] == "eine"
         if mark or not (before in (*self._weak_en, *self._weak_e, "ein") or third or self._ordered.match(noun)):

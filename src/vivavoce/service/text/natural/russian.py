@@ -101,7 +101,9 @@ class Russian(European):
         if not digits or len(digits) > 3:
             return super().number(number, after)
         noun = self.form(Number(whole, digits), self.powers[number.power]) if number.power else ""
-        if digits == "5" and whole > 1:
+        if digits == "5" and whole == 1 and (name := _noun(noun or after)):
+            said = "полторы" if name[-1] in "ыи" else "полтора" if name[-1] in "аяо" and case != "g" else "полутора"
+        elif digits == "5" and whole > 1:
             said = f"{self.say(whole, case) if case == 'g' else self.cardinal(whole, noun or after)} с половиной"
         else:
             part, one = int(digits), {"g": "ой", "a": "ую"}.get(case, "ая")
@@ -230,11 +232,8 @@ class Russian(European):
     def _counted(self, found: Match) -> str | None:
         """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
         sign, number, locale = found["unit"], parse_number(found["n"], self.locale), self.locale
-        forms = (
-            locale.currencies[sign][0]
-            if sign in locale.currencies
-            else locale.units.get(sign) or tuple(locale.words["percent"].split("/"))
-        )
+        forms = locale.currencies[sign][0] if sign in locale.currencies else locale.units.get(sign)
+        forms = forms or tuple(locale.words["percent"].split("/"))
         if sign in locale.magnitudes:
             of = locale.units[found["of"]][-1] if found["of"] else ""
             forms = tuple(self.join(one, of) for one in self.powers[locale.magnitudes[sign]])
@@ -249,7 +248,8 @@ class Russian(European):
         if case not in ("ga" if digits else "g") or len(forms) < 3:
             return None
         if digits:
-            return f"{low}{self.number(number, '', case)} {forms[1 + (digits == '5' and value > 1)]}{full_stop(found)}"
+            noun = self.form(number, forms) if case == "a" else forms[1 + (digits == "5" and value > 0)]
+            return f"{low}{self.number(number, noun, case)} {noun}{full_stop(found)}"
         said = self.say(value, "g", self.noun_gender(forms[0]))
         return f"{low}{said} {forms[2 if plural(value) else 1]}{full_stop(found)}"
 
