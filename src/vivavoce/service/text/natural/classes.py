@@ -228,7 +228,8 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
         return found.end(), said, "fraction"
     forms = place.locale.units[unit["unit"]]
     many = found["w"] or ("n" in found.groupdict() and int(found["n"]) > int(found["d"]))
-    return unit.end(), place.voice.join(said, forms[{3: 1, 4: 3}.get(len(forms), -1 if many else 0)]), "unit"
+    form, joined = forms[{3: 1, 4: 3}.get(len(forms), -1 if many else 0)], place.voice.join if many else place.voice.of
+    return unit.end(), joined(said, form), "unit"
 
 
 def read_dimensions(place: Place) -> Found:
@@ -303,6 +304,8 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
         said = voice.year(int(high)) if len(two[0]) == 4 else voice.cardinal(int(high or 0))
         return end, voice.range(voice.year(int(one[0])), said), "range"
     low, high = _say_amount(place, one, beside=two)[0], _say_amount(place, two)[0]
+    if "bare_range" in place.locale.words and compiled(place.locale.words["bare_range"]).search(place.before()):
+        return end, f"{low}, {high}", "range"
     front = 0 if one["unit"] else len(place.locale.units.get(two["unit"], ("",))[-1].rpartition("{}")[0])
     return end, high[:front] + voice.range(low, high[front:]), "range"  # 每秒十到十五米
 
@@ -330,7 +333,10 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
     if found["unit"]:
         return voice.unit(number, locale.units[found["unit"]]), "unit"
     name = compiled(r"[A-Za-z]").match(place.text, max(0, found.start() - 1), found.start())  # A1 counts nothing
-    return voice.number(number, "" if name else place.after((beside or found).end())), "number"
+    counted = beside and (locale.units.get(beside["unit"]) or locale.currencies.get(beside["back"], ((),))[0])
+    # The low end of a range agrees with the noun that the high end names: "une à deux heures".
+    after = f"{voice.form(number, counted)}," if counted else place.after((beside or found).end())
+    return voice.number(number, "" if name else after), "number"
 
 
 def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:

@@ -9,7 +9,7 @@ from vivavoce.service.text.natural.values import Forms, Number
 from vivavoce.service.text.natural.verbalizer import Verbalizer
 from vivavoce.service.text.natural.written import following, full_stop
 
-_LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0]\Z")
+_LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0][-−–+]?\Z")
 _PAIRS = compiled(r"(?<!\d)\d(?:\d\d)?(?=(?:\d\d)*(?!\d))|\d\d")
 _FEMININE = "/f/"
 
@@ -125,7 +125,7 @@ class European(Verbalizer):
             low = said.removesuffix(f" {words.get('o_clock', '').partition('/')[0]}") if "clock_once" in words else said
             said = self.range(low, self.time(int(parts["h2"]), int(parts["m2"] or 0)))
         if "hours_follow" in words and (parts.get("h2") or not parts["m"]):
-            said = f"{said} {self.form(Number(int(parts['h'])), self.locale.units['h'])}"
+            said = f"{said} {self.form(Number(int(parts.get('h2') or parts['h'])), self.locale.units['h'])}"
         return said + full_stop(found)
 
     def _place(self, found: Match) -> str:
@@ -165,4 +165,4 @@ class European(Verbalizer):
         return self.money(Number(int(whole), cents or found["cents"] or ""), found["code"] or found["sign"])
 
     def _short_date(self, found: Match) -> str:
-        return self.date(None, int(found["m"]), int(found["d"]))
+        return self.date(int(found["y"]) if found["y"] else None, int(found["m"]), int(found["d"] or 0))

@@ -7,7 +7,7 @@ from vivavoce.service.text.natural.grammar import Match, compiled, roman_value
 from vivavoce.service.text.natural.values import Number
 
 # The word that an ordinal agrees with stands before a weekday or another ordinal: "am Montag, 3. Mai".
-_ARTICLE = compiled(r"(?:(?i:(am|vom|bis|zum)) \p{L}+\.?,|(\p{L}+) \d+\. (?:und|oder|bis)) \Z")
+_ARTICLE = compiled(r"(?:(?i:(am|vom|bis|zum)) \p{L}+\.?,|(\p{L}+) \d+\.(?:\d+\.| \p{Lu}\p{L}+)? (?:und|oder|bis)) \Z")
 _OWN = compiled(r"(?:[mdsk]?ein|ihr|unser|euer)(e[nmrs]?)?")
 
 
@@ -27,7 +27,8 @@ class German(European):
         """The ordinal as the word before it and the noun behind it demand."""
         gender = self.gender(after)
         weak_e = before in self._weak_e or gender == "f"
-        end = "n" if before in self._weak_en else "" if weak_e else "s" if gender == "n" else "r"
+        strong = "m" if before in ("seit", "nach") and gender != "f" else ""
+        end = strong or "n" if strong or before in self._weak_en else "" if weak_e else "s" if gender == "n" else "r"
         return self.ordinal(value) + end
 
     def year(self, value: int) -> str:
@@ -83,15 +84,16 @@ class German(European):
         before, noun = self._article(found), found["noun"] or ""
         if before == "zu":  # "zu viert"
             return self.ordinal(roman_value(found["n"])).removesuffix("e") + (" " if noun else ".")
-        third = before in ("als", "wurde", "wird") and noun[:1].islower()
+        third = before in ("als", "wurde", "wird") and not noun[:1].isupper()
         third = third or (before == "als" and noun != "" and not self._begins.match(noun))
-        if before not in (*self._weak_en, *self._weak_e, "ein") and not third and not self._ordered.match(noun):
+        mark = not noun and word_before(found)[:4] == "eine"
+        if mark or not (before in (*self._weak_en, *self._weak_e, "ein") or third or self._ordered.match(noun)):
             return None
         return self._inflected(roman_value(found["n"]), before, noun) + (" " if noun else ".")
 
     def _one(self, found: Match) -> str | None:
         """1 before a noun: "seit einer Stunde", "auf einen Brief", "eine Million"."""
-        noun, sign = found["noun"] or "", found["sign"]
+        noun, sign = self.locale.units.get(found["noun"], (found["noun"] or "",))[0], found["sign"]
         dative = self._dative.search(found.string, max(0, found.start() - 40), found.start())
         if sign:
             noun = self.locale.currencies[sign][0][0]
@@ -101,4 +103,5 @@ class German(European):
         measure = noun in ("Prozent", "Uhr", "Meter", "Komma")
         subject = gender == "n" or measure or self._subject.match(found.string[: found.start()].rstrip())
         end = ("er" if dative else "e") if gender == "f" else "em" if dative else "" if subject else "en"
-        return f"ein{end} {noun}"
+        half = ("es" if gender == "n" else "er") if not end else "e" if end == "e" else "en"
+        return self.join(f"ein{end}", f"halb{half}" if found["half"] else "", noun)

@@ -120,11 +120,12 @@ def _amount_pattern(locale: Locale) -> str:
     letters = any_of(word for word in locale.magnitudes if len(word) == 1 and word.isascii())
     words = any_of(word for word in locale.magnitudes if len(word) > 1 or not word.isascii())
     blank = r"[ \u00a0\u202f]?"
+    of = "(?(mag)(?:d[ei] )?|)" if "of_many" in locale.words else ""  # 2 millones de km
     return (
         rf"(?P<minus>[-−](?=[\d.]|{signs}\d))?(?:(?P<front>{signs}|{START}{capital}(?={blank}\d)){blank})?(?P<inner>(?(front)-|(?!)))?"
         rf"(?P<num>{number_pattern(locale)})"
         rf"(?:(?:{blank}|-)(?P<mag>{words}(?:(?<=[{CJK}]|\p{{Hangul}}(?=[A-Za-z%원명개주장]))|{NO_WORD})|(?(front){letters}(?![\p{{Latin}}\d])|(?!))))?"
-        rf"(?:{blank}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
+        rf"(?:{blank}{of}(?:(?P<back>{signs}(?!\d)|{codes}{NO_WORD})|(?P<percent>[%％‰])"
         rf"|{_unit_pattern(locale)}))?"
     )
 

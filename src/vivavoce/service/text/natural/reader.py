@@ -33,7 +33,7 @@ _WORD_REST = compiled(rf"[[\p{{L}}\p{{M}}\p{{N}}'’]--[{CJK}\p{{N}}]]+")
 _SENTENCE = compiled(r"[^。！？\n]*[。！？\n]*")
 # Marks of the model before it are not torn.
 _LATIN_RUN = compiled(
-    rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}。，；：！？、“”‘’（）【】《》]*"
+    rf"(?:(?:\[[^\s\[\]]{{1,40}}\]|</?\w{{1,40}}>)\s*)*+[A-Za-zÀ-ɏ][^{CJK}\p{{Hangul}}。，；：！？、“”‘’（）【】《》]*"
 )
 _LATIN_WORD = compiled(r"(?<![\p{L}\p{N}./:@_#\[</-])\p{Latin}+(?:['’-]\p{Latin}+)?(?![\p{L}\p{N}@_]|[./:-]\w)")
 # What shows no language: addresses, and single letters of formulas.

@@ -101,17 +101,19 @@ class Russian(European):
         if not digits or len(digits) > 3:
             return super().number(number, after)
         noun = self.form(Number(whole, digits), self.powers[number.power]) if number.power else ""
-        if digits == "5" and whole > 1:
+        if digits == "5" and whole == 1 and (name := _noun(noun or after)):
+            said = "полторы" if name[-1] in "ыи" else "полтора" if name[-1] in "аяо" and case != "g" else "полутора"
+        elif digits == "5" and whole > 1:
             said = f"{self.say(whole, case) if case == 'g' else self.cardinal(whole, noun or after)} с половиной"
         else:
-            part, one = int(digits), "ой" if case == "g" else "ая"
+            part, one = int(digits), {"g": "ой", "a": "ую"}.get(case, "ая")
             name = ("десят", "сот", "тысячн")[len(digits) - 1] + (one if plural(part) == 0 and part else "ых")
             said = f"{self.wholes(whole, case)} {self.say(part, case, 'f')} {name}"
         return self.join("минус" if number.negative else "", said, noun)
 
     def wholes(self, whole: int, case: str = "n") -> str:
         """ "одна целая", "две целых"."""
-        return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else 'ой' if case == 'g' else 'ая'}"
+        return f"{self.say(whole, case, 'f')} цел{'ых' if plural(whole) else {'g': 'ой', 'a': 'ую'}.get(case, 'ая')}"
 
     def ratio(self, sides: Sequence[str]) -> str:
         """3:1 is "три один"; a scale has a rule of its own."""
@@ -165,6 +167,11 @@ class Russian(European):
         """ "по вторникам и четвергам", "в субботу"."""
         return self._fixed(f"{(found['to'] or '').lower()} {self.locale.weekdays[found['d']]}", "weekday_fixes", 1)
 
+    def _noun(self, found: Match) -> str:
+        """ "на улице", "см. главу"."""
+        noun = {**self.locale.abbreviations, **self.locale.pairs("numbered"), **self._names}[found["k"]]
+        return self._fixed(f"{(found['p'] or '').lower()} {noun}", "short_fixes", 1) + " "
+
     def _joined(self, found: Match) -> str:
         """10-летний is "десятилетний"."""
         return self._fixed(self.say(int(found["n"]), "g").replace(" ", ""), "joined_fixes") + str(found["w"])
@@ -172,7 +179,11 @@ class Russian(European):
     def _floor(self, found: Match) -> str:
         """ "на третьем этаже"."""
         gender = "n" if found["s"].startswith("мест") else "f" if found["f"] else "m"
-        return self.rank(roman_value(found["n"]), "p" if found["end"] else "n", gender) + " "
+        before, end = word_before(found), found["end"]
+        case = "n" if not end else "p" if end == "е" or (end == "и" and before == "на") else "g"
+        if case == "g" and before not in ("с", "со", "из", "до", "от", "около", "после", "для"):
+            return None  # two floors
+        return self.rank(roman_value(found["n"]), case, gender) + " "
 
     def _year(self, found: Match) -> str | None:
         noun, before = found["noun"].rstrip("."), word_before(found)
@@ -213,33 +224,34 @@ class Russian(European):
         """A number in another case than the nominative, which is left to the rules of all languages."""
         value, after = int("".join(filter(str.isdigit, found["n"]))), following(found)
         case = self.case(value, word_before(found), after)
-        few = case == "a" and plural(value) == 1
-        return None if case == "n" else self.say(value, case, self.noun_gender(after, few, oblique=case != "a"))
+        gender = self.noun_gender(after, case in "na" and plural(value) == 1, oblique=case not in "na")
+        if case == "n" and not found["c"]:
+            return None
+        return self.between([self.say(int(one), case, gender) for one in (found["c"], value) if one], "to")
 
     def _counted(self, found: Match) -> str | None:
         """ "до пятидесяти процентов": a number with its unit behind a preposition of the genitive."""
         sign, number, locale = found["unit"], parse_number(found["n"], self.locale), self.locale
-        forms = (
-            locale.currencies[sign][0]
-            if sign in locale.currencies
-            else locale.units.get(sign) or tuple(locale.words["percent"].split("/"))
-        )
+        forms = locale.currencies[sign][0] if sign in locale.currencies else locale.units.get(sign)
+        forms = forms or tuple(locale.words["percent"].split("/"))
         if sign in locale.magnitudes:
-            forms = self.powers[locale.magnitudes[sign]]
+            of = locale.units[found["of"]][-1] if found["of"] else ""
+            forms = tuple(self.join(one, of) for one in self.powers[locale.magnitudes[sign]])
         before, after, value, digits = word_before(found), following(found), number.whole, number.decimals
         inside = before == "при" or (before == "в" and after.partition(" ")[0] == "от")
-        if inside and forms[-1][-2:] == "ов" and plural(value) and not digits:
-            return f"{self.say(value, 'p')} {forms[-1][:-2]}ах"
-        case = "d" if before == "по" else self.case(value, before, after if before == "с" else "")
+        case = "p" if inside else "d" if before == "по" else self.case(value, before, after if before == "с" else "")
+        low = f"{self.say(int(found['c']), case)} — " if found["c"] else ""
+        if case in "pd" and before != "по" and forms[-1][-2:] == "ов" and plural(value) and not digits:
+            return f"{low}{self.say(value, case)} {forms[-1][:-2]}а{'х' if inside else 'м'}{full_stop(found)}"
         if case in "ad" and plural(value) == 0 and forms[0][-1] == "а" and not digits:
             return f"{self.say(value, case, 'f')} {forms[0][:-1]}{'у' if case == 'a' else 'е'}{full_stop(found)}"
-        if case != "g" or len(forms) < 3:
+        if case not in ("ga" if digits else "g") or len(forms) < 3:
             return None
         if digits:
-            return f"{self.number(number, '', 'g')} {forms[1 + (digits == '5' and value > 1)]}{full_stop(found)}"
-        return (
-            f"{self.say(value, 'g', self.noun_gender(forms[0]))} {forms[2 if plural(value) else 1]}{full_stop(found)}"
-        )
+            noun = self.form(number, forms) if case == "a" else forms[1 + (digits == "5" and value > 0)]
+            return f"{low}{self.number(number, noun, case)} {noun}{full_stop(found)}"
+        said = self.say(value, "g", self.noun_gender(forms[0]))
+        return f"{low}{said} {forms[2 if plural(value) else 1]}{full_stop(found)}"
 
     def _part(self, found: Match) -> str | None:
         """1/2 after a verb is "одну вторую", 2/3 after "около" "двух третьих"."""

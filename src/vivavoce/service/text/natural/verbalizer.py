@@ -180,11 +180,14 @@ class Verbalizer(ABC):
     def unit(self, number: Number, forms: Forms) -> str:
         """A number with what it counts: "un millón de euros"; a form may have its place: "每小时{}公里"."""
         before, _, form = self.form(number, forms).rpartition("{}")
-        said, of = self.number(number, form), self.locale.words.get("of_many", "")
-        millions = number.whole and not number.whole % 10**6 and not number.decimals
-        if not of or not (number.power >= 6 or millions):
-            return self.join(before.strip(), said, form)
-        return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else f"{said} {of.replace(chr(39), 'e')} {form}"
+        said, millions = self.number(number, form), number.whole and not number.whole % 10**6 and not number.decimals
+        many = "of_many" in self.locale.words and (number.power >= 6 or millions)
+        return self.of(said, form) if many else self.join(before.strip(), said, form)
+
+    def of(self, said: str, form: str) -> str:
+        """Millions, or parts, of a unit: "un millón de euros"."""
+        of = self.locale.words.get("of_many", "")
+        return f"{said} d'{form}" if of == "d'" and form[0] in "aehiou" else self.join(said, of.replace("'", "e"), form)
 
     def range(self, low: str, high: str) -> str:
         """From one to the other; both are said already."""

@@ -86,9 +86,9 @@ _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
 
 def _names(locale: Locale) -> dict[str, str]:
     """What `{k}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
-    names = {**locale.abbreviations, **locale.signs, "-": locale.words["minus"], "−": locale.words["minus"]}
+    names = {**locale.abbreviations, **locale.signs, **dict.fromkeys("-−–", locale.words["minus"])}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
-    names |= {name.title(): locale.month_names[place - 1] for name, place in locale.months.items()}
+    names |= {one: locale.month_names[at - 1] for name, at in locale.months.items() for one in (name, name.title())}
     return names | locale.pairs("numbered") | locale.pairs("names") | locale.pairs("per") | dict(locale.weekdays)
 
 
