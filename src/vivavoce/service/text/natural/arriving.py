@@ -192,8 +192,10 @@ class ArrivingReader:
         """What is said up to a place, or so far before it as to be certain."""
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
-            inner = [one for one in self._ends if one <= end - lookahead]
-            end = next((one for one in reversed(inner) if not any(p.rule and p.start < one < p.end for p in pieces)), 0)
+            inner = [one for one in reversed(self._ends) if one <= end - lookahead]
+            # Not within what is said as one, nor behind a blank, which is the next word's.
+            taken = [range(p.start + 1, p.end + p.spoken.endswith(" ")) for p in pieces if p.rule]
+            end = next((one for one in inner if not any(one in places for places in taken)), 0)
             if not end:
                 return
         cut = (p if p.rule else replace(p, spoken=p.spoken[: end - p.start]) for p in pieces if p.start < end)

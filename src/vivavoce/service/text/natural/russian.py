@@ -176,7 +176,7 @@ class Russian(European):
         """10-летний is "десятилетний"."""
         return self._fixed(self.say(int(found["n"]), "g").replace(" ", ""), "joined_fixes") + str(found["w"])
 
-    def _floor(self, found: Match) -> str:
+    def _floor(self, found: Match) -> str | None:
         """ "на третьем этаже"."""
         gender = "n" if found["s"].startswith("мест") else "f" if found["f"] else "m"
         before, end = word_before(found), found["end"]
