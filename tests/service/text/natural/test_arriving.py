@@ -73,6 +73,14 @@ def test_a_text_that_arrives_is_read_as_a_whole_one(language: str) -> None:
         assert "".join(words for words, _ in said) == read(text, language, _SETTINGS).spoken, text
 
 
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [("en", "Open Mon-Fri, and on Sat night too."), ("de", "Mo-Fr geschlossen, und So zu wie immer.")],
+)
+def test_days_without_a_full_stop_are_read(language: str, text: str) -> None:
+    assert "".join(words for words, _ in _arrived(text, language)) == read(text, language, _SETTINGS).spoken != text
+
+
 def test_what_is_given_depends_on_the_text_alone_and_comes_in_order() -> None:
     chance = random.Random(13)
     for place, text in enumerate(_texts(250)):

@@ -113,7 +113,9 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     """What may begin something in any language: words in small letters, how words end, and what is one by itself."""
     locales = [voice.locale for voice in map(load_verbalizer, MODULES) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
-    alone = (word for locale in locales for word in (*locale.abbreviations, *locale.signs) if word.isalpha())
+    days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]
+    shorts = (word for locale in locales for word in (*locale.abbreviations, *locale.signs))
+    alone = filter(str.isalpha, [*shorts, *days])
     return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
 
 
@@ -184,7 +186,7 @@ class ArrivingReader:
         odd = any(part.lower() in self._heads or part.endswith(self._endings) for part in parts)
         initials = len(parts) > 1 and any(len(part) == 1 and part.isupper() for part in parts)  # L-V
         short = self._text[self._seen] == "." or (written.isupper() and len(written) > 1)  # NW
-        if initials or not self._alone.isdisjoint(parts) or (odd and short):
+        if initials or not self._alone.isdisjoint(parts) or (odd and (short or len(parts) > 1)):
             return -_FOLLOWING
         return -_WORD if odd else _WORD
 
