@@ -22,6 +22,10 @@ from vivavoce.version import __version__ as __version__
 if not ("torch" in sys.modules or {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys()):
     os.environ["GOMP_SPINCOUNT"] = "10000"
 
+# onnxruntime ≥ 1.31 writes a device id under the user's cache and sends events to its maker. It reads this when it is
+# imported, which happens after this line in every process of ours; child processes inherit it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 TYPE_CHECKING = False  # for type checkers: `python -m vivavoce` would look for `typing` in the current folder first
 if TYPE_CHECKING:
     from typing import Any
