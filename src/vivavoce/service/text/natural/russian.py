@@ -41,6 +41,7 @@ class Russian(European):
         self._declined = {one: dict(zip("gdip", rest.split(), strict=True)) for one, rest in declined}
         self._endings = {one: dict(zip("ngdipa", rest.split(), strict=True)) for one, rest in endings}
         self._third, self._nouns, self._names = map(locale.pairs, ("third", "nouns", "names"))
+        self._short = {**locale.abbreviations, **locale.pairs("numbered"), **self._names}
         self._cases, self._suffixes = locale.fixes("case_fixes"), locale.fixes("suffix_fixes")
         kings, queens = locale.pattern("kings"), locale.pattern("queens")
         self._named = compiled(rf"(?:(?P<m>{kings})|{queens})(?P<end>\p{{Ll}}{{0,2}}) \Z")
@@ -169,8 +170,7 @@ class Russian(European):
 
     def _noun(self, found: Match) -> str:
         """ "на улице", "см. главу"."""
-        noun = {**self.locale.abbreviations, **self.locale.pairs("numbered"), **self._names}[found["k"]]
-        return self._fixed(f"{(found['p'] or '').lower()} {noun}", "short_fixes", 1) + " "
+        return self._fixed(f"{(found['p'] or '').lower()} {self._short[found['k']]}", "short_fixes", 1) + " "
 
     def _joined(self, found: Match) -> str:
         """10-летний is "десятилетний"."""
