@@ -15,9 +15,9 @@ from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.values import Reading
 
 RATE = 24_000
 SAMPLES_PER_LETTER = 240

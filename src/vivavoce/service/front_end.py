@@ -27,12 +27,12 @@ from vivavoce.service.modes import CONVERSION, MODES, GenerationModes, choose_mo
 from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.service.text.arriving import located_sentences
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import control_sentences
-from vivavoce.service.text.natural.control import check_paused
 from vivavoce.service.text.reading import Left, is_speakable, stays
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.service.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.service.voices.voice import Voice, check_fits
+from vivavoce_textnorm.arriving import control_sentences
+from vivavoce_textnorm.control import check_paused
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.service.speech import Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_textnorm.values import Reading
 
 
 class SpeechStream(Protocol):

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
-from vivavoce.service.text.natural.markup import Settings
 from vivavoce.service.text.reading import Code, Emojis, Reading, check_choices, parse_language, parse_reading
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
+from vivavoce_textnorm.markup import Settings
 
 Options = TypeVar("Options", bound="SpeakOptions")
 

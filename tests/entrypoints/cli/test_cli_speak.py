@@ -14,7 +14,7 @@ from cli_harness import Run, read_wav
 from vivavoce.entrypoints.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.text.natural.lexicon import Lexicon
+from vivavoce_textnorm.lexicon import Lexicon
 
 NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "
 

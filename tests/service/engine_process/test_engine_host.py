@@ -44,10 +44,10 @@ from vivavoce.service.operations.settings import EngineSection, ModelSection, Vo
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.text.natural.lexicon import read_lexicons
 from vivavoce.service.voices.folder_store import FolderStore
 from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.voice import Voice
+from vivavoce_textnorm.lexicon import read_lexicons
 
 SHORT = SamplingParams(max_ratio=1.0, min_ratio=0.0, top_k=5)
 """Babble does not stop by itself: one speech token for each text token."""

@@ -9,11 +9,11 @@ from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.service.model_choice import model_folder
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.lexicon import Lexicon
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.verbalizer import MODULES, load_verbalizer
 from vivavoce.service.text.reading import WHOLE_CHARS, Reading
 from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_textnorm.lexicon import Lexicon
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
 
 TEXT = "# Prices\n\n- It costs **$3.50** in the 1990s. Call 911!"
 

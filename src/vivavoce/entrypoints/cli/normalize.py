@@ -32,8 +32,8 @@ def normalize(
         from vivavoce.service.model_choice import model_folder
         from vivavoce.service.speech import SpeakOptions
         from vivavoce.service.text.frontend import TextFrontEnd
-        from vivavoce.service.text.natural.lexicon import NO_WORDS, read_lexicon
         from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS
         how = SpeakOptions(reading=reading, emojis=emojis, code=code, lexicon=words)  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ from vivavoce.service.operations.settings_checks import tls_problems
 from vivavoce.service.operations.settings_sources import unread_variables
 from vivavoce.service.operations.telemetry import Tracing
 from vivavoce.service.speaker import Speaker
-from vivavoce.service.text.natural.lexicon import Lexicons, read_lexicons
 from vivavoce.service.voices.names import NameRules
+from vivavoce_textnorm.lexicon import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)
 

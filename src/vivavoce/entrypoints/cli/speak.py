@@ -84,7 +84,7 @@ class SpeechManner:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
         from vivavoce.engine.request import SamplingParams
         from vivavoce.service.speech import SpeakOptions, parse_mode
-        from vivavoce.service.text.natural.lexicon import NO_WORDS, read_lexicon
+        from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
 
         how: dict[str, Any] = {
             "mode": parse_mode(self.mode) if self.mode else None,
@@ -217,8 +217,8 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
     natural: it is read so, and SSML is one part. A part ends at the end of a sentence where there is one; those without
     a word are left out, if there are others.
     """
-    from vivavoce.service.text.natural.ssml import is_ssml
     from vivavoce.service.text.reading import blocks, contains_chinese, is_speakable
+    from vivavoce_textnorm.ssml import is_ssml
 
     if natural and is_ssml(text):
         return [(0, text)]

@@ -11,7 +11,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.operations.settings_sources import SETTINGS, resolve_settings
 from vivavoce.service.operations.toml_file import closest
-from vivavoce.service.text.natural.lexicon import read_lexicons
+from vivavoce_textnorm.lexicon import read_lexicons
 
 if TYPE_CHECKING:
     from ray.serve import Application

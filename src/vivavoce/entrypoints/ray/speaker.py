@@ -20,8 +20,8 @@ from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewh
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)
 

@@ -40,9 +40,9 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.arriving import Sentence, SentenceSplitter
 from vivavoce.service.text.checks import check_text
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.text.reading import is_speakable
 from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
+from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from vivavoce.service.logs import log_event
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from vivavoce.service.engine_process.places import devices_of, seen_alone
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics, SpeechStream
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)
 

@@ -27,14 +27,14 @@ from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce.service.text.natural.values import Reading
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.extract import kept_recording
 from vivavoce.service.voices.names import NameRules, VoiceSummary
 from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
+from vivavoce_textnorm.values import Reading
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""

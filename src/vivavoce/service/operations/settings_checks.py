@@ -11,7 +11,7 @@ from vivavoce.engine.backends import backend_problems
 from vivavoce.errors import VivavoceError
 from vivavoce.service.operations.keys import read_keys
 from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_address, is_loopback
-from vivavoce.service.text.natural.lexicon import read_lexicons
+from vivavoce_textnorm.lexicon import read_lexicons
 
 
 def contradictions(settings: ServerSettings) -> Iterator[str]:

@@ -14,14 +14,6 @@ import regex
 from vivavoce.errors import CheckpointError, InvalidRequest, InvalidText
 from vivavoce.service.text.arriving import whole_words
 from vivavoce.service.text.checks import check_characters, check_length, excerpt, name_some
-from vivavoce.service.text.natural.arriving import read_arriving
-from vivavoce.service.text.natural.control import Run, original
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read, read_run
-from vivavoce.service.text.natural.ssml import find_runs
-from vivavoce.service.text.natural.values import Piece
-from vivavoce.service.text.natural.values import Reading as Explained
-from vivavoce.service.text.natural.verbalizer import MODULES
 from vivavoce.service.text.reading import (
     WHOLE_CHARS,
     Language,
@@ -44,6 +36,14 @@ from vivavoce.service.text.reading_processes import ReadingProcesses
 from vivavoce.service.text.recognition import recognise
 from vivavoce.service.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.service.text.tokenizer import END_OF_PROMPT, TextTokenizer
+from vivavoce_textnorm.arriving import read_arriving
+from vivavoce_textnorm.control import Run, original
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read, read_run
+from vivavoce_textnorm.ssml import find_runs
+from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.values import Reading as Explained
+from vivavoce_textnorm.verbalizer import MODULES
 
 MAX_SEGMENT_TOKENS = 200
 """Tokens of a segment after which it is cut wherever it can be: about a minute of English without a full stop."""

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import regex
 
-from vivavoce.service.text.natural.grammar import Match, any_of, compiled
-from vivavoce.service.text.natural.lexicon import NO_WORDS, Lexicon
-from vivavoce.service.text.natural.values import Piece
+from vivavoce_textnorm.grammar import Match, any_of, compiled
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
+from vivavoce_textnorm.values import Piece
 
 
 @dataclass(frozen=True)

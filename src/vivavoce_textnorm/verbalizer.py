@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 
-from vivavoce.service.text.natural.grammar import compiled
-from vivavoce.service.text.natural.tables import load_locale
-from vivavoce.service.text.natural.values import Forms, Number
-from vivavoce.service.text.natural.written import written_rules
+from vivavoce_textnorm.grammar import compiled
+from vivavoce_textnorm.tables import load_locale
+from vivavoce_textnorm.values import Forms, Number
+from vivavoce_textnorm.written import written_rules
 
 MODULES = {
     "en": "english.English",

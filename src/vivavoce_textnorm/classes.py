@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from unicodedata import numeric
 
-from vivavoce.service.text.natural.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
-from vivavoce.service.text.natural.tables import Locale
-from vivavoce.service.text.natural.values import Forms, Number
-from vivavoce.service.text.natural.verbalizer import Verbalizer
+from vivavoce_textnorm.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
+from vivavoce_textnorm.tables import Locale
+from vivavoce_textnorm.values import Forms, Number
+from vivavoce_textnorm.verbalizer import Verbalizer
 
 
 @dataclass(frozen=True)

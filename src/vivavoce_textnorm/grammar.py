@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from vivavoce.service.text.natural.values import Number
+from vivavoce_textnorm.values import Number
 
 if TYPE_CHECKING:
-    from vivavoce.service.text.natural.tables import Locale
-    from vivavoce.service.text.natural.verbalizer import Verbalizer
+    from vivavoce_textnorm.tables import Locale
+    from vivavoce_textnorm.verbalizer import Verbalizer
 
 DASH = r"[-–—−‒~～〜]"
 CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー々〇"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.service.text.natural.acceptable import load_cases
-from vivavoce.service.text.natural import reader
-from vivavoce.service.text.natural.verbalizer import MODULES, Verbalizer, load_verbalizer
-from vivavoce.service.text.natural.written import Rule
+from tests.textnorm.acceptable import load_cases
+from vivavoce_textnorm import reader
+from vivavoce_textnorm.verbalizer import MODULES, Verbalizer, load_verbalizer
+from vivavoce_textnorm.written import Rule
 
 
 def test_every_rule_of_a_table_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,17 @@ from itertools import accumulate, pairwise
 
 import regex
 
-from vivavoce.service.text.natural import addresses, classes
-from vivavoce.service.text.natural.classes import Found, Place
-from vivavoce.service.text.natural.control import Say, put_in_words
-from vivavoce.service.text.natural.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
-from vivavoce.service.text.natural.lexicon import NO_WORDS
-from vivavoce.service.text.natural.markup import Settings, strip_markup
-from vivavoce.service.text.natural.ssml import find_runs
-from vivavoce.service.text.natural.telling import tell
-from vivavoce.service.text.natural.values import Piece, Reading
-from vivavoce.service.text.natural.verbalizer import load_verbalizer
 from vivavoce.service.text.recognition import FREQUENT_WORDS
+from vivavoce_textnorm import addresses, classes
+from vivavoce_textnorm.classes import Found, Place
+from vivavoce_textnorm.control import Say, put_in_words
+from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
+from vivavoce_textnorm.lexicon import NO_WORDS
+from vivavoce_textnorm.markup import Settings, strip_markup
+from vivavoce_textnorm.ssml import find_runs
+from vivavoce_textnorm.telling import tell
+from vivavoce_textnorm.values import Piece, Reading
+from vivavoce_textnorm.verbalizer import load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
 # Signs that may begin something, whatever the language; what its locale names is added.

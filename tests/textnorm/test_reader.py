@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.lexicon import Lexicon
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.verbalizer import MODULES
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
+from vivavoce_textnorm.lexicon import Lexicon
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.verbalizer import MODULES
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _WRITTEN = (

@@ -6,9 +6,9 @@ of Mandarin, with words of its own, in traditional characters.
 
 from __future__ import annotations
 
-from vivavoce.service.text.natural.grammar import compiled
-from vivavoce.service.text.natural.values import Number
-from vivavoce.service.text.natural.verbalizer import Verbalizer
+from vivavoce_textnorm.grammar import compiled
+from vivavoce_textnorm.values import Number
+from vivavoce_textnorm.verbalizer import Verbalizer
 
 
 class Myriad(Verbalizer):

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from tests.service.text.natural.acceptable import failing, load_cases
-from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.russian import Russian
-from vivavoce.service.text.natural.verbalizer import MODULES, load_verbalizer
+from tests.textnorm.acceptable import failing, load_cases
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.russian import Russian
+from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
 
 LANGUAGES = ("de", "es", "fr", "it", "ru", "ja", "ko", "yue")
 CARDINALS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.text.natural.acceptable import failing, load_cases
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read
+from tests.textnorm.acceptable import failing, load_cases
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _LEAST = 0.97

@@ -10,10 +10,10 @@ from xml.parsers import expat
 
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED
 from vivavoce.errors import InvalidText
-from vivavoce.service.text.natural.control import FORMS, SECONDS, Run, Runs, Say, seconds_of
-from vivavoce.service.text.natural.grammar import compiled
-from vivavoce.service.text.natural.markup import line_end
-from vivavoce.service.text.natural.verbalizer import MODULES
+from vivavoce_textnorm.control import FORMS, SECONDS, Run, Runs, Say, seconds_of
+from vivavoce_textnorm.grammar import compiled
+from vivavoce_textnorm.markup import line_end
+from vivavoce_textnorm.verbalizer import MODULES
 
 MAX_DEPTH = 32
 """Elements that are open at once."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.text.natural.lexicon import MAX_WORDS, Lexicon, read_lexicon, read_lexicons
-from vivavoce.service.text.natural.markup import Settings, _pattern
-from vivavoce.service.text.natural.reader import read
+from vivavoce_textnorm.lexicon import MAX_WORDS, Lexicon, read_lexicon, read_lexicons
+from vivavoce_textnorm.markup import Settings, _pattern
+from vivavoce_textnorm.reader import read
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vivavoce.service.text.natural.grammar import START, Match, any_of, compiled, parse_number, roman_value
-from vivavoce.service.text.natural.tables import Locale
-from vivavoce.service.text.natural.values import Forms
+from vivavoce_textnorm.grammar import START, Match, any_of, compiled, parse_number, roman_value
+from vivavoce_textnorm.tables import Locale
+from vivavoce_textnorm.values import Forms
 
 _ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
 _FIELD = compiled(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.text.natural.acceptable import load_cases
-from vivavoce.service.text.natural.reader import read
+from tests.textnorm.acceptable import load_cases
+from vivavoce_textnorm.reader import read
 
-_DOCS = Path(__file__).parents[4] / "docs"
+_DOCS = Path(__file__).parents[2] / "docs"
 _PAGE = (_DOCS / "reading.md").read_text("utf-8") + (_DOCS / "reading-languages.md").read_text("utf-8")
 _EXAMPLES = re.findall(r"^\| [^|]+ \| (\w\w\w?) \| `([^`]+)` \| ([^|]+) \|$", _PAGE, re.MULTILINE)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vivavoce.service.text.natural.verbalizer import Verbalizer, load_verbalizer
+from vivavoce_textnorm.verbalizer import Verbalizer, load_verbalizer
 
 
 @pytest.fixture(scope="module")

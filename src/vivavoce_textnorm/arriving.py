@@ -9,15 +9,15 @@ from itertools import chain
 
 from vivavoce.service.text.arriving import Sentence, located_sentences
 from vivavoce.service.text.checks import check_length
-from vivavoce.service.text.natural.control import HOW
-from vivavoce.service.text.natural.grammar import CJK, compiled, heads
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read, read_run, segments
-from vivavoce.service.text.natural.ssml import find_runs, is_ssml
-from vivavoce.service.text.natural.values import Piece
-from vivavoce.service.text.natural.verbalizer import MODULES, load_verbalizer
 from vivavoce.service.text.reading import is_speakable
 from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce_textnorm.control import HOW
+from vivavoce_textnorm.grammar import CJK, compiled, heads
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read, read_run, segments
+from vivavoce_textnorm.ssml import find_runs, is_ssml
+from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
 
 MOST_HELD = 300
 """Characters that are held back at most, of an address without an end."""

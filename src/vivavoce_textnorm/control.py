@@ -13,11 +13,11 @@ from itertools import accumulate
 
 from vivavoce.engine.request import MAX_PAUSE_S
 from vivavoce.errors import InvalidText
-from vivavoce.service.text.natural.addresses import spell_address
-from vivavoce.service.text.natural.classes import Place, read_date, read_time
-from vivavoce.service.text.natural.grammar import LARGEST, Match, compiled, load_grammar, parse_number
-from vivavoce.service.text.natural.values import Piece
-from vivavoce.service.text.natural.verbalizer import Verbalizer
+from vivavoce_textnorm.addresses import spell_address
+from vivavoce_textnorm.classes import Place, read_date, read_time
+from vivavoce_textnorm.grammar import LARGEST, Match, compiled, load_grammar, parse_number
+from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.verbalizer import Verbalizer
 
 MAX_PAUSES_S = 120.0
 """Seconds of silence that one text may ask for in all."""

@@ -10,13 +10,13 @@ import pytest
 
 from vivavoce.errors import InvalidText
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import control_sentences, read_arriving
-from vivavoce.service.text.natural.control import FORMS, MAX_RUNS
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.ssml import find_runs
 from vivavoce.service.text.segmentation import TextSegment
 from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
+from vivavoce_textnorm.arriving import control_sentences, read_arriving
+from vivavoce_textnorm.control import FORMS, MAX_RUNS
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.ssml import find_runs
 
 T = TypeVar("T")
 _SECOND = tuple(one for one in SPECIAL_TOKENS if not one.startswith("<|"))

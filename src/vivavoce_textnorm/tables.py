@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from vivavoce.service.text.natural.grammar import Match, compiled
-from vivavoce.service.text.natural.values import Forms
+from vivavoce_textnorm.grammar import Match, compiled
+from vivavoce_textnorm.values import Forms
 
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")

@@ -6,9 +6,9 @@ from functools import cache
 from importlib.resources import files
 from typing import get_args
 
-from vivavoce.service.text.natural.grammar import Match, compiled
 from vivavoce.service.text.reading import Language, parse_language
 from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce_textnorm.grammar import Match, compiled
 
 _WORD = compiled(r"[\p{Latin}\p{M}]+")
 _ACRONYM = compiled(r"\p{Lu}{2,}")

@@ -8,17 +8,17 @@ from itertools import chain, pairwise
 
 import pytest
 
-from tests.service.text.natural.acceptable import load_cases
-from tests.service.text.natural.test_reader import _texts
+from tests.textnorm.acceptable import load_cases
+from tests.textnorm.test_reader import _texts
 from vivavoce.errors import InvalidText
 from vivavoce.service.text.arriving import whole_words
 from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.natural.arriving import MOST_HELD, ArrivingReader, read_arriving
-from vivavoce.service.text.natural.lexicon import Lexicon
-from vivavoce.service.text.natural.markup import Settings
-from vivavoce.service.text.natural.reader import read
-from vivavoce.service.text.natural.verbalizer import MODULES
 from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+from vivavoce_textnorm.arriving import MOST_HELD, ArrivingReader, read_arriving
+from vivavoce_textnorm.lexicon import Lexicon
+from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.reader import read
+from vivavoce_textnorm.verbalizer import MODULES
 
 _SETTINGS = Settings(marks=frozenset(SPECIAL_TOKENS))
 _TIGHT = ("zh", "yue", "ja")
