@@ -20,18 +20,18 @@ from typing import Any
 
 from benchmarks.gpu.model import origin
 from vivavoce.bench.texts import SENTENCES
-from vivavoce.clients.triton.load import measure
-from vivavoce.clients.triton.report import LoadOutcome, figures
-from vivavoce.clients.triton.utterance import LoadOptions, Manner, Utterance
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.entrypoints.triton.environment import find_installation
-from vivavoce.entrypoints.triton.model_repository import ModelSet, RepositoryPlan, render_repository
-from vivavoce.entrypoints.triton.server import TritonServer, TritonServerSettings
 from vivavoce.measure import Arrival, rounded, save_json
 from vivavoce.service.model_choice import choose_device, choose_dtype, model_folder
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import built_in_voices
+from vivavoce_triton.client.load import measure
+from vivavoce_triton.client.report import LoadOutcome, figures
+from vivavoce_triton.client.utterance import LoadOptions, Manner, Utterance
+from vivavoce_triton.environment import find_installation
+from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
+from vivavoce_triton.server import TritonServer, TritonServerSettings
 
 TASKS = (1, 4, 16)
 SEED = 42

@@ -21,11 +21,11 @@ CPU = torch.device("cpu")
 
 LONGEST = (
     "quality/test_mini.py",
-    "entrypoints/triton/test_triton_serving.py",
+    "vivavoce_triton/test_triton_serving.py",
     "parity/test_parity.py",
     "entrypoints/http/test_serve_mini.py",
     "engine/flow_stage/test_flow_stage_fast.py",
-    "entrypoints/triton/test_triton_mini.py",
+    "vivavoce_triton/test_triton_mini.py",
     "engine/test_engine_kernels.py",
 )
 """Files of few tests that take a minute and more; they come first, so that no worker is left alone with one;

@@ -12,12 +12,12 @@ import yaml
 
 pytest.importorskip("tritonclient.grpc")
 
-from tests.clients.fake_triton import CHUNKS, FakeTriton, serving
 from tests.deploy.proxies import DEPLOY, MISSING, addresses, envoy, free_ports, running
+from tests.triton.client.fake_triton import CHUNKS, FakeTriton, serving
 from vivavoce.engine.request import AudioChunk
-from vivavoce.entrypoints.upstream.triton_speaker import TritonSpeaker
 from vivavoce.errors import EngineStopped
 from vivavoce.service.speech import SpeechRequest
+from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
 
 TEXT = "One sentence. And another one. "
 """Short sentences are asked for together."""

@@ -13,13 +13,13 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.clients.triton.utterance import Manner, Mode, Utterance
-from vivavoce.clients.triton.wire import Connection, request_tensors
-from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
-from vivavoce.entrypoints.triton.model_repository import ModelSet, RepositoryPlan, render_repository
-from vivavoce.entrypoints.triton.server import TritonServer, TritonServerSettings
 from vivavoce.errors import VivavoceError
 from vivavoce.models.random_checkpoint import make_babble_checkpoint
+from vivavoce_triton.client.utterance import Manner, Mode, Utterance
+from vivavoce_triton.client.wire import Connection, request_tensors
+from vivavoce_triton.environment import ServerInstallation, find_installation
+from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
+from vivavoce_triton.server import TritonServer, TritonServerSettings
 
 SPEAKING = ("cosyvoice2", "vivavoce")
 SETTLED = 0.25

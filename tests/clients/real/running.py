@@ -20,11 +20,11 @@ from tests.clients.real.judging import TEXT, VOICE, faults
 from tests.entrypoints.certificates import certified
 from tests.entrypoints.http.serve_process import ServerProcess, serving_process
 from tests.soak.served import served
-from vivavoce.clients.triton.utterance import Mode
-from vivavoce.entrypoints.triton.environment import ServerInstallation, find_installation
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.service.model_choice import MINI
 from vivavoce.service.operations.keys import add_key, new_entry, new_key
+from vivavoce_triton.client.utterance import Mode
+from vivavoce_triton.environment import ServerInstallation, find_installation
 
 ROOT, SCRIPTS = Path(__file__).parents[3], Path(__file__).parent / "scripts"
 ENVIRONMENTS = ROOT / ".venv" / "clients"

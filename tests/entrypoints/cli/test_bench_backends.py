@@ -17,7 +17,6 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.clients.triton.utterance import Utterance
 from vivavoce.engine.backends import table
 from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
@@ -39,6 +38,7 @@ from vivavoce.entrypoints.cli.model import ModelChoice
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce_triton.client.utterance import Utterance
 
 CPU = torch.device("cpu")
 VOCABULARY = MergedVocabulary(text_size=10, num_speech_tokens=5, generation=Generation.V2)

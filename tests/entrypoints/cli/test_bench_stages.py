@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from cli_harness import Run, read_wav
 
-from vivavoce.clients.triton.utterance import Utterance
 from vivavoce.entrypoints.cli import bench_stages
 from vivavoce.entrypoints.cli.bench_stages import Batches, TextChoice
+from vivavoce_triton.client.utterance import Utterance
 
 DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "benchmark.md").read_text(encoding="utf-8")
 

@@ -14,7 +14,6 @@ from torch.nn.functional import linear, rms_norm, silu
 pytest.importorskip("triton")
 
 import triton
-
 from vivavoce.engine.lm_stage.slots import SlotRows, repetition_aware
 from vivavoce.models.kernels.common import compiled_ahead, launched
 from vivavoce.models.kernels.layouts import IDLE, Field

@@ -19,7 +19,6 @@ from vivavoce.bench.batches import Job, Samples
 from vivavoce.bench.chunked import Cut, TokenSpeech
 from vivavoce.checkpoint.folder import BACKBONE, ModelCard
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.clients.triton.utterance import Utterance
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
 from vivavoce.engine.engine import Engine, build_stages
 from vivavoce.engine.lm_stage import plain_run
@@ -46,6 +45,7 @@ from vivavoce.service.voices.registry import VoiceRegistry
 from vivavoce.service.voices.stores import open_voice_store
 from vivavoce.service.voices.voice import built_in_voices
 from vivavoce.version import __version__
+from vivavoce_triton.client.utterance import Utterance
 
 
 def reset_peaks(device: torch.device | None) -> None:

@@ -19,7 +19,6 @@ from typer.core import TyperGroup
 
 from vivavoce.entrypoints.cli import (
     bench,
-    client,
     config,
     doctor,
     download,
@@ -31,13 +30,13 @@ from vivavoce.entrypoints.cli import (
     plan,
     serve,
     speak,
-    triton,
     voice,
 )
 from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
 from vivavoce.entrypoints.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
 from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
+from vivavoce_triton.commands import client, triton
 
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 

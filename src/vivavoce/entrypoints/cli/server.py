@@ -204,7 +204,7 @@ async def _speaker(
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine
-    from vivavoce.entrypoints.upstream.triton_speaker import TritonSpeaker
+    from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
 
     rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)
     upstream = await _unless(stop, TritonSpeaker.open(server.upstream, server.reference_dir, rules=rules))

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import triton
 import triton.language as tl
 
+import triton
 from vivavoce.models.counter_noise import Stream
 
 _ahead: ContextVar[bool] = ContextVar("ahead", default=False)

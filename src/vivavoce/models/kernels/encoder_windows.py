@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from vivavoce.models.kernels.common import launched
 from vivavoce.models.kernels.layouts import RowPlaces
 

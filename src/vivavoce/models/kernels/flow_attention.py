@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels
 from vivavoce.models.kernels.layouts import KEY_TILE
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+import triton
 from vivavoce.models.kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
 from vivavoce.models.kernels.layouts import RowPlaces
 

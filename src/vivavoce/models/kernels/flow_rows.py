@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+import triton
 from vivavoce.models.kernels.common import launched, layer_norm_rows
 
 _VALUES = 4096

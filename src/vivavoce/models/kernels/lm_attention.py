@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from vivavoce.models.kernels.common import launched
 from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+import triton
 from vivavoce.models.kernels.common import launched
 from vivavoce.models.kernels.lm_attention import Divided
 from vivavoce.models.kernels.lm_rows import launch_options, swiglu, wait_for_inputs

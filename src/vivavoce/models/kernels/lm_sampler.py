@@ -8,10 +8,10 @@ soon: no row is ever sorted.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from vivavoce.models.counter_noise import Stream
 from vivavoce.models.kernels.common import launched, stream_offset, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field

@@ -6,10 +6,10 @@ What precedes a row's first new frame comes from the tails that the row's last c
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+import triton
 from vivavoce.models.kernels.common import mish
 from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights
 from vivavoce.models.kernels.layouts import RowPlaces

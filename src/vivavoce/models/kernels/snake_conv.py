@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+import triton
 from vivavoce.models.kernels.common import launched
 
 PRECISION = "ieee"

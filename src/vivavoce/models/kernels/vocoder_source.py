@@ -11,10 +11,10 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+import triton
 from vivavoce.models.counter_noise import Stream
 from vivavoce.models.kernels.common import launched, normal, stream_offset, uniform
 from vivavoce.models.kernels.layouts import WIDTH

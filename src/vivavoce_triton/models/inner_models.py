@@ -1,0 +1,242 @@
+"""The models that `cosyvoice2` asks on the same server: tokens of text, audio of tokens, voices of recordings.
+
+All are safe to use from several threads. vocabulary: of the merged language model.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.lm_stage import without_long_silence
+from vivavoce.engine.request import SegmentRequest
+from vivavoce.models.features import PROMPT_MEL_RATE, SAMPLE_RATE, prompt_mel
+from vivavoce.service.audio.decode import decode_audio
+from vivavoce.service.audio.resample import resample_sinc
+from vivavoce.service.audio.samples import Audio, Samples
+from vivavoce.service.text.frontend import TextFrontEnd
+from vivavoce.service.voices.extract import AudioSource
+from vivavoce.service.voices.voice import Voice
+from vivavoce_triton.models.backend import InnerError, ask_inner, checked, inner_request, output
+
+LANGUAGE_MODEL = "tensorrt_llm"
+TOP_P, TOP_K, TEMPERATURE, REPETITION_PENALTY = 0.95, 50, 0.8, 1.1
+"""How the documented deployment samples."""
+USUAL_TOKENS = 750
+"""Speech tokens of a segment at most, half a minute, unless its text is long."""
+_LONG_RATIO = 10.0
+"""Speech tokens per text token, more than any voice has: the limit of a text that may need more than the usual."""
+_KEPT = 64
+"""Answers that stay after their end; see `InnerLanguageModel._ended`."""
+
+
+def merged_prompt(vocabulary: MergedVocabulary, segment: SegmentRequest) -> tuple[int, ...]:
+    """`<|sos|>`, the reference's text and the segment's, `<|task_id|>`, the reference's speech, as merged ids.
+
+    The two texts are tokenised apart, as the model was trained with; text ids are the same in both vocabularies.
+    """
+    voice = segment.conditioning
+    speech = map(vocabulary.speech, voice.lm_prompt_tokens)
+    return (vocabulary.sos, *voice.lm_text, *segment.text, vocabulary.task, *speech)
+
+
+def output_length(segment: SegmentRequest) -> tuple[int, int]:
+    """Least and most speech tokens, by the length of the segment's text, the engine's bounds and `USUAL_TOKENS`."""
+    size, bounds = len(segment.text), segment.sampling
+    most = min(int(bounds.max_ratio * size), max(USUAL_TOKENS, int(_LONG_RATIO * size)))
+    return max(1, min(int(bounds.min_ratio * size), most)), most
+
+
+def spoken_tokens(vocabulary: MergedVocabulary, ids: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
+    """Speech tokens (0 … V − 1) before the first other id, and that id: it ends the speech; None: there is none."""
+    count = next((place for place, one in enumerate(ids) if not vocabulary.is_speech(one)), len(ids))
+    tokens = tuple(one - vocabulary.text_size for one in ids[:count])
+    return tokens, ids[count] if count < len(ids) else None
+
+
+class InnerLanguageModel:
+    """Asks `tensorrt_llm`, whichever backend runs it, for speech tokens.
+
+    decoupled: it streams. bias: [rows of the head] float32, added to the logits of every step, for a backend whose head
+    has none and whose text ids are not forbidden; None: the backend sees to both.
+    """
+
+    def __init__(
+        self, backend: Any, vocabulary: MergedVocabulary, *, decoupled: bool, bias: NDArray[np.float32] | None
+    ) -> None:
+        self._backend, self._vocabulary, self._decoupled, self._bias = backend, vocabulary, decoupled, bias
+        # When an answer has ended, the server lets go of it a little later, in a thread that does not hold Python's
+        # lock (seen in 2.51): if no one else held it, the arrays in it would be freed there, while others use Python.
+        self._ended: deque[Any] = deque(maxlen=_KEPT)
+
+    def tokens(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
+        """Speech tokens (0 … V − 1) as they come, or all at once; closing the iterator stops the inner request.
+
+        They are those to be spoken: of a long silence in CosyVoice3's, as many as our own engine speaks. Raises
+        `InnerError` if the language model refused or failed.
+        """
+        run = 0
+        with closing(self._said(segment)) as parts:
+            for part in parts:
+                # Our own language model has done so, others have not.
+                spoken, run = without_long_silence(part, self._vocabulary.own.silent, run)
+                yield tuple(spoken)
+
+    def _said(self, segment: SegmentRequest) -> Generator[tuple[int, ...], None, None]:
+        request_id = uuid.uuid4().hex  # a client's own ids need not be its alone
+        outputs = ("output_ids", "sequence_length")
+        request = inner_request(self._backend, LANGUAGE_MODEL, outputs, self._tensors(segment), request_id)
+        if not self._decoupled:
+            yield self._read(checked(request.exec()))[0]
+            return
+        responses = request.exec(decoupled=True)
+        over = False
+        try:
+            for response in responses:
+                tokens, end = self._read(checked(response))
+                if tokens:
+                    yield tokens
+                if end is not None:
+                    over = end == self._vocabulary.eos_ids[0]  # more ids end speech, of which it does not know
+                    break
+            else:
+                over = True
+        except InnerError:
+            over = True
+            raise
+        finally:
+            if not over:
+                self._stop(responses, request_id)
+            self._drain(responses)  # a request ends when all its responses were taken
+
+    def _read(self, response: Any) -> tuple[tuple[int, ...], int | None]:
+        ids, lengths = (output(self._backend, response, name) for name in ("output_ids", "sequence_length"))
+        if ids is None:
+            return (), None  # a last response that only says that it is the last
+        flat = ids.reshape(-1)  # of the one beam
+        count = len(flat) if lengths is None else int(lengths.reshape(-1)[0])
+        return spoken_tokens(self._vocabulary, flat[:count].tolist())
+
+    def _stop(self, responses: Any, request_id: str) -> None:
+        if hasattr(responses, "cancel"):  # from release 25.04 on
+            responses.cancel()
+        else:
+            tensors = {"input_lengths": 0, "request_output_len": 0, "stop": True}
+            stop = inner_request(self._backend, LANGUAGE_MODEL, ("output_ids",), tensors, request_id)
+            self._drain(stop.exec(decoupled=True))  # its answer is empty
+
+    def _drain(self, responses: Any) -> None:
+        for _ in responses:
+            pass
+        self._ended.append(responses)
+
+    def _tensors(self, segment: SegmentRequest) -> dict[str, Any]:
+        ids, (least, most) = merged_prompt(self._vocabulary, segment), output_length(segment)
+        end_id = self._vocabulary.eos_ids[0]
+        tensors = {
+            "input_ids": ids,
+            "input_lengths": len(ids),
+            "request_output_len": most,
+            "min_length": least,
+            "end_id": end_id,
+            "pad_id": end_id,
+            "streaming": self._decoupled,
+            "exclude_input_in_output": True,
+            "runtime_top_p": TOP_P,
+            "runtime_top_k": TOP_K,
+            "temperature": TEMPERATURE,
+            "repetition_penalty": REPETITION_PENALTY,
+            "random_seed": segment.seed,
+        }
+        return tensors if self._bias is None else {**tensors, "embedding_bias": self._bias}
+
+
+class InnerToken2Wav:
+    """Asks `token2wav` for the audio of one segment, whole or in steps; one thread at a time.
+
+    token2wav keeps the state of steps under a request id.
+    """
+
+    def __init__(self, backend: Any, vocabulary: MergedVocabulary, segment: SegmentRequest) -> None:
+        self._backend, self._text_size = backend, np.int32(vocabulary.text_size)
+        voice = segment.conditioning
+        self._voice = {"prompt_spk_embedding": voice.embedding.numpy(), "seed": segment.seed, "speed": segment.speed}
+        if voice.flow_prompt:  # without a reference only the embedding is sent
+            self._voice["prompt_speech_tokens"] = np.array(voice.flow_prompt, np.int32) + self._text_size
+            self._voice["prompt_speech_feat"] = voice.flow_mel.numpy()
+        self._id = uuid.uuid4().hex  # a client's own ids need not be its alone
+        self._open = False
+
+    def whole(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """All audio of speech tokens (0 … V − 1): [n] float32; `InnerError`: token2wav refused or failed."""
+        return self._ask(tokens, "", self._voice)
+
+    def step(self, tokens: Sequence[int], offset: int, *, last: bool) -> NDArray[np.float32]:
+        """The next piece of audio; errors as `whole`.
+
+        tokens: all so far, with those that the flow only looks ahead to; offset: of these, already spoken; last: no
+        more will come, and all are to be spoken.
+        """
+        voice = {} if self._open else self._voice  # the first step's holds for all
+        self._open = not last
+        return self._ask(tokens, self._id, {**voice, "token_offset": offset, "finalize": last})
+
+    def close(self) -> None:
+        """Give the stream up, if its last step was not made."""
+        if self._open:
+            self._open = False
+            with suppress(InnerError):  # token2wav drops idle streams in time
+                self._ask((), self._id, {"token_offset": 0, "finalize": True})
+
+    def _ask(self, tokens: Sequence[int], request_id: str, tensors: dict[str, Any]) -> NDArray[np.float32]:
+        values = {"target_speech_tokens": np.array(tokens, np.int32) + self._text_size, **tensors}
+        return ask_inner(self._backend, "token2wav", "waveform", values, request_id).astype(np.float32, copy=False)
+
+
+class StagedExtractor:
+    """Extracts as `VoiceExtractor` does, by `audio_tokenizer` and `speaker_embedding`.
+
+    Recordings are those of requests: checked samples at 16 kHz. `threads`: so that the encoders work side by side.
+    """
+
+    def __init__(
+        self, backend: Any, config: ModelConfig, vocabulary: MergedVocabulary, text: TextFrontEnd, threads: Executor
+    ) -> None:
+        self._backend, self._config, self._vocabulary = backend, config, vocabulary
+        self._text, self._threads = text, threads
+
+    def extract(self, source: AudioSource, transcript: str = "") -> Voice:
+        """The voice of a recording, its tokens and mel cut to the same duration; `InnerError`: an encoder failed."""
+        if not isinstance(source, Audio):  # of a stored voice that another model made
+            assert not isinstance(source, tuple)
+            audio = decode_audio(source)
+            source = Audio(resample_sinc(audio.samples, audio.sample_rate, SAMPLE_RATE).numpy(), SAMPLE_RATE)
+        normalised = self._text.normalize(transcript)
+        tokens = self._threads.submit(self._speech_tokens, source.samples)
+        wave = resample_sinc(source.samples, source.sample_rate, PROMPT_MEL_RATE)
+        given = {"reference_wav": source.samples}
+        embedding = ask_inner(self._backend, "speaker_embedding", "prompt_spk_embedding", given)
+        voice = Voice(
+            embedding=torch.from_numpy(embedding.astype(np.float32).reshape(-1)),
+            fingerprint="",
+            transcript=transcript,
+            prompt_text=self._text.encode(normalised) if normalised else (),
+            mel=prompt_mel(wave[None], self._config.mel)[0],
+            speech_tokens=tokens.result(),
+        )
+        return voice.aligned(self._config.rates)
+
+    def _speech_tokens(self, samples: Samples) -> torch.Tensor:
+        given = {"reference_wav": samples, "reference_wav_len": len(samples)}
+        merged = ask_inner(self._backend, "audio_tokenizer", "prompt_speech_tokens", given)
+        return torch.from_numpy(merged.astype(np.int32) - np.int32(self._vocabulary.text_size))

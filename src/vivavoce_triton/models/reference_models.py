@@ -1,0 +1,121 @@
+"""The models `audio_tokenizer` and `speaker_embedding`: a reference recording → speech tokens, and a speaker vector."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, detect_generation, speech_tokenizer_of
+from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce.models.features import SAMPLE_RATE
+from vivavoce.service.audio.samples import MAX_REFERENCE_S, MIN_REFERENCE_S
+from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_triton.models.backend import Inputs, Parameters, answered
+from vivavoce_triton.models.speaking import recording
+
+CPU_PROVIDER = "CPUExecutionProvider"
+
+
+class _ReferenceModel:
+    """Answers batches on threads, a recording on each: ONNX Runtime lets others run meanwhile.
+
+    The encoders' ONNX files take one recording at a time (their batch dimension is 1), and so each gives what it gives
+    alone. encode: recording → the output `name`; padded: the recording's true length is in `reference_wav_len`.
+    """
+
+    def __init__(self, backend: Any, name: str, encode: Callable[[Tensor], NDArray[Any]], *, padded: bool) -> None:
+        self._backend, self._name, self._encode, self._padded = backend, name, encode, padded
+        self._threads = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="vivavoce-reference")
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """A response for each request, in order; a refused one harms no other."""
+        return list(self._threads.map(self._respond, requests))
+
+    def close(self) -> None:
+        """Finish what runs; nothing may be asked after it."""
+        self._threads.shutdown()
+
+    def _respond(self, request: Any) -> Any:
+        inputs = Inputs(self._backend, request)
+        return answered(self._backend, self._name, lambda: self._encode(_read_reference(inputs, padded=self._padded)))
+
+
+class AudioTokenizer(_ReferenceModel):
+    """`reference_wav` [1, n] FP32 of 16 kHz, of which `reference_wav_len` samples count → `prompt_speech_tokens`
+    [1, tokens] INT32, 25 a second: the tokenizer's ids, each with the size of the text vocabulary added.
+    """
+
+    @classmethod
+    def load(cls, args: Mapping[str, str], backend: Any) -> AudioTokenizer:
+        """From what Triton's `initialize` is given; `VivavoceError`: the folder or the device cannot be used."""
+        given = Parameters(args)
+        folder, providers = given.model_folder, onnx_providers(given.device)
+        path = folder / speech_tokenizer_of(detect_generation(folder))
+        tokenizer = SpeechTokenizer.from_file(path, providers=providers)
+        text_size = np.int32(len(TextTokenizer.from_folder(folder / BACKBONE)))
+
+        def encode(recording: Tensor) -> NDArray[Any]:
+            return (tokenizer(recording).numpy() + text_size).astype(np.int32)
+
+        return cls(backend, "prompt_speech_tokens", encode, padded=True)
+
+
+class SpeakerEmbedding(_ReferenceModel):
+    """`reference_wav` [1, n] FP32 of 16 kHz, without padding → `prompt_spk_embedding` [1, 192] FP16, not normalised."""
+
+    @classmethod
+    def load(cls, args: Mapping[str, str], backend: Any) -> SpeakerEmbedding:
+        """As `AudioTokenizer.load`."""
+        given = Parameters(args)
+        folder, providers = given.model_folder, onnx_providers(given.device, tensorrt=True)
+        encoder = SpeakerEncoder.from_file(folder / SPEAKER_ENCODER, providers=providers)
+        if providers != [CPU_PROVIDER]:
+            # TensorRT builds an engine for the lengths it has met, and anew for one beyond them, which takes long.
+            for seconds in (MIN_REFERENCE_S, MAX_REFERENCE_S):
+                encoder(torch.zeros(int(seconds * SAMPLE_RATE)))
+
+        def encode(recording: Tensor) -> NDArray[Any]:
+            return encoder(recording).numpy().astype(np.float16)
+
+        return cls(backend, "prompt_spk_embedding", encode, padded=False)
+
+
+def _read_reference(inputs: Inputs, *, padded: bool) -> Tensor:
+    """[n] float32 at 16 kHz in [−1, 1], a copy."""
+    samples, length = inputs.floats("reference_wav"), None
+    if samples is None:
+        raise InvalidAudio("reference_wav: is missing; send a recording of 16 kHz in [-1, 1]")
+    if padded:
+        given = inputs.ids("reference_wav_len") or ()
+        if len(given) != 1:
+            raise InvalidRequest(
+                f"reference_wav_len: {len(given)} numbers; send one, the samples that reference_wav holds"
+            )
+        (length,) = given
+    return torch.from_numpy(recording(samples, length).samples)
+
+
+def onnx_providers(device: torch.device, *, tensorrt: bool = False) -> list[str]:
+    """ONNX Runtime's execution providers for a device, best first; what is not installed is left out.
+
+    They are opened by name, which means the first GPU: models on any other one have their ONNX files on the CPU.
+    tensorrt: put TensorRT first where its libraries are installed, too.
+    """
+    if device.type != "cuda" or device.index:
+        return [CPU_PROVIDER]
+    import onnxruntime
+
+    wanted = ["CUDAExecutionProvider"]
+    if tensorrt and find_spec("tensorrt") is not None:
+        wanted.insert(0, "TensorrtExecutionProvider")
+    present = onnxruntime.get_available_providers()
+    return [*(name for name in wanted if name in present), CPU_PROVIDER]

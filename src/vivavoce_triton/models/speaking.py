@@ -1,0 +1,116 @@
+"""Requests of the models that speak whole texts, `cosyvoice2` and `vivavoce`: their tensors and voices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.models.features import SAMPLE_RATE as REFERENCE_RATE
+from vivavoce.service.audio.samples import Audio, check_reference
+from vivavoce.service.speech import SpeakOptions
+from vivavoce.service.text.reading import Reading, parse_reading
+from vivavoce.service.voices.registry import Extractor, VoiceRegistry
+from vivavoce.service.voices.stores import open_voice_store
+from vivavoce.service.voices.voice import Voice, built_in_voices
+from vivavoce_triton.models.backend import Inputs, Parameters
+
+DEFAULT_SEED = 42
+"""Of requests that bring none, so that the same request gives the same audio."""
+RELEASED_SPEAKER = "001"
+"""The speaker of the release's spk2info.pt."""
+SPEED_DIGITS = 6
+"""Of FP32, which makes 1.2000000477 of the 1.2 that was meant: a frame less or more of long audio."""
+
+
+@dataclass(frozen=True, eq=False)
+class SpokenRequest:
+    """One request, checked. reference: at 16 kHz, its transcript is `reference_text`; voice: "" for the default."""
+
+    text: str
+    reference: Audio | None
+    reference_text: str
+    voice: str
+    options: SpeakOptions
+
+
+def read_request(inputs: Inputs, reading: Reading) -> SpokenRequest:
+    """The tensors of a request; see the models' config.pbtxt. reading: of one that does not say.
+
+    Raises `InvalidText`, `InvalidAudio` or `InvalidRequest` that names the tensor.
+    """
+    text = inputs.text("target_text")
+    if not text.strip():
+        raise InvalidText("target_text: is empty; send some text")
+    reference, transcript, voice = _reference(inputs), inputs.text("reference_text"), inputs.text("voice")
+    if reference is None and transcript:
+        raise InvalidRequest("reference_text: belongs to a recording; send reference_wav with it, or leave it out")
+    if reference is not None and voice:
+        raise InvalidRequest("voice: a name and reference_wav are given; leave one of them out")
+    seed, speed = inputs.number("seed"), inputs.number("speed")
+    options = SpeakOptions(
+        instruct=inputs.text("instruct_text") or None,
+        seed=DEFAULT_SEED if seed is None else int(seed),
+        speed=1.0 if speed is None else round(float(speed), SPEED_DIGITS),
+        reading=parse_reading(inputs.text("reading") or reading),
+    )
+    return SpokenRequest(text, reference, transcript, voice, options)
+
+
+def _reference(inputs: Inputs) -> Audio | None:
+    wave, length = inputs.floats("reference_wav"), inputs.number("reference_wav_len")
+    if wave is None:
+        if length is not None:
+            raise InvalidRequest("reference_wav_len: belongs to reference_wav; send both, or neither")
+        return None
+    return recording(wave, None if length is None else int(length))
+
+
+def recording(samples: NDArray[np.float32], length: int | None = None) -> Audio:
+    """A checked copy of the samples of `reference_wav` that count; `InvalidRequest` or `InvalidAudio`: it cannot be."""
+    if length is not None and not 0 < length <= len(samples):
+        raise InvalidRequest(
+            f"reference_wav_len: {length} of the {len(samples)} samples in reference_wav; send a number in "
+            f"1 … {len(samples)}, those that are speech"
+        )
+    # A copy: the server's memory behind the tensor is gone when the request is.
+    audio = Audio(np.array(samples[:length]), REFERENCE_RATE)
+    check_reference(audio, field="reference_wav")
+    return audio
+
+
+def chunk_policy(parameters: Parameters) -> ChunkPolicy | None:
+    """How streams are cut into chunks; None: answers are whole; `InvalidRequest`: an unknown strategy."""
+    policy = ChunkPolicy.parse(parameters["dynamic_chunk_strategy"] or "exponential")
+    return policy if parameters.decoupled else None
+
+
+class RequestVoices:
+    """The voices of one model instance: built-in ones, stored ones, and those of the last recordings.
+
+    extractor, fingerprint: as for `VoiceRegistry`. Raises `VoiceNotFound` if the default voice is unknown.
+    """
+
+    def __init__(self, parameters: Parameters, extractor: Extractor, fingerprint: str | Callable[[], str]) -> None:
+        built_in, store = built_in_voices(parameters.model_folder), open_voice_store(parameters.path("voices_dir"))
+        self._registry = VoiceRegistry(extractor, store, built_in, fingerprint)
+        self._default = parameters["default_voice"] or (RELEASED_SPEAKER if RELEASED_SPEAKER in built_in else "")
+        self._cached_only = parameters.switch("use_spk2info_cache")
+        if self._default:
+            self._registry.find(self._default)  # a wrong name is told at the start, not to every client
+
+    def of(self, wanted: SpokenRequest) -> Voice:
+        """The voice that the request means; a recording is extracted once and the last ones remembered."""
+        if wanted.reference is not None:
+            if self._cached_only:
+                raise InvalidRequest(
+                    "reference_wav: this server speaks in cached voices only (use_spk2info_cache); leave the recording "
+                    "out, or name a voice"
+                )
+            return self._registry.resolve(wanted.reference, wanted.reference_text)
+        name = wanted.voice or self._default
+        return self._registry.find(name) if name else self._registry.resolve(None)

@@ -1,0 +1,311 @@
+"""The model `tensorrt_llm` in Python: merged ids in, merged ids of speech tokens out.
+
+The tensors are those of TensorRT-LLM's own backend, which is another flavour of the same model. What becomes of each
+input is told in `language_model_inputs.py`. Of the outputs there are
+
+- `output_ids` [1, 1, n] INT32: new ids, in a stream those since the last answer. An id that ends speech is not among
+  them: as TensorRT-LLM's backend does, and as its published clients expect, which take all ids for speech;
+- `sequence_length` [1, 1] INT32: n;
+- `batch_index`, `sequence_index` [1, 1] INT32: 0, since a request is one sequence.
+
+Decoupled with `streaming`, ids are sent as they come; the last answer carries the final flag and may have no ids.
+Decoupled without it there is one answer. A client that leaves ends its request; so does a request with `stop` and the
+same id, for callers inside the server whose own leaving the server does not pass on. Not decoupled, the requests of a
+batch are decoded together and answered when all are done.
+
+What draws the tokens is a source: this package's language model, or TensorRT-LLM's LLM API. It has `start(request)`,
+called in a running event loop: it returns at once a stream, whose async iterator gives tokens as they come without what
+ends speech, and whose `cancel` gives it up. To each token a source's `first_id` is added, which makes it a merged id.
+
+How the LLM API is called is told in `engine/backends/trtllm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.checkpoint.config import SamplingDefaults
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends.trtllm import LLMTokens, import_trtllm, open_llm
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import TokenHandle
+from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import InvalidRequest, ModelNotFound, RequestCancelled
+from vivavoce.models.build import LanguageConfig, LanguageModel, build_language_model, prepare_device
+from vivavoce.service.model_choice import choose_dtype
+from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer
+from vivavoce_triton.models.language_model_inputs import (
+    TokensRequest,
+    check_inputs,
+    read_prompt,
+    read_tokens_request,
+)
+
+_FORBIDDEN = -1e4
+"""Logits so low are never drawn; some write −∞ so."""
+_CACHE_SETTINGS = {
+    "free_gpu_memory_fraction": ("kv_cache_free_gpu_mem_fraction", float, "a number above 0, 1 at most"),
+    "max_tokens": ("max_tokens_in_paged_kv_cache", int, "a whole number"),
+}
+
+
+class EngineSource:
+    """The token engine."""
+
+    llmapi = False
+
+    def __init__(self, engine: Engine, vocabulary: MergedVocabulary) -> None:
+        self.engine, self.vocabulary, self.first_id = engine, vocabulary, vocabulary.speech(0)
+        bias = engine.models.lm.speech_head.bias
+        self._bias: NDArray[np.float32] = np.zeros(len(vocabulary.head), np.float32)
+        if bias is not None:
+            self._bias += bias.detach().float().cpu().numpy()
+
+    @classmethod
+    def load(cls, parameters: Parameters, streams: int | None = None) -> EngineSource:
+        """The model of `model_dir`, or of the merged folder `gpt_model_path` (the template's engine_dir) if it is one.
+
+        kv_cache_free_gpu_mem_fraction: what slots may take of a GPU's free memory. streams: get ready for this many at
+        once before the first comes; None: for any number.
+        """
+        device, wanted = parameters.device, "one above 0, 1 at most"
+        share = parameters.number("kv_cache_free_gpu_mem_fraction", float, wanted)
+        merged = parameters.path("gpt_model_path")
+        if merged is not None and any(merged.glob("model*.safetensors")):
+            model, vocabulary = _merged(merged, device)
+        else:
+            folder = parameters.model_folder
+            model = build_language_model(folder, device, choose_dtype("auto", device))
+            text_size, own = len(TextTokenizer.from_folder(folder / BACKBONE)), model.config.lm.vocabulary
+            vocabulary = MergedVocabulary(text_size, own.num_speech_tokens, model.config.generation)
+        engine = Engine(model, EngineSettings(slots_share=share))
+        engine.warm_up(streams=streams)
+        return cls(engine, vocabulary)
+
+    def start(self, request: TokensRequest) -> TokenHandle:
+        """Begin; `InvalidRequest`: it does not fit a slot, or brings another bias; `Overloaded`: too many wait."""
+        self._check_bias(request.embedding_bias)
+        vocabulary = self.engine.models.config.lm.vocabulary
+        rows = speech_prompt(vocabulary, *read_prompt(self.vocabulary, request.prompt))
+        room = self.engine.memory.capacity - len(rows) - 1
+        if request.max_tokens > room:
+            way_out = f"ask for {room} or fewer" if room > 0 else "use a shorter text or reference"
+            raise InvalidRequest(
+                f"request_output_len: {request.max_tokens} beside {len(rows)} ids of prompt, there is room for "
+                f"{max(0, room)}; {way_out}"
+            )
+        top_k = vocabulary.num_logits if request.top_k == 0 else request.top_k
+        least, ends = min(request.min_tokens, request.max_tokens), None if request.may_end else ()
+        sampling = SamplingParams(top_p=request.top_p, top_k=top_k)
+        return self.engine.submit(TokenRequest(rows, request.max_tokens, least, ends, sampling, request.seed))
+
+    def close(self) -> None:
+        """End what runs."""
+        self.engine.close(drain=False)
+
+    def _check_bias(self, bias: NDArray[np.float32] | None) -> None:
+        """What an engine without a biased head must be given with every request does no harm here."""
+        if bias is None or not bias.any():
+            return
+        first, end = self.vocabulary.head.start, self.vocabulary.head.stop
+        others = np.concatenate((bias[:first], bias[end:]))
+        own = len(bias) >= self.vocabulary.size and np.allclose(bias[first:end], self._bias, rtol=1e-2, atol=1e-3)
+        if not (own and (others <= _FORBIDDEN).all()):
+            raise InvalidRequest(
+                "embedding_bias: is not that of this model's head, which is applied already; leave it out, or serve "
+                "the language model with llm_backend llmapi"
+            )
+
+
+def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVocabulary]:
+    from vivavoce.export.hf_folder import read_merged, read_vocabulary, speech_lm
+
+    prepare_device(device)
+    dtype = choose_dtype("auto", device)
+    (config, state), vocabulary = read_merged(folder), read_vocabulary(folder)
+    lm = speech_lm(config, state, dtype).to(device)
+    return LanguageModel(LanguageConfig(config, vocabulary.generation), lm, device, dtype), vocabulary
+
+
+class LLMSource:
+    """`tensorrt_llm.LLM`. api: that module; llm: an `LLM`; sampling: for requests that leave it open.
+
+    bias: [rows of the head] float32, added to the logits of requests that bring none, since plain Qwen2 has no place
+    for the speech head's, nor a way to forbid text ids.
+    """
+
+    llmapi, first_id = True, 0
+
+    def __init__(
+        self, api: Any, llm: Any, vocabulary: MergedVocabulary, sampling: SamplingDefaults, bias: torch.Tensor
+    ) -> None:
+        self._api, self._llm, self.vocabulary, self._sampling, self._bias = api, llm, vocabulary, sampling, bias
+
+    @classmethod
+    def load(cls, parameters: Parameters, most: int) -> LLMSource:
+        """The merged Hugging Face folder that `gpt_model_path` (the template's engine_dir) names.
+
+        Further parameters are those of TensorRT-LLM's own backend. most: requests that are decoded at once.
+        `MissingDependency`: TensorRT-LLM cannot be imported, or is of another version.
+        """
+        from vivavoce.export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
+        from vivavoce.export.merged_lm import no_bias
+
+        folder = parameters.path("gpt_model_path")
+        if folder is None or not folder.is_dir():
+            name = parameters["gpt_model_path"]
+            raise ModelNotFound(f"gpt_model_path: {name!r} is no folder; fill engine_dir with the merged model's")
+        vocabulary, merged = read_vocabulary(folder), open_hugging_face(folder)
+        bias, speech = no_bias(vocabulary, merged.sizes.vocab_size), slice(vocabulary.head.start, vocabulary.head.stop)
+        if merged.bias is not None:
+            bias[speech] = merged.bias[speech]
+        cache = {name: parameters.number(*given) for name, given in _CACHE_SETTINGS.items()}
+        if parameters["enable_kv_cache_reuse"]:
+            cache["enable_block_reuse"] = parameters.switch("enable_kv_cache_reuse")
+        api = import_trtllm()
+        llm = open_llm(api, folder, most, cache)
+        return cls(api, llm, vocabulary, read_lm_config(folder, vocabulary).sampling, bias)
+
+    def start(self, request: TokensRequest) -> LLMTokens:
+        """Begin; `InvalidRequest`: the bias is not of the head's size."""
+        params = self._params(request)
+        result = self._llm.generate_async(list(request.prompt), sampling_params=params, streaming=True)
+        return LLMTokens(result, self.vocabulary.eos_ids)
+
+    def close(self) -> None:
+        """End what runs, and the workers."""
+        self._llm.shutdown()
+
+    def _params(self, request: TokensRequest) -> Any:
+        first, *others = self.vocabulary.eos_ids
+        bias = self._bias if request.embedding_bias is None else torch.from_numpy(request.embedding_bias)
+        if len(bias) != len(self._bias):
+            raise InvalidRequest(
+                f"embedding_bias: {len(bias)} numbers, the head has {len(self._bias)} rows; send as many, or leave it "
+                "out for the model's own"
+            )
+        if not request.may_end:
+            bias = bias.clone()
+            bias[[first, *others]] = -torch.inf
+        return self._api.SamplingParams(
+            max_tokens=request.max_tokens,
+            min_tokens=min(request.min_tokens, request.max_tokens),
+            top_p=self._sampling.top_p if request.top_p is None else request.top_p,
+            top_k=self._sampling.top_k if request.top_k is None else request.top_k,
+            end_id=first if request.may_end else -1,
+            pad_id=first,
+            seed=request.seed % 2**64,  # the bits of our signed number
+            embedding_bias=bias,
+            detokenize=False,
+            **request.penalties,
+            **({"stop_token_ids": others} if request.may_end else {}),
+        )
+
+
+_SOURCES: Mapping[str, type[EngineSource] | type[LLMSource]] = {"vivavoce": EngineSource, "llmapi": LLMSource}
+
+
+class TensorrtLLM(AsyncModel):
+    """Serves a source of tokens, which is closed with it.
+
+    batched: tensors have a batch dimension; excludes_prompt: answers leave it out where a request does not say.
+    """
+
+    def __init__(
+        self, backend: Any, source: EngineSource | LLMSource, *, decoupled: bool, excludes_prompt: bool, batched: bool
+    ) -> None:
+        super().__init__(backend, "vivavoce-tensorrt-llm", decoupled=decoupled)
+        self._source, self._excludes_prompt = source, excludes_prompt
+        self._leading = (1, 1) if batched else (1,)
+        self._running: dict[str, set[TokenHandle | LLMTokens]] = {}
+        """By request id, for `stop`; the event loop's alone."""
+
+    @classmethod
+    def load(cls, args: Mapping[str, str], backend: Any) -> TensorrtLLM:
+        """From what Triton's `initialize` is given; `VivavoceError`: a parameter, folder or runtime cannot be used."""
+        given = Parameters(args)
+        name = given["llm_backend"] or "vivavoce"
+        if name not in _SOURCES:
+            raise InvalidRequest(f"llm_backend: {name!r} is unknown; use one of {', '.join(_SOURCES)}")
+        excludes, most = given.switch("exclude_input_in_output"), given.max_batch_size
+        source = _SOURCES[name].load(given, max(1, most))
+        return cls(backend, source, decoupled=given.decoupled, excludes_prompt=excludes, batched=most > 0)
+
+    def close(self) -> None:
+        """End what runs; nothing may be asked after it."""
+        super().close()
+        self._source.close()
+
+    async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
+        """New ids as they come, or all at once; nothing to a request that was stopped."""
+        inputs, request_id = Inputs(self._backend, request), request.request_id()
+        if self._decoupled and inputs.switch("stop"):
+            if not request_id:
+                raise InvalidRequest("stop: the request has no id; give it the id of the one that is to end")
+            for stream in self._running.get(request_id, ()):
+                stream.cancel()
+            return
+        ask = self._read(inputs)
+        ids = list(ask.prompt) if ask.with_prompt else []
+        try:
+            async with aclosing(self._drawn(ask, request_id, left)) as pieces:
+                async for piece in pieces:
+                    if ask.streaming:
+                        yield self._answer(ask, piece), False
+                    else:
+                        ids += piece
+        except RequestCancelled:  # the client has left, or the request was stopped
+            if self._decoupled:
+                return
+            raise
+        yield self._answer(ask, ids), True
+
+    def _read(self, inputs: Inputs) -> TokensRequest:
+        check_inputs(self._backend, inputs.request, llmapi=self._source.llmapi)
+        for name in () if self._decoupled else ("stop", "streaming"):
+            if inputs.switch(name):
+                raise InvalidRequest(
+                    f"{name}: this model is not decoupled and answers once; send false or leave it out"
+                )
+        return read_tokens_request(
+            inputs, self._source.vocabulary, llmapi=self._source.llmapi, excludes_prompt=self._excludes_prompt
+        )
+
+    async def _drawn(
+        self, ask: TokensRequest, request_id: str, left: Callable[[], bool]
+    ) -> AsyncGenerator[list[int], None]:
+        """Ids as they come; `RequestCancelled`: the client has left, or the request was stopped."""
+        stream = self._source.start(ask)
+        same_id = self._running.setdefault(request_id, set())
+        same_id.add(stream)
+        try:
+            async with self.watched(left, stream.cancel), aclosing(stream.__aiter__()) as pieces:
+                async for piece in pieces:
+                    yield [self._source.first_id + one for one in piece]
+        finally:
+            stream.cancel()
+            same_id.discard(stream)
+            if not same_id:
+                self._running.pop(request_id, None)
+
+    def _answer(self, ask: TokensRequest, ids: Sequence[int]) -> Any:
+        leading = self._leading
+        tensors = {
+            "output_ids": np.array(ids, np.int32).reshape(*leading, len(ids)),
+            "sequence_length": np.full(leading, len(ids), np.int32),
+            "batch_index": np.zeros(leading, np.int32),
+            "sequence_index": np.zeros(leading, np.int32),
+        }
+        # A sender frees outputs that were not asked for without holding Python's lock (seen in 2.51), while
+        # other threads use Python: it gets none.
+        return answer(self._backend, **{name: tensors[name] for name in tensors if name in (ask.outputs or tensors)})

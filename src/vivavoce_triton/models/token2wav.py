@@ -1,0 +1,447 @@
+"""The model `token2wav`: speech tokens → audio, whole or step by step, by an engine of flow and vocoder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.folder import BACKBONE, SPEAKERS
+from vivavoce.engine.admission import AdmissionMode
+from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.handle import Handle
+from vivavoce.engine.request import (
+    Arrival,
+    AudioChunk,
+    Conditioning,
+    EngineRequest,
+    SegmentRequest,
+    SpeechTokens,
+    check_speed,
+)
+from vivavoce.engine.settings import CUDA_BYTES, LEAST_ROOM, EngineSettings
+from vivavoce.engine.vocoder_stage.stream import join_rule
+from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
+from vivavoce.lru_cache import LruCache
+from vivavoce.models.build import Models, build_models
+from vivavoce.models.generations import MAX_FRAMES
+from vivavoce.service.audio.samples import MAX_REFERENCE_S
+from vivavoce.service.model_choice import choose_dtype
+from vivavoce.service.modes import CONVERSION, condition
+from vivavoce.service.speech import check_seed
+from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.service.voices.voice import built_in_voices, check_fits
+from vivavoce_triton.models.backend import Inputs, Parameters, answered, check_present, refusal
+from vivavoce_triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
+
+log = logging.getLogger(__name__)
+
+PROMPT_TOKENS, MEL, EMBEDDING = "prompt_speech_tokens", "prompt_speech_feat", "prompt_spk_embedding"
+TOKENS, OFFSET, LAST = "target_speech_tokens", "token_offset", "finalize"
+FREE_SHARE = 0.3
+"""Of the memory that a CUDA device has free: a language model beside it takes half or more."""
+_REMEMBERED = 64
+"""Voices; one of 30 s takes about half a megabyte."""
+_POLICY = ChunkPolicy.low_latency()
+"""Steps are cut by those who ask for them."""
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class SynthesisRequest:
+    """A request that is well-formed by itself; voice, seed, speed: None if not given.
+
+    tokens: speech tokens (0 … V − 1), for a step all of the sequence so far. offset: None: it is whole, else a step of
+    the stream `id`, the tokens whose audio the steps before have asked for; final: no more will come.
+    """
+
+    tokens: tuple[int, ...]
+    voice: Conditioning | None
+    seed: int | None
+    speed: float | None
+    id: str
+    offset: int | None
+    final: bool
+
+
+class RequestReader:
+    """Reads requests for a model; the last voices are remembered, as each request of a stream brings its own along.
+
+    text_size: what is added to speech tokens on their way between models.
+    """
+
+    def __init__(self, config: ModelConfig, text_size: int) -> None:
+        self._config, self._text_size = config, text_size
+        self._voices: LruCache[Conditioning] = LruCache(_REMEMBERED)
+
+    def read(self, inputs: Inputs) -> SynthesisRequest:
+        """What is asked for; `InvalidRequest`: a tensor is missing or out of its limits."""
+        check_present(inputs.request.is_cancelled)
+        offset, last = inputs.number(OFFSET), inputs.number(LAST)
+        name = inputs.request.request_id()
+        if (offset is None) != (last is None):
+            missing, other = (OFFSET, LAST) if offset is None else (LAST, OFFSET)
+            raise InvalidRequest(f"{missing}: is missing beside {other}; a step needs both, a whole utterance neither")
+        if offset is not None and not name:
+            raise InvalidRequest("request id: is empty; give the steps of a stream an id that no other stream has")
+        if offset is not None and offset < 0:
+            raise InvalidRequest(f"{OFFSET}: {int(offset)} is below 0; it is the number of tokens already spoken")
+        ids = inputs.ids(TOKENS)
+        if not ids and not (last and ids is not None):
+            what = "missing" if ids is None else "empty"
+            raise InvalidRequest(f"{TOKENS}: is {what}; send the tokens that are to be spoken")
+        tokens = self._speech_tokens(TOKENS, ids or ())
+        seed, speed = inputs.number("seed"), inputs.number("speed")
+        if seed is not None:
+            check_seed(seed := int(seed))
+        if speed is not None:
+            check_speed(speed := round(float(speed), SPEED_DIGITS))
+        step = None if offset is None else int(offset)
+        return SynthesisRequest(tokens, self.voice(inputs), seed, speed, name, step, bool(last))
+
+    def voice(self, inputs: Inputs) -> Conditioning | None:
+        """The voice of a request; None: it brings none. Tokens and mel come together, or an embedding by itself.
+
+        `InvalidRequest`: something of it is missing, is too long, or does not fit the model or the rest of it.
+        """
+        tokens, mel, embedding = inputs.ids(PROMPT_TOKENS), inputs.floats(MEL), inputs.floats(EMBEDDING)
+        if tokens is None and mel is None and embedding is None:
+            return None
+        if embedding is None:
+            raise InvalidRequest(
+                f"{EMBEDDING}: is missing; send it with {PROMPT_TOKENS} and {MEL}, or send none of the three"
+            )
+        if (tokens is None) != (mel is None):
+            missing, other = (PROMPT_TOKENS, MEL) if tokens is None else (MEL, PROMPT_TOKENS)
+            raise InvalidRequest(f"{missing}: is missing beside {other}; send both, or {EMBEDDING} alone")
+        ids = np.array(tokens or (), np.int64)
+        frames = np.zeros(0, np.float32) if mel is None else mel
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (ids, frames, embedding):
+            digest.update(len(part).to_bytes(8, "little") + part.tobytes())
+        return self._voices.get(digest.digest(), lambda: self._conditioning(ids, frames, embedding))
+
+    def _conditioning(
+        self, ids: NDArray[np.int64], mel: NDArray[np.float32], embedding: NDArray[np.float32]
+    ) -> Conditioning:
+        config, bins, per_token = self._config, self._config.flow.num_mel_bins, self._config.rates.frames_per_token
+        if len(embedding) != config.flow.speaker_size:
+            raise InvalidRequest(f"{EMBEDDING}: {len(embedding)} numbers; the model takes {config.flow.speaker_size}")
+        most = int(MAX_REFERENCE_S * config.rates.tokens_per_second)
+        if len(ids) > most:
+            raise InvalidRequest(f"{PROMPT_TOKENS}: {len(ids)} of them; the limit is {most}, {MAX_REFERENCE_S:g} s")
+        tokens = self._speech_tokens(PROMPT_TOKENS, ids.tolist())
+        frames = len(ids) * per_token
+        if len(mel) != frames * bins:
+            raise InvalidRequest(
+                f"{MEL}: {len(mel)} numbers for {len(ids)} of {PROMPT_TOKENS}; send {per_token} frames of {bins} for "
+                f"each, {frames} frames in all, with both cut to the same duration"
+            )
+        # Copies: the server takes its tensors back once the request is answered.
+        return Conditioning(
+            embedding=torch.tensor(embedding),
+            flow_tokens=torch.tensor(tokens, dtype=torch.int64),
+            flow_mel=torch.tensor(mel.reshape(frames, bins)) if frames else torch.zeros(0, 0),
+        )
+
+    def _speech_tokens(self, field: str, ids: Sequence[int]) -> tuple[int, ...]:
+        first, end = self._text_size, self._text_size + self._config.flow.num_tokens
+        if ids and not (min(ids) >= first and max(ids) < end):
+            wrong = next(one for one in ids if not first <= one < end)
+            raise InvalidRequest(
+                f"{field}: id {wrong} is no speech token's; they are {first} … {end - 1}, the token and {first}, where "
+                "speech begins in the merged vocabulary; leave out ids that end speech"
+            )
+        return tuple(one - first for one in ids)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of all streams: how many, and what they keep beside the flow's pages; of each: seconds without a step."""
+
+    streams: int = 1_024
+    nbytes: int = 512 << 20
+    idle_s: float = 300.0
+
+
+@dataclass(eq=False)
+class SynthesisStream:
+    """One request id's: what it began with, and how far it is.
+
+    nbytes: what it keeps; tokens: [n] of its last step; spoken: of these, asked for as audio.
+    """
+
+    id: str
+    handle: Handle
+    voice: Conditioning
+    seed: int
+    speed: float
+    nbytes: int
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    spoken: int = 0
+    used_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.chunks: Iterator[AudioChunk] = iter(self.handle)
+
+    def push(self, asked: SynthesisRequest, offset: int, lookahead: int) -> None:
+        """Ask for the audio of a step from `offset`.
+
+        lookahead: tokens at the end of a step that the flow only hears, unless it is the last. `InvalidRequest`: the
+        step was made before, leaves a gap, does not repeat what the stream began with, or has too few tokens.
+        """
+        if offset != self.spoken:
+            given = f"given up to token {self.spoken}; go on from there"
+            raise InvalidRequest(
+                f"{OFFSET}: the step from {offset} of request id {self.id!r} was made already, its audio is "
+                f"{given}, or begin anew under another id"
+                if offset < self.spoken
+                else f"{OFFSET}: {offset} leaves out tokens of request id {self.id!r}, whose audio is {given}"
+            )
+        known = len(self.tokens)
+        if not np.array_equal(asked.tokens[:known], self.tokens):
+            raise InvalidRequest(f"{TOKENS}: do not begin with the {known} of the step before; send all tokens so far")
+        if asked.voice is not None and asked.voice.flow_key != self.voice.flow_key:
+            raise InvalidRequest("prompt: is another voice than the stream began with; repeat it, or leave it out")
+        for name, value, began in (("seed", asked.seed, self.seed), ("speed", asked.speed, self.speed)):
+            if value is not None and value != began:
+                raise InvalidRequest(f"{name}: {value} where the stream began with {began}; repeat it, or leave it out")
+        ahead = 0 if asked.final else lookahead
+        hop = len(asked.tokens) - offset - ahead
+        if hop < 1:
+            reason = f", the last {ahead} of which are only looked ahead at" if ahead else ""
+            raise InvalidRequest(
+                f"{TOKENS}: {len(asked.tokens)} in a step from {offset}, which needs {offset + 1 + ahead} or "
+                f"more{reason}; send all tokens so far"
+            )
+        self.handle.text.push(SpeechTokens(asked.tokens[known:], hop, asked.final))
+        self.tokens, self.spoken = np.array(asked.tokens, np.int32), self.spoken + hop
+
+
+class Token2Wav:
+    """`target_speech_tokens` [1, n] INT32 → `waveform` [1, samples] FP32 at the model's rate.
+
+    Tokens are ids of the merged vocabulary, those of `prompt_speech_tokens` as well. The voice is that of the prompt
+    tensors, or else the default one; `seed` [1, 1] and `speed` [1, 1] are 0 and 1 by default.
+
+    With `token_offset` and `finalize` a request is a step of its request id's stream. Each brings all tokens so far and
+    says how many of them were spoken by the steps before; it gives the audio of the rest, but for those at the end that
+    the flow only looks ahead at, and for the last 160 ms, which come with the next step's audio. The first step,
+    from 0, decides on voice, seed and speed; later ones repeat them or leave them out. With `finalize` all is spoken
+    and the stream ends; without any tokens it is given up, known or not, and the audio is empty.
+
+    A request that is refused changes nothing. A stream ends, too, when its audio cannot be made, or no step comes.
+
+    engine: of flow and vocoder; closed with this. It must admit every stream: all are paced by their clients.
+    text_size: where speech begins in the merged vocabulary. default: the voice of requests that bring none; None: they
+    are refused.
+    """
+
+    def __init__(
+        self,
+        backend: Any,
+        engine: Engine,
+        text_size: int,
+        default: Conditioning | None,
+        bounds: Bounds = Bounds(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert isinstance(engine.models, Models), "the engine has a flow and a vocoder"
+        self._backend, self.engine, self._config, self._default = backend, engine, engine.models.config, default
+        self._reader = RequestReader(self._config, text_size)
+        vocoder = engine.models.vocoder
+        rule = join_rule(_POLICY.joins, vocoder.config.samples_per_frame, vocoder.reach, engine.models.device)
+        self._kept_frames = rule.mel_frames  # with their samples, between steps
+        self._bounds, self._clock = bounds, clock
+        self.streams: OrderedDict[str, SynthesisStream] = OrderedDict()
+        """By request id; the one that was used longest ago comes first."""
+
+    @classmethod
+    def load(cls, args: Mapping[str, str], backend: Any) -> Token2Wav:
+        """From what Triton's `initialize` is given; `VivavoceError`: the folder, device or voice cannot be used.
+
+        default_voice is a name in spk2info.pt, memory_gb what may be taken of a GPU's memory, the weights included.
+        """
+        given = Parameters(args)
+        folder, device = given.model_folder, given.device
+        models = build_models(folder, device, choose_dtype("auto", device, folder), language_model=False)
+        if not models.config.rates.frames_per_token:
+            raise UnsupportedModel("model: token2wav makes no steps of CosyVoice 1's speech; serve the model vivavoce")
+        default = default_prompt(folder, models.config, given["default_voice"])
+        settings = EngineSettings(memory_bytes=_memory_bytes(given, device), admission=AdmissionMode.ALL)
+        engine = Engine(models, settings)
+        engine.warm_up(0.0)
+        return cls(backend, engine, len(TextTokenizer.from_folder(folder / BACKBONE)), default)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """A response for each request, in order; all are computed together, and a refused one harms no other."""
+        before = self._clock() - self._bounds.idle_s
+        while (oldest := next(iter(self.streams.values()), None)) is not None and oldest.used_at < before:
+            self._drop(oldest)
+        begun = [self._begin(request) for request in requests]
+        return [
+            refusal(self._backend, one) if isinstance(one, Exception) else answered(self._backend, "waveform", one)
+            for one in begun
+        ]
+
+    def close(self) -> None:
+        """Give all streams up, and end the engine."""
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+        self.engine.close(drain=False)
+
+    @property
+    def nbytes(self) -> int:
+        """What all streams keep."""
+        return sum(stream.nbytes for stream in self.streams.values())
+
+    def _begin(self, request: Any) -> Callable[[], Samples] | Exception:
+        """Hand a request to the engine; what is called for its audio."""
+        try:
+            asked = self._reader.read(Inputs(self._backend, request))
+            if asked.offset is None:
+                return self._whole(asked)
+            return self._step(asked, asked.offset) if asked.tokens else self._give_up(asked.id)
+        except Exception as error:
+            return error
+
+    def _whole(self, asked: SynthesisRequest) -> Callable[[], Samples]:
+        voice = self._voice(asked)
+        self._check_length(asked, voice)
+        segment = SegmentRequest(voice, speech_tokens=asked.tokens, seed=asked.seed or 0, speed=asked.speed or 1.0)
+        handle = self.engine.submit(EngineRequest((segment,)))
+        return lambda: handle.result().samples
+
+    def _step(self, asked: SynthesisRequest, offset: int) -> Callable[[], Samples]:
+        stream = self.streams.get(asked.id) or self._open(asked, offset)
+        try:
+            self._check_length(asked, stream.voice)
+            stream.push(asked, offset, self._config.flow.encoder.lookahead)
+        except InvalidRequest:
+            if not stream.spoken:
+                self._drop(stream)
+            raise
+        stream.used_at = self._clock()
+        if asked.final:
+            self.streams.pop(asked.id, None)
+        else:
+            self.streams.move_to_end(asked.id)
+
+        def samples() -> Samples:
+            try:
+                chunk = next(stream.chunks, None)
+            except Exception:
+                self._drop(stream)
+                raise
+            if chunk is None:
+                raise StageFailed(f"token2wav: the stream of request id {asked.id!r} has ended; begin anew")
+            return chunk.samples
+
+        return samples
+
+    def _open(self, asked: SynthesisRequest, offset: int) -> SynthesisStream:
+        if offset:
+            raise InvalidRequest(
+                f"{OFFSET}: {offset}, but request id {asked.id!r} has no stream here: none was begun, it has ended "
+                f"or failed, or was idle for {self._bounds.idle_s:g} s; begin at 0"
+            )
+        voice, seed, speed = self._voice(asked), asked.seed or 0, asked.speed or 1.0
+        nbytes, bounds = self._kept_bytes(voice), self._bounds
+        if len(self.streams) >= bounds.streams or self.nbytes + nbytes > bounds.nbytes:
+            oldest = next(iter(self.streams.values()), None)
+            wait_s = 0.0 if oldest is None else max(0.0, oldest.used_at + bounds.idle_s - self._clock())
+            raise Overloaded(
+                f"token2wav: {len(self.streams)} streams keep {self.nbytes} bytes, the limits are {bounds.streams} and "
+                f"{bounds.nbytes}; end some with finalize, or come again in {ceil(wait_s)} s",
+                retry_after_s=wait_s,
+            )
+        segment = SegmentRequest(voice, speech_tokens=(), seed=seed, speed=speed)
+        handle = self.engine.submit(EngineRequest((segment,), _POLICY, Arrival.SPEECH))
+        stream = self.streams[asked.id] = SynthesisStream(asked.id, handle, voice, seed, speed, nbytes)
+        return stream
+
+    def _give_up(self, name: str) -> Callable[[], Samples]:
+        stream = self.streams.pop(name, None)
+
+        def nothing() -> Samples:
+            # After the audio of steps in the same batch was taken.
+            if stream is not None:
+                stream.handle.cancel()
+            return np.zeros(0, np.float32)
+
+        return nothing
+
+    def _drop(self, stream: SynthesisStream) -> None:
+        if self.streams.get(stream.id) is stream:
+            del self.streams[stream.id]
+        stream.handle.cancel()
+
+    def _voice(self, asked: SynthesisRequest) -> Conditioning:
+        voice = asked.voice or self._default
+        if voice is None:
+            raise InvalidRequest(f"{MEL}: is missing, and the model has no spk2info.pt with a voice; send a prompt")
+        return voice
+
+    def _check_length(self, asked: SynthesisRequest, voice: Conditioning) -> None:
+        taken = len(voice.flow_tokens)
+        room = self._config.rates.tokens_in(MAX_FRAMES) - taken
+        if len(asked.tokens) > room:
+            raise InvalidRequest(
+                f"{TOKENS}: {len(asked.tokens)}; beside a prompt of {taken} there is room for {room}; send fewer"
+            )
+
+    def _kept_bytes(self, voice: Conditioning) -> int:
+        """What a stream of this voice keeps between its steps at most, beside the flow's pages, which are bounded."""
+        vocoder = self._config.vocoder
+        given = (voice.embedding, voice.flow_tokens, voice.flow_mel)
+        own = 2 * sum(tensor.nbytes for tensor in given)  # on the host and on the device
+        tail = 4 * self._kept_frames * (vocoder.num_mel_bins + vocoder.samples_per_frame)
+        return own + tail + 4 * self._config.rates.tokens_in(MAX_FRAMES)
+
+
+def default_prompt(folder: Path, config: ModelConfig, name: str) -> Conditioning | None:
+    """The voice of requests that bring none, from the folder's spk2info.pt; None: there is none for them.
+
+    name: "" for the release's own speaker, or else the first one. It may be a voice that users stored, which
+    `cosyvoice2` knows: it sends all that there is of a voice with its requests.
+    """
+    voices = built_in_voices(folder)
+    if not voices or (name and name not in voices):
+        told = {"name": name, "file": folder / SPEAKERS}
+        log.info("no default voice: requests that bring none are refused, %(name)r is not in %(file)s", told)
+        return None
+    chosen = name or (RELEASED_SPEAKER if RELEASED_SPEAKER in voices else next(iter(voices)))
+    voice = voices[chosen].aligned(config.rates)
+    check_fits(voice, config)
+    return condition(voice, CONVERSION)
+
+
+def _memory_bytes(parameters: Parameters, device: torch.device) -> int | None:
+    """What may be taken of a CUDA device, the weights included: by `memory_gb`, else they and `FREE_SHARE`."""
+    given = parameters.number("memory_gb", float, "gigabytes above 0, or leave it empty")
+    if given is not None and not 0 < given < 10_000:
+        raise InvalidRequest(f"memory_gb: {given:g} is no number of gigabytes above 0; give one, or leave it empty")
+    if device.type != "cuda":
+        return None
+    taken = torch.cuda.memory_reserved(device) + CUDA_BYTES
+    if given is None:
+        return taken + max(LEAST_ROOM, int(FREE_SHARE * torch.cuda.mem_get_info(device)[0]))
+    if given * 2**30 < taken + LEAST_ROOM:
+        raise InvalidRequest(
+            f"memory_gb: {given:.1f} is too little, the weights and CUDA take {taken / 2**30:.1f}; choose "
+            f"{(taken + LEAST_ROOM) / 2**30:.1f} or more, or leave it empty"
+        )
+    return int(given * 2**30)

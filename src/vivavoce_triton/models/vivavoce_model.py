@@ -1,0 +1,92 @@
+"""The model `vivavoce`: the whole engine in one instance, whose batches all requests share.
+
+The tensors are those of `cosyvoice2`; texts of requests that do not say how are read by natural rules, there by the
+official ones. One event loop serves all streams; a few threads read texts and recordings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
+from vivavoce.engine.handle import Handle
+from vivavoce.engine.request import EngineRequest
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import InvalidRequest
+from vivavoce.service.model_choice import choose_dtype, count_text_processes
+from vivavoce.service.session import RequestSession
+from vivavoce.service.synthesizer import Synthesizer
+from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer, check_present
+from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
+
+_FRONT_THREADS = 4
+"""They read texts and extract voices, which would hold up the event loop; networks run in the engine's thread."""
+
+
+class VivavoceModel(AsyncModel):
+    """The one instance. synthesizer: closed with this; policy: how streams are cut, None: answers are whole."""
+
+    def __init__(
+        self, backend: Any, synthesizer: Synthesizer, voices: RequestVoices, policy: ChunkPolicy | None
+    ) -> None:
+        super().__init__(backend, "vivavoce-streams", decoupled=policy is not None)
+        self._synthesizer, self._voices, self._policy = synthesizer, voices, policy
+        self._fronts = ThreadPoolExecutor(_FRONT_THREADS, "vivavoce-front")
+
+    @classmethod
+    def load(cls, args: Mapping[str, str], backend: Any) -> VivavoceModel:
+        """Load and warm up the engine; `VivavoceError`: a parameter, folder, device or voice cannot be used."""
+        parameters = Parameters(args)
+        folder, policy, device = parameters.model_folder, chunk_policy(parameters), parameters.device
+        config = read_config(folder, ())
+        if policy is not None:
+            policy = policy_for(config.generation, policy)
+        told, rate = parameters.number("sample_rate", int, "the model's"), config.rates.sample_rate
+        if told not in (None, rate):  # clients would play it too fast or too slowly
+            raise InvalidRequest(f"sample_rate: {told} in config.pbtxt, the model speaks at {rate}; fill in {rate}")
+        parameters.switch("use_spk2info_cache")  # before the model is loaded, which takes long
+        names = {name: parameters[name] or "torch" for name in ("lm_backend", "flow_backend")}
+        counts = {name: parameters.number(name, int, "a whole number") or 1 for name in ("trt_concurrent", "tp", "pp")}
+        trusted: Any = parameters.switch("trust_model_code")
+        settings = EngineSettings(**names, **counts, trust_model_code=trusted)  # type: ignore[arg-type]
+        dtype, processes = choose_dtype("auto", device, folder), count_text_processes(None, device)
+        synthesizer = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
+        extractor = synthesizer.front_end.extractor
+        voices = RequestVoices(parameters, extractor, extractor.fingerprint)
+        synthesizer.engine.warm_up()
+        return cls(backend, synthesizer, voices, policy)
+
+    def close(self) -> None:
+        """Finish what was taken, and end the engine."""
+        wait(list(self._streams))
+        self._fronts.shutdown()
+        super().close()
+        self._synthesizer.close()
+
+    async def answers(self, request: Any, left: Callable[[], bool]) -> AsyncGenerator[tuple[Any, bool], None]:
+        """Audio as it is made, or the whole of it."""
+        begun = await asyncio.get_running_loop().run_in_executor(self._fronts, self._begin, request, left)
+        if not isinstance(begun, RequestSession):
+            async with self.watched(left, begun.cancel):
+                spoken = await begun.result_async()
+            yield answer(self._backend, waveform=spoken.samples[None]), True
+            return
+        try:
+            async with self.watched(left, begun.handle.cancel):
+                async for chunk in begun:
+                    yield answer(self._backend, waveform=chunk.samples[None]), False
+        finally:
+            begun.close()
+
+    def _begin(self, request: Any, left: Callable[[], bool]) -> RequestSession | Handle:
+        check_present(left)
+        self._synthesizer.engine.check_load(streaming=self._policy is not None)
+        wanted = read_request(Inputs(self._backend, request), "natural")
+        if self._policy is not None:
+            return self._synthesizer.stream(wanted.text, self._voices.of(wanted), wanted.options, self._policy)
+        segments = self._synthesizer.front_end.requests(wanted.text, self._voices.of(wanted), wanted.options)
+        return self._synthesizer.engine.submit(EngineRequest(tuple(segments)))

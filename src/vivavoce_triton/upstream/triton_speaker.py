@@ -1,0 +1,457 @@
+"""A speaker that is a Triton server elsewhere, which serves `vivavoce`, `cosyvoice2` or a model of that form."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.errors import (
+    EngineStopped,
+    Forbidden,
+    InvalidRequest,
+    InvalidText,
+    ModelNotFound,
+    StageFailed,
+    VivavoceError,
+)
+from vivavoce.service.audio.decoding_process import DecodingProcess
+from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
+from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.service.text.arriving import Sentence, SentenceSplitter
+from vivavoce.service.text.checks import check_text
+from vivavoce.service.text.reading import is_speakable
+from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
+from vivavoce_textnorm.values import Reading
+from vivavoce_triton.client.utterance import Manner, Utterance
+from vivavoce_triton.client.wire import (
+    Connection,
+    Samples,
+    ServedModel,
+    ServerUnreachable,
+    Tensor,
+    refused,
+    request_tensors,
+)
+from vivavoce_triton.upstream.voices_folder import VoicesFolder, unknown, usable_reference
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+MODELS = ("vivavoce", "cosyvoice2")
+"""Which of a server's models speaks by default: the first that is there."""
+SENTENCE_S = 300.0
+"""How long the server may take for one sentence."""
+CHECK_S = 5.0
+"""How long it may take to say that it is there."""
+FRESH_S = 2.0
+"""How long it is believed to be as it was found."""
+
+
+class _Call:
+    """One sentence's request to the Triton server. It begins at once and is read as fast as the server answers."""
+
+    def __init__(self, sentence: Sentence, answer: AsyncGenerator[Samples, None]) -> None:
+        self.sentence = sentence
+        self.chunks: asyncio.Queue[Samples | None] = asyncio.Queue()
+        """Audio [n], n ≥ 1, in order, then None."""
+        self.reading = asyncio.create_task(self._read(answer))
+        """Ends with the answer, or fails as it does."""
+        self.reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+
+    async def _read(self, answer: AsyncGenerator[Samples, None]) -> None:
+        try:
+            async with aclosing(answer) as chunks:
+                async for chunk in chunks:
+                    self.chunks.put_nowait(chunk)
+        finally:
+            self.chunks.put_nowait(None)
+
+
+class TritonStream:
+    """See `SpeechStream`. A sentence is a segment and a request to the server; the next one is asked for while the last
+    is heard.
+
+    ask: asks for a sentence, by its place among the segments; on_end: is called once when the stream has ended.
+    """
+
+    def __init__(
+        self,
+        sample_rate: int,
+        ask: Callable[[str, int], AsyncGenerator[Samples, None]],
+        on_end: Callable[[TritonStream], None],
+    ) -> None:
+        self.sample_rate = sample_rate
+        self.verdict: Verdict | None = None
+        """How it ended; None while it goes on."""
+        self._ask, self._on_end = ask, on_end
+        self._splitter = SentenceSplitter()
+        self._sentences: asyncio.Queue[Sentence | None] = asyncio.Queue()
+        self._calls: list[_Call] = []
+        """The one that is heard, and the next."""
+        self._progress = Verdict(FinishReason.CANCELLED)
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """See `SpeechStream`."""
+        try:
+            async for event in self._events():
+                yield event
+                if self.verdict is not None:
+                    return
+        except VivavoceError as error:
+            if self.verdict is not None:
+                return
+            self._finish(replace(self._progress, reason=FinishReason.ERROR, error=str(error), error_code=error.code))
+            raise
+        self._finish(replace(self._progress, reason=FinishReason.STOP))
+
+    async def push(self, text: str) -> None:
+        """See `SpeechStream`."""
+        check_text(text)
+        self._add(self._splitter.add(text))
+
+    async def end(self) -> None:
+        """See `SpeechStream`."""
+        self._add(self._splitter.end())
+        self._sentences.put_nowait(None)
+
+    def cancel(self) -> None:
+        """See `SpeechStream`."""
+        self._finish(self._progress)
+
+    def _add(self, sentences: Iterator[Sentence]) -> None:
+        for sentence in sentences:
+            if is_speakable(sentence.text):
+                self._sentences.put_nowait(sentence)
+
+    async def _events(self) -> AsyncIterator[SpeechEvent]:
+        ahead: asyncio.Task[_Call | None] | None = None
+        while (call := await (ahead or self._ask_next())) is not None:
+            ahead = None
+            place = self._progress.segments_given
+            self._progress = replace(self._progress, segments_given=place + 1)
+            yield SegmentText(place, call.sentence.start, call.sentence.end)
+            while (samples := await call.chunks.get()) is not None:
+                ahead = ahead or asyncio.create_task(self._ask_next())
+                yield AudioChunk(samples, self.sample_rate, segment=place)
+                audio_s = self._progress.audio_s + len(samples) / self.sample_rate
+                self._progress = replace(self._progress, audio_s=audio_s)
+            if self.verdict is not None:
+                return  # it was cancelled
+            await call.reading
+            self._calls.remove(call)
+            self._progress = replace(self._progress, segments_spoken=place + 1)
+        if not self._progress.segments_given:
+            raise _unspeakable()
+
+    async def _ask_next(self) -> _Call | None:
+        """The next sentence's request; None: there is no more, or the stream has ended."""
+        sentence = await self._sentences.get()
+        if sentence is None or self.verdict is not None:
+            return None
+        call = _Call(sentence, self._ask(sentence.text, self._progress.segments_given))
+        self._calls.append(call)
+        return call
+
+    def _finish(self, verdict: Verdict) -> None:
+        """The first verdict stands; what it holds is freed."""
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        self._sentences.put_nowait(None)
+        for call in self._calls:
+            call.reading.cancel()
+        self._on_end(self)
+
+
+class TritonSpeaker:
+    """See `Speaker`. One event loop's; made by `open`."""
+
+    stuck, voice_store = False, "ok"
+    """See `Speaker`: what does not answer is not ready, and its voices are files."""
+
+    def __init__(self, address: str, folder: VoicesFolder | None, clock: Callable[[], float]) -> None:
+        self._address, self._folder, self._clock = address, folder, clock
+        self._model: ServedModel
+        self._connected = AsyncExitStack()
+        self._speech, self._checks = Connection(address, SENTENCE_S), Connection(address, CHECK_S)
+        self._ready, self._checked_at = True, clock()
+        self._checking: asyncio.Task[None] | None = None
+        self._streams: set[TritonStream] = set()
+        self._closing = False
+        self._folder_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-voices")
+        """The one in which the folder is looked at: who leaves meanwhile does not let the next one in beside it."""
+
+        self._decoding_thread = ThreadPoolExecutor(1, thread_name_prefix="vivavoce-decoding")
+        self._decoding: DecodingProcess
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        reference_dir: str | Path | None,
+        *,
+        model: str | None = None,
+        rules: NameRules = NameRules(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> TritonSpeaker:
+        """Connect to triton://HOST:PORT, a server's gRPC interface; the scheme may be left out.
+
+        reference_dir: recordings that are voices (see `voices_folder`), None: the served model's own voice alone;
+        model: by its name, None: the first of `MODELS` that is served; rules: what is meant by names that no recording
+        has.
+
+        Raises:
+            EngineStopped: the server does not answer, or serves no such model.
+            ServerRefused: the model gives no audio.
+            InvalidRequest: the folder cannot be read.
+            MissingDependency: tritonclient is not installed.
+        """
+        folder = None if reference_dir is None else await asyncio.to_thread(VoicesFolder, Path(reference_dir), rules)
+        speaker = cls(address.removeprefix("triton://").rstrip("/"), folder, clock)
+        async with AsyncExitStack() as stack:
+            for connection in (speaker._speech, speaker._checks):
+                await stack.enter_async_context(connection)
+            speaker._model = await _first_of(speaker._checks, (model,) if model else MODELS)
+            speaker._connected = stack.pop_all()
+        speaker._decoding = DecodingProcess()
+        await asyncio.to_thread(speaker._decoding.check)
+        return speaker
+
+    @property
+    def about(self) -> ModelAbout:
+        """The served model, as it was found last."""
+        model = self._model
+        return ModelAbout(
+            model.name,
+            f"{model.name} of a Triton server",
+            model.sample_rate,
+            demo=False,
+            instructions="instruct_text" in model.inputs,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """As the last look found it; if that is too old, another look begins, for the next question."""
+        if not self._closing and self._clock() - self._checked_at >= FRESH_S:
+            self._begin_check()
+        return self._ready and not self._closing
+
+    async def speak(self, request: SpeechRequest) -> TritonStream:
+        """See `Speaker`; what the served model has no input for is refused unless it is as by default."""
+        self._check_open()
+        if not self._ready:
+            await asyncio.shield(self._begin_check())
+            if not self._ready:
+                raise _away()
+        _refuse_foreign(request, self._model)
+        if request.text is not None and not is_speakable(request.text):
+            raise _unspeakable()
+        reference, transcript = await self._voice_of(request.voice)
+        transcript = _transcript_for(request, transcript, spoken_by_recording=reference is not None)
+        model, identity = self._model, secrets.token_hex(8)
+        takes_seed = request.seed != 0 or "seed" in model.inputs
+
+        def tensors(sentence: str, place: int) -> Sequence[Tensor]:
+            manner = Manner(
+                instruct_text=request.instruct,
+                seed=request.seed + place if takes_seed else None,
+                speed=None if request.speed == 1.0 else request.speed,
+                reading=request.reading if "reading" in model.inputs else None,
+            )
+            return request_tensors(Utterance("", sentence, None, transcript), manner, model, reference)
+
+        def ask(sentence: str, place: int) -> AsyncGenerator[Samples, None]:
+            return _answer(self._speech, model, tensors(sentence, place), f"{identity}-{place}")
+
+        tensors("?", 0)  # what the model does not take is told now
+        stream = TritonStream(model.sample_rate, ask, self._on_end)
+        if request.text is not None:
+            await stream.push(request.text)
+            await stream.end()
+        self._streams.add(stream)
+        return stream
+
+    async def normalize(self, request: SpeechRequest) -> Reading:
+        """Refused: that server tells nobody how it reads."""
+        raise InvalidRequest(
+            "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
+            "a model of its own, or `vivavoce normalize`"
+        )
+
+    async def voices(self, owner: str) -> list[VoiceSummary]:
+        """Those of the folder, which everybody sees."""
+        if self._folder is None:
+            return []
+        return await self._in_folder(self._folder.voices)
+
+    async def add_voice(
+        self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
+    ) -> VoiceSummary:
+        """Refused: the folder is its owner's."""
+        raise self._read_only()
+
+    async def remove_voice(self, owner: str, name: str) -> None:
+        """Refused: the folder is its owner's."""
+        raise self._read_only()
+
+    async def statistics(self) -> SpeakerStatistics | None:
+        """The Triton server has figures of its own."""
+        return None
+
+    async def close(self) -> None:
+        """Cancel what is spoken, and disconnect."""
+        self._closing = True
+        for stream in list(self._streams):
+            stream.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
+        self._folder_thread.shutdown(wait=False)
+        self._decoding_thread.shutdown(wait=False, cancel_futures=True)
+        self._decoding.close()
+        await self._connected.aclose()
+
+    async def _voice_of(self, voice: str | Recording | None) -> tuple[Samples | None, str]:
+        if isinstance(voice, Recording):
+            given = (voice.content, "reference audio", self._decoding.decode)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._decoding_thread, usable_reference, *given), voice.transcript
+        if self._folder is not None:
+            return await self._in_folder(partial(self._folder.find, voice)) or (None, "")
+        if voice is not None and voice not in OPENAI_VOICES:  # these mean the only voice there is
+            raise unknown(voice, ())
+        return None, ""
+
+    async def _in_folder(self, look: Callable[[], Found]) -> Found:
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._folder_thread, look)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineStopped("server: it is shutting down; ask another one")
+
+    def _read_only(self) -> Forbidden:
+        if self._folder is None:
+            return Forbidden("voices: this server has none of its own; start it with --reference-dir FOLDER")
+        return Forbidden(
+            "voices: they are the recordings of a folder and cannot be changed here; its owner adds NAME.wav and "
+            "NAME.txt there"
+        )
+
+    def _on_end(self, stream: TritonStream) -> None:
+        self._streams.discard(stream)
+        if stream.verdict is not None and stream.verdict.error_code == EngineStopped.code:
+            self._ready, self._checked_at = False, self._clock() - FRESH_S
+
+    def _begin_check(self) -> asyncio.Task[None]:
+        """Look whether the model is there, unless that is done already."""
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check())
+        return self._checking
+
+    async def _check(self) -> None:
+        """The model may have changed meanwhile."""
+        try:
+            self._model, found = await self._checks.model(self._model.name), True
+        except VivavoceError as error:
+            found = False
+            if self._ready:
+                log.warning("upstream away: %(error)s", {"error": error})
+        except Exception:
+            found = False
+            log.exception("upstream not understood: it is what the Triton server says of its model")
+        finally:
+            self._checking = None
+        if found and not self._ready:
+            log.info("upstream there: the Triton server at %(address)s answers", {"address": self._address})
+        self._ready, self._checked_at = found, self._clock()
+
+
+async def _answer(
+    connection: Connection, model: ServedModel, tensors: Sequence[Tensor], request_id: str
+) -> AsyncGenerator[Samples, None]:
+    """One request's audio [n], n ≥ 1, in order; raises after what came, EngineStopped or ServerRefused."""
+    silent = True
+    try:
+        # An answer that is whole is read to the call's own end, never cancelled: see `Connection.speak`.
+        async with aclosing(connection.speak(model, tensors, request_id, stream=model.decoupled)) as chunks:
+            async for chunk in chunks:
+                silent = False
+                yield chunk
+        if silent:
+            raise refused(f"the model {model.name!r} gave no audio; see its log")
+    except (ServerUnreachable, ModelNotFound) as error:
+        log.warning("upstream away: %(error)s", {"error": error})
+        raise _away() from None  # clients need not know where the server is
+    except VivavoceError:
+        raise
+    except Exception:
+        log.exception("upstream not understood: an answer of the model %(model)r", {"model": model.name})
+        raise StageFailed("upstream: an internal error, which was logged; ask again") from None
+
+
+async def _first_of(connection: Connection, names: tuple[str, ...]) -> ServedModel:
+    missing: ModelNotFound | None = None
+    for name in names:
+        try:
+            return await connection.model(name)
+        except ModelNotFound as error:
+            missing = error
+        except ServerUnreachable as error:
+            raise EngineStopped(f"upstream: {error}") from None
+    raise EngineStopped(f"upstream: {missing}")
+
+
+def _refuse_foreign(request: SpeechRequest, model: ServedModel) -> None:
+    """Nothing upstream takes these; a model that takes no reading has rules of its own, whatever they are."""
+    unread = request.reading == "off" and "reading" not in model.inputs
+    for field, given in (
+        ("chunk_policy", request.policy),
+        ("language", request.language),
+        ("reading", "off" if unread else None),
+        ("emojis", "named" if request.emojis == "named" else None),
+        ("code", "silent" if request.code == "silent" else None),
+        ("sampling", None if request.sampling == SamplingParams() else "given"),
+    ):
+        if given is not None:
+            raise InvalidRequest(f"{field}: the Triton server that speaks here does not take it; leave it out")
+
+
+def _transcript_for(request: SpeechRequest, transcript: str, *, spoken_by_recording: bool) -> str:
+    """What is sent of a recording's transcript, which tells the server the mode. InvalidRequest: it cannot be done.
+
+    There is no tensor for a mode: the server takes a recording with its text for zero_shot, one without for
+    cross_lingual, and an instruction for instruct. Its nearest to sft, an embedding alone, is the recording as it is.
+    """
+    mode = request.mode
+    if request.instruct is not None:
+        if mode not in (None, Mode.INSTRUCT):
+            raise InvalidRequest(f"instruct: is not used in mode {Mode(mode).value}; leave the mode out")
+    elif mode is Mode.INSTRUCT:
+        raise InvalidRequest("mode: instruct needs an instruction; send one, or leave the mode out")
+    if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not spoken_by_recording:
+        raise InvalidRequest(
+            f"mode: {Mode(mode).value} needs a recording, and the voice that speaks here has none; name another voice, "
+            "send a recording, or leave the mode out"
+        )
+    if mode is Mode.ZERO_SHOT and not transcript:
+        raise InvalidRequest("mode: zero_shot needs what the recording says; send that, or ask for cross_lingual")
+    return "" if mode is Mode.CROSS_LINGUAL else transcript
+
+
+def _away() -> EngineStopped:
+    return EngineStopped("upstream: the Triton server that speaks here is away; try again in some seconds")
+
+
+def _unspeakable() -> InvalidText:
+    return InvalidText("text: nothing in it can be spoken; write at least one word", nothing_to_say=True)
