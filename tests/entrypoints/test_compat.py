@@ -33,11 +33,11 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
-from vivavoce.export.network_files import export_part
-from vivavoce.export.parts import part_of
 from vivavoce.models.build import build_models
 from vivavoce.models.foreign.estimator import ForeignEstimator
 from vivavoce.service.speech import MAX_SEED, SpeakOptions
+from vivavoce_export.network_files import export_part
+from vivavoce_export.parts import part_of
 
 DATA = Path(__file__).parents[1] / "data"
 ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}

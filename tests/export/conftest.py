@@ -9,8 +9,8 @@ import pytest
 from trtllm_goldens import DATA
 
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.export.hf_folder import Source, export_hf, open_official
 from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_export.hf_folder import Source, export_hf, open_official
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export import merged_lm
-from vivavoce.export.files import TensorFile, blank, cast, check_target, row_blocks
-from vivavoce.export.merged_lm import MappedWeights
 from vivavoce.files import fresh_folder
+from vivavoce_export import merged_lm
+from vivavoce_export.files import TensorFile, blank, cast, check_target, row_blocks
+from vivavoce_export.merged_lm import MappedWeights
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_tensors_are_written_in_blocks_of_any_number(
     path = tmp_path_factory.mktemp("file") / "t.safetensors"
     specs = {name: blank(tuple(tensor.shape), torch.bfloat16) for name, tensor in tensors.items()}
     with pytest.MonkeyPatch.context() as patch, closing(TensorFile(path, specs)) as file:
-        patch.setattr("vivavoce.export.files.BLOCK_VALUES", 16)
+        patch.setattr("vivavoce_export.files.BLOCK_VALUES", 16)
         for name, tensor in tensors.items():
             for block in row_blocks(len(tensor), tensor[0].numel()):
                 file.write(name, tensor[block].bfloat16(), row=block.start)

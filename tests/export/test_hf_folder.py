@@ -25,7 +25,10 @@ from vivavoce.checkpoint.weights import LM_NAMES, load_into, read_tensors
 from vivavoce.engine.lm_stage import plain_run
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.hf_folder import (
+from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
+from vivavoce.service.model_choice import MINI
+from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_export.hf_folder import (
     add_speech,
     export_hf,
     open_hugging_face,
@@ -34,9 +37,6 @@ from vivavoce.export.hf_folder import (
     speech_lm,
     tokenizer_config,
 )
-from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
-from vivavoce.service.model_choice import MINI
-from vivavoce.service.text.tokenizer import TextTokenizer
 
 FILES = {"config.json", "generation_config.json", "speech_lm.json", "model.safetensors", "embedding_bias.npy"}
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json"}
@@ -202,7 +202,7 @@ def test_a_failure_on_the_way_leaves_the_earlier_export(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vivavoce.export.hf_folder.TensorFile", full)
+    monkeypatch.setattr("vivavoce_export.hf_folder.TensorFile", full)
     with pytest.raises(OSError, match="No space"):
         export_hf(babble, out, tokenizer, force=True)
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before

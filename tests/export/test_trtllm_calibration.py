@@ -16,8 +16,10 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.hf_folder import Source, open_hugging_face, open_official
-from vivavoce.export.trtllm.calibration import (
+from vivavoce.service.model_choice import MINI
+from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_export.hf_folder import Source, open_hugging_face, open_official
+from vivavoce_export.trtllm.calibration import (
     Calibration,
     Prompt,
     measure,
@@ -25,10 +27,8 @@ from vivavoce.export.trtllm.calibration import (
     read_prompts,
     voices_prompts,
 )
-from vivavoce.export.trtllm.convert import convert
-from vivavoce.export.trtllm.options import ConvertOptions
-from vivavoce.service.model_choice import MINI
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_export.trtllm.convert import convert
+from vivavoce_export.trtllm.options import ConvertOptions
 
 MODEL = DATA / "a_h64"
 OUTPUTS = "model.layers.1.self_attn.q_proj.y"

@@ -19,12 +19,12 @@ from torch import Tensor
 from trtllm_goldens import DATA
 
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export import files
-from vivavoce.export.hf_folder import Source, open_hugging_face
-from vivavoce.export.merged_lm import HEAD, QwenSizes
-from vivavoce.export.trtllm.calibration import Calibration, Prompt, measure, random_prompts, read_calibration
-from vivavoce.export.trtllm.convert import RECORD, RankPlan, convert
-from vivavoce.export.trtllm.layers import (
+from vivavoce_export import files
+from vivavoce_export.hf_folder import Source, open_hugging_face
+from vivavoce_export.merged_lm import HEAD, QwenSizes
+from vivavoce_export.trtllm.calibration import Calibration, Prompt, measure, random_prompts, read_calibration
+from vivavoce_export.trtllm.convert import RECORD, RankPlan, convert
+from vivavoce_export.trtllm.layers import (
     ShardCut,
     dequantise,
     joined,
@@ -34,8 +34,8 @@ from vivavoce.export.trtllm.layers import (
     to_int8,
     whole_numbers,
 )
-from vivavoce.export.trtllm.options import ConvertOptions, build_command, chosen_dtype
-from vivavoce.export.trtllm.reread import Reread
+from vivavoce_export.trtllm.options import ConvertOptions, build_command, chosen_dtype
+from vivavoce_export.trtllm.reread import Reread
 
 RELEASE = QwenSizes(896, 4864, 24, 14, 2, 1e-6, 1e6, 32768, 158_336)
 """CosyVoice2-0.5B."""

@@ -15,16 +15,16 @@ from trtllm_goldens import DATA, Golden, describe, goldens, read_rank
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import InvalidRequest
-from vivavoce.export import files
-from vivavoce.export.hf_folder import Source, open_hugging_face, open_official
-from vivavoce.export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors
-from vivavoce.export.trtllm.calibration import Calibration, measure, random_prompts, read_calibration
-from vivavoce.export.trtllm.convert import convert
-from vivavoce.export.trtllm.options import ConvertOptions, checkpoint_config, read_checkpoint_config
-from vivavoce.export.trtllm.reread import LogitsCheck, Reread, compare_logits, write_back
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
 from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce_export import files
+from vivavoce_export.hf_folder import Source, open_hugging_face, open_official
+from vivavoce_export.merged_lm import EMBEDDING, HEAD, HEAD_BIAS, official_tensors
+from vivavoce_export.trtllm.calibration import Calibration, measure, random_prompts, read_calibration
+from vivavoce_export.trtllm.convert import convert
+from vivavoce_export.trtllm.options import ConvertOptions, checkpoint_config, read_checkpoint_config
+from vivavoce_export.trtllm.reread import LogitsCheck, Reread, compare_logits, write_back
 
 MODELS = ("a_h64", "b_h128_tied")
 GOLDENS = goldens()

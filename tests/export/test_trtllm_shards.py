@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 from trtllm_goldens import DATA
 
-from vivavoce.export.hf_folder import open_hugging_face
-from vivavoce.export.trtllm.convert import convert
-from vivavoce.export.trtllm.options import ConvertOptions
+from vivavoce_export.hf_folder import open_hugging_face
+from vivavoce_export.trtllm.convert import convert
+from vivavoce_export.trtllm.options import ConvertOptions
 
 Array = NDArray[np.float32]
 SPLITS = {

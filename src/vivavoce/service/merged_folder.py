@@ -19,7 +19,7 @@ def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) 
 
     It is a cache: its name tells the file of the weights, its size and its time of change, and the dtype.
     """
-    from vivavoce.export.hf_folder import export_hf
+    from vivavoce_export.hf_folder import export_hf
 
     weights = find_part(folder, "llm", variant).resolve()
     status, name = weights.stat(), str(dtype).removeprefix("torch.")

@@ -128,7 +128,7 @@ class EngineSource:
 
 
 def _merged(folder: Path, device: torch.device) -> tuple[LanguageModel, MergedVocabulary]:
-    from vivavoce.export.hf_folder import read_merged, read_vocabulary, speech_lm
+    from vivavoce_export.hf_folder import read_merged, read_vocabulary, speech_lm
 
     prepare_device(device)
     dtype = choose_dtype("auto", device)
@@ -158,8 +158,8 @@ class LLMSource:
         Further parameters are those of TensorRT-LLM's own backend. most: requests that are decoded at once.
         `MissingDependency`: TensorRT-LLM cannot be imported, or is of another version.
         """
-        from vivavoce.export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
-        from vivavoce.export.merged_lm import no_bias
+        from vivavoce_export.hf_folder import open_hugging_face, read_lm_config, read_vocabulary
+        from vivavoce_export.merged_lm import no_bias
 
         folder = parameters.path("gpt_model_path")
         if folder is None or not folder.is_dir():

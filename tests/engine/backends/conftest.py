@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CPU
-from vivavoce.export.network_files import export_part
-from vivavoce.export.parts import part_of
 from vivavoce.models.build import Models, build_models
+from vivavoce_export.network_files import export_part
+from vivavoce_export.parts import part_of
 
 ONNX_MISSING = importlib.util.find_spec("onnxscript") is None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_harness import Run, read_wav
 
-from vivavoce.export.hf_folder import read_merged
+from vivavoce_export.hf_folder import read_merged
 
 
 def test_convert_means_another_voice_and_export_another_runtime(run: Run) -> None:

@@ -24,10 +24,10 @@ from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
-from vivavoce.export.hf_folder import CONFIG, TOKENIZER
-from vivavoce.export.merged_lm import HEAD_BIAS, open_merged_lm
 from vivavoce.models.build import LanguageConfig, LanguageModel
 from vivavoce.service.merged_folder import merged_folder
+from vivavoce_export.hf_folder import CONFIG, TOKENIZER
+from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 
 if TYPE_CHECKING:
     from vivavoce.entrypoints.cli.bench_model import BenchModel

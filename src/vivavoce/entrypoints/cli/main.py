@@ -23,7 +23,6 @@ from vivavoce.entrypoints.cli import (
     doctor,
     download,
     evaluate,
-    export,
     info,
     keys,
     normalize,
@@ -36,6 +35,7 @@ from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_er
 from vivavoce.entrypoints.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
 from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
+from vivavoce_export.commands import export
 from vivavoce_triton.commands import client, triton
 
 EXIT_INTERNAL, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141

@@ -25,9 +25,11 @@ from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabula
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES
 from vivavoce.errors import CheckpointError
-from vivavoce.export.files import DTYPES, TensorFile, blank, check_target, naming
-from vivavoce.export.hf_folder import CONFIG, Source, read_bias
-from vivavoce.export.merged_lm import (
+from vivavoce.files import fresh_folder
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_export.files import DTYPES, TensorFile, blank, check_target, naming
+from vivavoce_export.hf_folder import CONFIG, Source, read_bias
+from vivavoce_export.merged_lm import (
     ALL_ROWS,
     EMBEDDING,
     FINAL_NORM,
@@ -37,9 +39,9 @@ from vivavoce.export.merged_lm import (
     TensorReader,
     official_tensors,
 )
-from vivavoce.export.trtllm.calibration import Change, LayerEffects, Prompt, hidden_states
-from vivavoce.export.trtllm.convert import RECORD, TABLES, RankPlan, rank_path
-from vivavoce.export.trtllm.layers import (
+from vivavoce_export.trtllm.calibration import Change, LayerEffects, Prompt, hidden_states
+from vivavoce_export.trtllm.convert import RECORD, TABLES, RankPlan, rank_path
+from vivavoce_export.trtllm.layers import (
     CACHE_SCALE,
     INT8_LIMIT,
     MATRICES,
@@ -50,9 +52,7 @@ from vivavoce.export.trtllm.layers import (
     joined,
     round_trip,
 )
-from vivavoce.export.trtllm.options import BITS, read_checkpoint_config
-from vivavoce.files import fresh_folder
-from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_export.trtllm.options import BITS, read_checkpoint_config
 
 WRITTEN_BACK = "written_back.json"
 """Says that `write_back` made the folder; models from elsewhere may have the same weight files."""

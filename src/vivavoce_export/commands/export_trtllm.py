@@ -16,10 +16,10 @@ from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, REQUIRED, QuietOption
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from vivavoce.export.hf_folder import Source
-    from vivavoce.export.trtllm.calibration import Calibration, Prompt
-    from vivavoce.export.trtllm.convert import Conversion, Progress
-    from vivavoce.export.trtllm.options import ConvertOptions
+    from vivavoce_export.hf_folder import Source
+    from vivavoce_export.trtllm.calibration import Calibration, Prompt
+    from vivavoce_export.trtllm.convert import Conversion, Progress
+    from vivavoce_export.trtllm.options import ConvertOptions
 
 EXAMPLES = (
     "vivavoce export trtllm --model CosyVoice2-0.5B --out ./checkpoint --dtype bfloat16",
@@ -72,7 +72,7 @@ class TrtllmFlags:
 
     def chosen(self) -> ConvertOptions:
         """As the conversion takes them; `InvalidRequest` for what it cannot do."""
-        from vivavoce.export.trtllm.options import ConvertOptions
+        from vivavoce_export.trtllm.options import ConvertOptions
 
         if self.weight_only_precision is not None and not self.use_weight_only:
             raise InvalidRequest("weight-only-precision: belongs to --use-weight-only; add it, or leave this out")
@@ -94,9 +94,9 @@ class TrtllmFlags:
     def open(self) -> tuple[Source, Path]:
         """A merged Qwen2 folder, or any model that the other commands take; and its folder."""
         from vivavoce.checkpoint.folder import BACKBONE
-        from vivavoce.export.hf_folder import is_hugging_face, open_hugging_face, open_official
         from vivavoce.service.model_choice import model_folder
         from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce_export.hf_folder import is_hugging_face, open_hugging_face, open_official
 
         given = None if self.model is None else Path(self.model)
         if given is not None and is_hugging_face(given):
@@ -115,9 +115,9 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
-        from vivavoce.export.trtllm.convert import convert
-        from vivavoce.export.trtllm.options import build_command
-        from vivavoce.export.trtllm.reread import Reread, write_back
+        from vivavoce_export.trtllm.convert import convert
+        from vivavoce_export.trtllm.options import build_command
+        from vivavoce_export.trtllm.reread import Reread, write_back
 
         chosen = flags.chosen()
         if flags.check and quiet:
@@ -165,9 +165,9 @@ def trtllm(flags: TrtllmFlags, quiet: QuietOption = False) -> None:
 
 
 def _check_write_back(target: Path, flags: TrtllmFlags, folder: Path) -> None:
-    from vivavoce.export.files import check_target
-    from vivavoce.export.hf_folder import is_hugging_face
-    from vivavoce.export.trtllm.reread import WRITTEN_BACK
+    from vivavoce_export.files import check_target
+    from vivavoce_export.hf_folder import is_hugging_face
+    from vivavoce_export.trtllm.reread import WRITTEN_BACK
 
     back, out = target.resolve(), flags.out.resolve()
     if back == out or back in out.parents or out in back.parents:
@@ -184,7 +184,7 @@ def _calibration(
 ) -> tuple[Calibration, tuple[Prompt, ...]]:
     """(what to calibrate with, the prompts of `--check`); without a file, the prompts of the model's own voices."""
     from vivavoce.checkpoint.folder import SPEAKERS
-    from vivavoce.export.trtllm.calibration import Calibration, read_calibration, voices_prompts
+    from vivavoce_export.trtllm.calibration import Calibration, read_calibration, voices_prompts
 
     def own() -> tuple[Prompt, ...]:
         voices = folder / SPEAKERS
@@ -202,8 +202,8 @@ def _calibration(
 def _check(
     source: Source, made: Conversion, prompts: tuple[Prompt, ...], reporter: Reporter, step: Progress
 ) -> list[tuple[str, str]]:
-    from vivavoce.export.trtllm.calibration import random_prompts
-    from vivavoce.export.trtllm.reread import Reread, compare_logits
+    from vivavoce_export.trtllm.calibration import random_prompts
+    from vivavoce_export.trtllm.reread import Reread, compare_logits
 
     if not prompts:
         reporter.note("the model brings no voice with a recording's text and tokens: logits are compared on random ids")

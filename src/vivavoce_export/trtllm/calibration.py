@@ -16,12 +16,12 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.checkpoint.weights import LM_NAMES, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.files import cast
-from vivavoce.export.hf_folder import Source
-from vivavoce.export.merged_lm import EMBEDDING, FINAL_NORM, QwenSizes, TensorReader
-from vivavoce.export.trtllm.layers import LINEARS
 from vivavoce.models.layers import RMSNorm, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer
+from vivavoce_export.files import cast
+from vivavoce_export.hf_folder import Source
+from vivavoce_export.merged_lm import EMBEDDING, FINAL_NORM, QwenSizes, TensorReader
+from vivavoce_export.trtllm.layers import LINEARS
 
 Change = Callable[[Tensor], Tensor]
 """What an engine's whole numbers make of a tensor: the same shape, other values."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cli_harness import Run
 
-from vivavoce.export import network_files
+from vivavoce_export import network_files
 
 SCRIPT = "flow.decoder.estimator.fp32.cpu.zip"
 

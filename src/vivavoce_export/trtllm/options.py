@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.files import AUTO, DTYPES, check_dtype
-from vivavoce.export.merged_lm import QwenSizes
+from vivavoce_export.files import AUTO, DTYPES, check_dtype
+from vivavoce_export.merged_lm import QwenSizes
 
 BITS = {"int8": 8, "int4": 4}
 GPU_LAYOUTS = ("sm80", "sm90")

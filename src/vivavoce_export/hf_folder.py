@@ -28,7 +28,9 @@ from vivavoce.checkpoint.merged_vocabulary import CONTROLS, EMBEDDING_BIAS, END,
 from vivavoce.checkpoint.settings import Section, lm_config
 from vivavoce.checkpoint.weights import LM_NAMES, NameTable, find_part, load_into
 from vivavoce.errors import CheckpointError, UnsupportedModel
-from vivavoce.export.files import (
+from vivavoce.files import fresh_folder
+from vivavoce.models.lm.qwen2 import SpeechLM
+from vivavoce_export.files import (
     AUTO,
     DTYPES,
     TensorFile,
@@ -39,7 +41,7 @@ from vivavoce.export.files import (
     naming,
     row_blocks,
 )
-from vivavoce.export.merged_lm import (
+from vivavoce_export.merged_lm import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
@@ -52,8 +54,6 @@ from vivavoce.export.merged_lm import (
     official_tensors,
     open_merged_lm,
 )
-from vivavoce.files import fresh_folder
-from vivavoce.models.lm.qwen2 import SpeechLM
 
 CONFIG, GENERATION, SPEECH = "config.json", "generation_config.json", "speech_lm.json"
 WEIGHTS = "model.safetensors"

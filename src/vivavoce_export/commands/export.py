@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vivavoce.entrypoints.cli import export_networks, export_trtllm, flags
+from vivavoce.entrypoints.cli import flags
 from vivavoce.entrypoints.cli.console import Reporter, size_text
 from vivavoce.entrypoints.cli.flags import REQUIRED, command, flag, group
+from vivavoce_export.commands import export_networks, export_trtllm
 
 
 def hf(
@@ -24,9 +25,9 @@ def hf(
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         from vivavoce.checkpoint.folder import BACKBONE
-        from vivavoce.export.hf_folder import export_hf
         from vivavoce.service.model_choice import model_folder
         from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce_export.hf_folder import export_hf
 
         folder = model_folder(model)
         tokenizer = TextTokenizer.from_folder(folder / BACKBONE)

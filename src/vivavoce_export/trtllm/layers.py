@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from vivavoce.errors import CheckpointError
-from vivavoce.export.files import cast
-from vivavoce.export.merged_lm import QwenSizes
-from vivavoce.export.trtllm.options import BITS, ConvertOptions
+from vivavoce_export.files import cast
+from vivavoce_export.merged_lm import QwenSizes
+from vivavoce_export.trtllm.options import BITS, ConvertOptions
 
 INT8_LIMIT = 127
 _TILE = 64

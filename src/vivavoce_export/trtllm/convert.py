@@ -19,13 +19,13 @@ from torch import Tensor
 
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.export.files import TensorFile, blank, cast, check_target, matches, naming
-from vivavoce.export.hf_folder import CONFIG, Source, read_bias
-from vivavoce.export.merged_lm import EMBEDDING, FINAL_NORM, HEAD, QwenSizes
-from vivavoce.export.trtllm.calibration import Calibration, measure
-from vivavoce.export.trtllm.layers import LINEARS, convert_layer
-from vivavoce.export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
 from vivavoce.files import fresh_folder
+from vivavoce_export.files import TensorFile, blank, cast, check_target, matches, naming
+from vivavoce_export.hf_folder import CONFIG, Source, read_bias
+from vivavoce_export.merged_lm import EMBEDDING, FINAL_NORM, HEAD, QwenSizes
+from vivavoce_export.trtllm.calibration import Calibration, measure
+from vivavoce_export.trtllm.layers import LINEARS, convert_layer
+from vivavoce_export.trtllm.options import SIZES, ConvertOptions, checkpoint_config, chosen_dtype
 
 RECORD = "conversion.json"
 """The options of the conversion. TensorRT-LLM does not read it; the next conversion and the comparison of logits do."""

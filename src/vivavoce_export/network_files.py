@@ -18,12 +18,12 @@ from torch import Tensor
 
 from vivavoce.checkpoint.code_files import remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
-from vivavoce.export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
 from vivavoce.models.encoders import OnnxModel, open_onnx
 from vivavoce.models.foreign.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
 from vivavoce.models.foreign.files import PRECISIONS, file_name
 from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
 from vivavoce.models.foreign.torch_estimator import TorchEstimator, open_package, open_script
+from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000

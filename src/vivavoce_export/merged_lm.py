@@ -29,8 +29,8 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import LM_NAMES, check_variant, find_part, load_into, read_tensors
 from vivavoce.errors import CheckpointError
-from vivavoce.export.files import row_blocks
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
+from vivavoce_export.files import row_blocks
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
