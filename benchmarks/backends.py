@@ -31,8 +31,8 @@ from vivavoce.engine.flow_stage import AttentionMode, FlowChunk
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.cli.console import print_table
 from vivavoce.errors import VivavoceError
-from vivavoce.measure import save_json
 from vivavoce.service.model_choice import choose_device, model_folder
+from vivavoce_bench.measure import save_json
 
 TOKENS = 125
 """Speech tokens of each request: the same work for every row."""

@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_process import ServeProcess, serve_process
-from vivavoce.bench import ClosedLoop, Outcome, Piece, Refused, Workload, figures, run_load
-from vivavoce.bench.load import Ending, Utterance, those
-from vivavoce.measure import rounded, save_json
+from vivavoce_bench import ClosedLoop, Outcome, Piece, Refused, Workload, figures, run_load
+from vivavoce_bench.load import Ending, Utterance, those
+from vivavoce_bench.measure import rounded, save_json
 
 PARTS = ("streams", "kill", "offline")
 RECOVERY_S = 300.0
@@ -269,7 +269,7 @@ def hardware(options: argparse.Namespace) -> str:
     """What the engines run on."""
     import torch
 
-    from vivavoce.entrypoints.cli.bench_model import processor
+    from vivavoce_bench.commands.bench_model import processor
 
     return torch.cuda.get_device_name(int(options.gpus.split(",")[0])) if options.gpus else processor()
 
@@ -302,7 +302,7 @@ def main() -> None:
     if "/" in options.model and not Path(options.model).exists():
         from benchmarks.gpu.model import make_model
         from vivavoce.checkpoint.config import Generation
-        from vivavoce.models.random_checkpoint import RELEASE, TINY
+        from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
         options.model = make_model(Path(options.model), TINY if options.tiny else RELEASE, Generation.V2)
     found = measure(options)

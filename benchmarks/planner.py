@@ -29,21 +29,21 @@ import torch
 from benchmarks.gpu import stages
 from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import make_model, origin, reader
-from vivavoce.bench import OpenLoop
 from vivavoce.checkpoint.config import Generation, ModelConfig
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, BatchSize, CostModel, Priors, Stage
 from vivavoce.engine.generations import ALONE_COSTS
-from vivavoce.engine.planning import plan_engine
 from vivavoce.engine.settings import CPU_SLOTS, CPU_STATE_BYTES, EngineSettings, MemoryPlan, uses_kernels
-from vivavoce.engine.simulation import Machine, Simulation, Visit
 from vivavoce.entrypoints.cli.console import print_table
-from vivavoce.entrypoints.cli.plan_fleet import GAPS_ALLOWED
 from vivavoce.entrypoints.python import Vivavoce, load
-from vivavoce.measure import percentile, save_json
 from vivavoce.models.build import build_models, outline_models
-from vivavoce.models.random_checkpoint import RELEASE, TINY, release_config, write_settings
+from vivavoce_bench import OpenLoop
+from vivavoce_bench.commands.plan_fleet import GAPS_ALLOWED
+from vivavoce_bench.measure import percentile, save_json
+from vivavoce_bench.planning import plan_engine
+from vivavoce_bench.random_checkpoint import RELEASE, TINY, release_config, write_settings
+from vivavoce_bench.simulation import Machine, Simulation, Visit
 
 FLOW_CASES = tuple(
     stages.FlowCase(*case) for case in ((1, 30, 174), (8, 30, 174), (1, 100, 374), (16, 100, 374), (48, 100, 374))

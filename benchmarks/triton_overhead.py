@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.model import origin
-from vivavoce.bench.texts import SENTENCES
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.measure import Arrival, rounded, save_json
 from vivavoce.service.model_choice import choose_device, choose_dtype, model_folder
 from vivavoce.service.speech import SpeakOptions
 from vivavoce.service.synthesizer import Synthesizer
 from vivavoce.service.voices.voice import built_in_voices
+from vivavoce_bench.measure import Arrival, rounded, save_json
+from vivavoce_bench.texts import SENTENCES
 from vivavoce_triton.client.load import measure
 from vivavoce_triton.client.report import LoadOutcome, figures
 from vivavoce_triton.client.utterance import LoadOptions, Manner, Utterance

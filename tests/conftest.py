@@ -14,8 +14,8 @@ import torch
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.random_checkpoint import make_babble_checkpoint
 from vivavoce.service.synthesizer import Synthesizer
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.engine.planning import CARDS
-from vivavoce.entrypoints.cli.plan import card_rows, planned_engine
-from vivavoce.models.random_checkpoint import release_config
 from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
+from vivavoce_bench.commands.plan import card_rows, planned_engine
+from vivavoce_bench.planning import CARDS
+from vivavoce_bench.random_checkpoint import release_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

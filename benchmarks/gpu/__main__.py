@@ -30,9 +30,9 @@ from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings, uses_kernels
 from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.errors import MissingDependency
-from vivavoce.measure import save_json
 from vivavoce.models.build import build_models
-from vivavoce.models.random_checkpoint import RELEASE, TINY
+from vivavoce_bench.measure import save_json
+from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 PARTS = ("stages", "loads", "bounded", "startup", "memory")
 """All but the last one are measured if none is named."""

@@ -21,9 +21,9 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Spoken
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.measure import save_json
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.random_checkpoint import RELEASE, TINY
+from vivavoce_bench.measure import save_json
+from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
 
 def compare(models: Models, settings: EngineSettings, requests: int, tokens: int) -> dict[str, Any]:

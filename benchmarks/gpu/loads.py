@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.entrypoints.cli.bench import BenchLoad, BenchOutput, BenchRequest, measured
 from vivavoce.entrypoints.cli.console import Reporter
 from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
 from vivavoce.entrypoints.python import Vivavoce
+from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 
 TOKENS = 250
 """Ten seconds of speech."""

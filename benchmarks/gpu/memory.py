@@ -21,11 +21,11 @@ import torch
 
 from benchmarks.gpu import loads
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.planning import plan_engine
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.python import load
 from vivavoce.errors import VivavoceError
 from vivavoce.models.build import Models
+from vivavoce_bench.planning import plan_engine
 
 GIGABYTES = (8, 16, 24)
 CLOSE = 0.97

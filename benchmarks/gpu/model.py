@@ -16,14 +16,14 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import SPEAKERS
 from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.engine.request import Conditioning
-from vivavoce.entrypoints.cli.bench_model import machine
-from vivavoce.models.random_checkpoint import (
+from vivavoce.version import __version__
+from vivavoce_bench.commands.bench_model import machine
+from vivavoce_bench.random_checkpoint import (
     NUM_SPEECH_TOKENS,
     RELEASE,
     SizesOf,
     make_babble_checkpoint,
 )
-from vivavoce.version import __version__
 
 PROMPT_TOKENS, PROMPT_TEXT = 87, 20
 """3.5 seconds of reference and its transcript, as in the measurements of the official code."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.measure import picture
+from vivavoce_bench.measure import picture
 
 Figures = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.model import make_model, origin
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.python import load
-from vivavoce.measure import json_text, save_json
+from vivavoce_bench.measure import json_text, save_json
 
 _ON_GPU = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
 

@@ -27,12 +27,12 @@ from benchmarks.http_overhead.loads import Child, Load, Result, child
 from benchmarks.http_overhead.report import ENGINE, overhead, section
 from benchmarks.http_overhead.trace import FOLDER, mean_spans, read_traces
 from benchmarks.serve_process import ServeProcess, serve_process
-from vivavoce.bench.load import Ending, Workload, those
-from vivavoce.bench.report import figures
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import Schedule
-from vivavoce.measure import percentile, rounded, save_json, window_s
 from vivavoce.service.operations.settings import EngineSection, ModelSection, ServerSettings, VoicesSection
+from vivavoce_bench.load import Ending, Workload, those
+from vivavoce_bench.measure import percentile, rounded, save_json, window_s
+from vivavoce_bench.report import figures
 
 USERS = (1, 4, 16, 64)
 TURNS = 2
@@ -220,7 +220,7 @@ def _memory(device: str) -> float | None:
 
 def _random_model(folder: Path, sizes: str) -> str:
     from benchmarks.gpu.model import make_model
-    from vivavoce.models.random_checkpoint import RELEASE, TINY
+    from vivavoce_bench.random_checkpoint import RELEASE, TINY
 
     return str(make_model(folder, RELEASE if sizes == "release" else TINY))
 

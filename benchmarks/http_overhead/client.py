@@ -15,7 +15,7 @@ import httpx
 import openai
 
 from benchmarks.http_overhead.loads import SAMPLE_RATE, TIMEOUT_S, Load, answer_loads, counted
-from vivavoce.bench.load import Piece, Refused, Utterance
+from vivavoce_bench.load import Piece, Refused, Utterance
 
 KINDS = ("openai", "raw")
 

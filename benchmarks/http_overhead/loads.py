@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from vivavoce.bench.load import ClosedLoop, Ending, Outcome, Piece, Target, Utterance, run_load
-from vivavoce.measure import Arrival
+from vivavoce_bench.load import ClosedLoop, Ending, Outcome, Piece, Target, Utterance, run_load
+from vivavoce_bench.measure import Arrival
 
 SAMPLE_RATE = 24_000
 """Of a server's pcm."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivavoce.bench.load import Ending, Outcome
-from vivavoce.measure import percentile
+from vivavoce_bench.load import Ending, Outcome
+from vivavoce_bench.measure import percentile
 
 FOLDER = "HTTP_OVERHEAD_TRACES"
 """The variable that tells a traced server's processes where to write."""

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 
 from benchmarks.plain.talker import PlainTalker
-from vivavoce.entrypoints.cli.bench import BenchLoad, BenchOutput, BenchRequest, run_bench
 from vivavoce.entrypoints.cli.console import Reporter, print_error
 from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import VivavoceError
 from vivavoce.service.model_choice import model_folder
+from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, run_bench
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

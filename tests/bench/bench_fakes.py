@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vivavoce.bench.load import Outcome, Piece, Utterance
-from vivavoce.measure import Arrival
+from vivavoce_bench.load import Outcome, Piece, Utterance
+from vivavoce_bench.measure import Arrival
 
 T = TypeVar("T")
 

@@ -19,12 +19,12 @@ from benchmarks.http_overhead.loads import Load, read_load
 from benchmarks.http_overhead.report import overhead, section
 from benchmarks.http_overhead.trace import SPANS, mean_spans, read_traces
 from tests.small_vocoder import causal_of
-from vivavoce.bench.load import Outcome, Utterance
 from vivavoce.checkpoint.config import Generation
-from vivavoce.measure import Arrival
 from vivavoce.models.flow.unet import UNet
-from vivavoce.models.random_checkpoint import RELEASE, write_settings
 from vivavoce.models.vocoder.hift import HiFT
+from vivavoce_bench.load import Outcome, Utterance
+from vivavoce_bench.measure import Arrival
+from vivavoce_bench.random_checkpoint import RELEASE, write_settings
 
 DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from vivavoce.bench.batches import HEADER, BatchFigures, BatchRig, Job, batch_report, draw_batches
-from vivavoce.bench.chunked import (
+from vivavoce.errors import InvalidRequest, StageFailed
+from vivavoce_bench.batches import HEADER, BatchFigures, BatchRig, Job, batch_report, draw_batches
+from vivavoce_bench.chunked import (
     ChunkedSpeech,
     Cut,
     Strategy,
@@ -23,7 +24,6 @@ from vivavoce.bench.chunked import (
     speak_chunked,
     spectral_distance,
 )
-from vivavoce.errors import InvalidRequest, StageFailed
 
 RATE = 24_000
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from bench_fakes import Scripted, run
 
-from vivavoce.bench.load import ClosedLoop, Ending, OpenLoop, Refused, Utterance, Workload, run_load, with_words
-from vivavoce.bench.texts import SENTENCES
 from vivavoce.errors import InvalidRequest
+from vivavoce_bench.load import ClosedLoop, Ending, OpenLoop, Refused, Utterance, Workload, run_load, with_words
+from vivavoce_bench.texts import SENTENCES
 
 
 def utterances(count: int) -> list[Utterance]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from bench_fakes import outcome
 
-from vivavoce.bench.load import Ending
-from vivavoce.bench.report import Report, draw, figure_rows, figures, latency_rows
 from vivavoce.errors import InvalidRequest, MissingDependency
-from vivavoce.measure import percentile
+from vivavoce_bench.load import Ending
+from vivavoce_bench.measure import percentile
+from vivavoce_bench.report import Report, draw, figure_rows, figures, latency_rows
 
 OUTCOMES = [
     outcome((0.1, 300), (0.5, 500)),

@@ -26,7 +26,7 @@ import numpy as np
 
 from tests.deploy.proxies import Upstream, proxy
 from tests.entrypoints.http.serve_process import LATE_S, ServerProcess, serving_process
-from vivavoce.models.random_checkpoint import make_babble_checkpoint
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 TEXT = "One two three four. " * 2
 SEEDS = 3

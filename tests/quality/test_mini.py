@@ -22,11 +22,11 @@ from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
-from vivavoce.evaluate.error_rate import words
-from vivavoce.evaluate.similarity import embed_with
-from vivavoce.evaluate.speaking import speak_all
 from vivavoce.service.speech import SpeakOptions
+from vivavoce_bench.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
+from vivavoce_bench.evaluate.error_rate import words
+from vivavoce_bench.evaluate.similarity import embed_with
+from vivavoce_bench.evaluate.speaking import speak_all
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 

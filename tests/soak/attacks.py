@@ -26,10 +26,10 @@ from benchmarks.serve_process import ServeProcess, serve_process
 from tests.soak.attackers import ATTACKS, Place, attacker, recording
 from tests.soak.bare_http import FORM, answer, asked, chunks, form, request, speech, status
 from tests.soak.http_crowd import resident_mb
-from vivavoce.bench.texts import SENTENCES
-from vivavoce.measure import Arrival, Stream, json_text, percentile, rounded
-from vivavoce.models.random_checkpoint import RELEASE, TINY
 from vivavoce.service.operations.keys import add_key, new_entry, new_key
+from vivavoce_bench.measure import Arrival, Stream, json_text, percentile, rounded
+from vivavoce_bench.random_checkpoint import RELEASE, TINY
+from vivavoce_bench.texts import SENTENCES
 
 RATE = 24_000
 TEXTS = [" ".join(SENTENCES[place : place + 4]) for place in range(8, 32)]

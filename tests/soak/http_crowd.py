@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.serve_process import ServeProcess, serve_process
 from tests.soak.http_listeners import BYTES_PER_S, WAYS, Ask, Heard, Listener, Way
-from vivavoce.bench.texts import SENTENCES
+from vivavoce_bench.texts import SENTENCES
 
 FEWEST_S, MOST_S = 0.03, 0.2
 """Seconds of speech per character that can be its own text's."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivavoce.errors import VivavoceError
-from vivavoce.models.random_checkpoint import make_babble_checkpoint
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 from vivavoce_triton.client.utterance import Manner, Mode, Utterance
 from vivavoce_triton.client.wire import Connection, request_tensors
 from vivavoce_triton.environment import ServerInstallation, find_installation

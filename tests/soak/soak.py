@@ -41,7 +41,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.vocoder_stage import VocoderStream
 from vivavoce.errors import VivavoceError
 from vivavoce.models.build import Models, build_models
-from vivavoce.models.random_checkpoint import make_babble_checkpoint
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 SETTLED = 0.3
 """Share of the requests after which caches are filled and slots used to their end: from then on nothing may grow."""

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.soak.attacks import Figures, broken
-from vivavoce.measure import Arrival, Stream
+from vivavoce_bench.measure import Arrival, Stream
 
 
 def figures(**different: object) -> Figures:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.soak.http_crowd import Memory, Plan, difference, gauge, growth, implausible, soak_http, too_much
-from vivavoce.bench.texts import SENTENCES
+from vivavoce_bench.texts import SENTENCES
 
 LENGTHS = {"min_ratio": 2, "max_ratio": 2}
 """Random weights do not end by themselves."""

@@ -24,7 +24,7 @@ from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import build_models
 from vivavoce.models.features import prompt_mel
 from vivavoce.models.generations import NETWORKS, NetworkPart
-from vivavoce.models.random_checkpoint import random_state
+from vivavoce_bench.random_checkpoint import random_state
 from vivavoce_training.commands import app
 from vivavoce_training.data.store import TOKEN_SAMPLES, Corpus, Speaker
 from vivavoce_training.loop import Budget

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cli_harness import Run
 
-from vivavoce.entrypoints.cli.bench_backends import OwnModel
 from vivavoce.errors import StageFailed
+from vivavoce_bench.commands.bench_backends import OwnModel
 from vivavoce_triton import environment, pipeline
 from vivavoce_triton.pipeline_settings import PipelineSettings
 

@@ -10,8 +10,8 @@ import pytest
 import soundfile
 import soxr
 
-from vivavoce.evaluate import PocketSphinx, word_errors
-from vivavoce.evaluate.error_rate import words
+from vivavoce_bench.evaluate import PocketSphinx, word_errors
+from vivavoce_bench.evaluate.error_rate import words
 from vivavoce_triton.pipeline import run_pipeline
 from vivavoce_triton.pipeline_settings import DEFAULT_TEXT, ClientRequests, PipelineSettings
 from vivavoce_triton.server import TritonServerSettings

@@ -33,7 +33,7 @@ def model_folder(model: str | Path | None) -> Path:
         return MINI
     if str(model) != UNTRAINED_MODEL or Path(model).is_dir():
         return find_model(model)
-    from vivavoce.models.random_checkpoint import make_babble_checkpoint
+    from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
     folder = models_home() / BABBLE
     try:

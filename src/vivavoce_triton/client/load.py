@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vivavoce.errors import InvalidRequest, VivavoceError
-from vivavoce.measure import Arrival, make_folder, write_wav
+from vivavoce_bench.measure import Arrival, make_folder, write_wav
 from vivavoce_triton.client.report import LoadOutcome, Report, difference
 from vivavoce_triton.client.utterance import LoadOptions, Mode, Utterance
 from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.measure import Stream, make_folder, mean, percentiles, stream_figures, write_text
+from vivavoce_bench.measure import Stream, make_folder, mean, percentiles, stream_figures, write_text
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

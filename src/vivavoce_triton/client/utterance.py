@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.errors import InvalidRequest, MissingDependency
-from vivavoce.measure import read_records
+from vivavoce_bench.measure import read_records
 
 MAX_TIMEOUT_S = 86_400.0
 """A day. The libraries that wait do not take any number of seconds, however large."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest, MissingDependency, ModelNotFound, VivavoceError
-from vivavoce.measure import read_audio
+from vivavoce_bench.measure import read_audio
 from vivavoce_triton.client.report import Statistics, parse_statistics
 from vivavoce_triton.client.utterance import Manner, Utterance
 

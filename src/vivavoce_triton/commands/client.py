@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vivavoce.entrypoints.cli.console import Reporter, print_error
-from vivavoce.entrypoints.cli.evaluate import BUILT_IN_RECOGNISER, recogniser_factory, recogniser_jobs
 from vivavoce.entrypoints.cli.flags import REQUIRED, QuietOption, command, flag, group, shared
 from vivavoce.entrypoints.cli.output import check_writable
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.version import __version__
+from vivavoce_bench.commands.evaluate import BUILT_IN_RECOGNISER, recogniser_factory, recogniser_jobs
 from vivavoce_triton.client.utterance import (
     LoadOptions,
     Manner,
@@ -173,7 +173,7 @@ def http_(
     with reporter.working("speaking …"):
         import time
 
-        from vivavoce.measure import write_wav
+        from vivavoce_bench.measure import write_wav
         from vivavoce_triton.client.http_client import HttpOptions, speak_http
 
         utterance = Utterance(output_audio.stem, target_text, reference_audio, reference_text)
@@ -254,9 +254,9 @@ def _deliver(report: Report, score: Score | None, folder: Path | None, label: st
 
 def _scoring(asked: LoadOptions, recogniser: str) -> Score:
     """A recogniser, tried out before the load is put on; errors as in `vivavoce eval`."""
-    from vivavoce.evaluate.assessment import Instruments, assess, ready
-    from vivavoce.evaluate.cases import Case, cases_of
-    from vivavoce.evaluate.speaking import Clip
+    from vivavoce_bench.evaluate.assessment import Instruments, assess, ready
+    from vivavoce_bench.evaluate.cases import Case, cases_of
+    from vivavoce_bench.evaluate.speaking import Clip
 
     texts = list(dict.fromkeys(utterance.text for utterance in asked.utterances))
     jobs = recogniser_jobs(asked.total) if recogniser == BUILT_IN_RECOGNISER else 1

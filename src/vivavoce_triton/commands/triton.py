@@ -157,9 +157,9 @@ def check_llm(
     reporter = Reporter(quiet)
     with reporter.working("loading …"):
         from vivavoce.engine.settings import EngineSettings
-        from vivavoce.entrypoints.cli import bench_backends as backends
-        from vivavoce.entrypoints.cli.bench_model import BenchModel
         from vivavoce.entrypoints.cli.model import ModelChoice
+        from vivavoce_bench.commands import bench_backends as backends
+        from vivavoce_bench.commands.bench_model import BenchModel
         from vivavoce_triton.client.utterance import Utterance
 
         (chosen,) = backends.parse_backends([backend or ("trtllm" if engine_dir is not None else "torch")])

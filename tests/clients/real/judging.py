@@ -8,9 +8,9 @@ from pathlib import Path
 import av
 import numpy as np
 
-from vivavoce.evaluate import PocketSphinx, Recogniser, word_errors
-from vivavoce.evaluate.error_rate import words
-from vivavoce.evaluate.recogniser import as_floats, prepare
+from vivavoce_bench.evaluate import PocketSphinx, Recogniser, word_errors
+from vivavoce_bench.evaluate.error_rate import words
+from vivavoce_bench.evaluate.recogniser import as_floats, prepare
 
 SENTENCES = (
     (Path(__file__).parents[3] / "benchmarks" / "sentences" / "held_out.txt").read_text(encoding="utf-8").splitlines()

@@ -30,7 +30,7 @@ from vivavoce.engine.backends.streamed_lm import Ask
 from vivavoce.engine.backends.vllm import VllmRuntime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, MissingDependency, StageFailed
-from vivavoce.models.random_checkpoint import TINY, make_babble_checkpoint
+from vivavoce_bench.random_checkpoint import TINY, make_babble_checkpoint
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from cli_harness import Run
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.known_models import is_needed
-from vivavoce.models.random_checkpoint import make_babble_checkpoint
+from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 NAME = "CosyVoice2-0.5B"
 COMMIT = "c" * 40

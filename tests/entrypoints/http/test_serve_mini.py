@@ -28,10 +28,10 @@ from tests.entrypoints.grpc.calling import METHOD, audio, request
 from tests.entrypoints.http.serve_process import LATE_S, ServerProcess, serving_process
 from tests.entrypoints.http.websocket_serving import CANCEL, END, PING, answered, audio_of, of_type, start, text
 from vivavoce.clients.grpc import SpeechClient
-from vivavoce.evaluate import PocketSphinx, Recogniser, word_errors
-from vivavoce.evaluate.error_rate import words
-from vivavoce.evaluate.recogniser import as_floats, prepare
-from vivavoce.evaluate.sound import abruptness, abruptness_everywhere, join_clicks
+from vivavoce_bench.evaluate import PocketSphinx, Recogniser, word_errors
+from vivavoce_bench.evaluate.error_rate import words
+from vivavoce_bench.evaluate.recogniser import as_floats, prepare
+from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, join_clicks
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 

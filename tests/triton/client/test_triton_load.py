@@ -19,7 +19,7 @@ pytest.importorskip("tritonclient.grpc", reason="needs the extra triton-client")
 from fake_triton import CHUNKS, WAIT_S, FakeTriton, serving
 
 from vivavoce.errors import InvalidAudio, InvalidRequest
-from vivavoce.measure import write_wav
+from vivavoce_bench.measure import write_wav
 from vivavoce_triton.client.load import join, measure
 from vivavoce_triton.client.utterance import LoadOptions, Manner, Mode, Utterance
 from vivavoce_triton.client.wire import ServerUnreachable, read_reference

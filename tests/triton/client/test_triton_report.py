@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivavoce.measure import Arrival
+from vivavoce_bench.measure import Arrival
 from vivavoce_triton.client.report import (
     LoadOutcome,
     Report,

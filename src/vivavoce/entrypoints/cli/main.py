@@ -17,24 +17,12 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vivavoce.entrypoints.cli import (
-    bench,
-    config,
-    doctor,
-    download,
-    evaluate,
-    info,
-    keys,
-    normalize,
-    plan,
-    serve,
-    speak,
-    voice,
-)
+from vivavoce.entrypoints.cli import config, doctor, download, info, keys, normalize, serve, speak, voice
 from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
 from vivavoce.entrypoints.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
 from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
+from vivavoce_bench.commands import bench, evaluate, plan
 from vivavoce_export.commands import export
 from vivavoce_triton.commands import client, triton
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vivavoce.entrypoints.cli.console import is_terminal, print_table
 from vivavoce.errors import InvalidRequest
-from vivavoce.measure import check_drawing, json_text, make_folder, save_json
+from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,171 @@
+"""Texts in batches through a language model and then through token2wav, by the clock: `vivavoce bench offline`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import StageFailed
+from vivavoce_bench.measure import picture, rounded
+
+SCHEMA = "vivavoce-bench-offline-1"
+"""The form of the JSON; the number moves when a key changes its meaning."""
+HEADER = ("backend", "batch", "texts", "tokens", "audio s", "LLM s", "token2wav s", "total s", "RTF", "tokens/s")
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One text to be spoken; prompt and voice: what the language model and token2wav know it by; seed: of its draws."""
+
+    id: str
+    prompt: Any
+    voice: Any
+    seed: int
+
+
+class TokenBackend(Protocol):
+    """A runtime of the language model."""
+
+    sampling: str
+    """How it draws, in one line."""
+
+    def generate(self, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
+        """Speech tokens of each prompt on the host, in order: 0 … V − 1, without the id that ended them."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Figures of one batch size; times in seconds, of all batches together."""
+
+    backend: str
+    sampling: str
+    batch_size: int
+    token2wav_batch_size: int
+    texts: int
+    tokens: int
+    """Speech tokens."""
+    audio_s: float
+    llm_time_seconds: float
+    token2wav_time_seconds: float
+
+    @property
+    def total_time_seconds(self) -> float:
+        """Both halves; writing files and the warm-up are not in it."""
+        return self.llm_time_seconds + self.token2wav_time_seconds
+
+    @property
+    def rtf(self) -> float:
+        """Seconds of work per second of audio."""
+        return self.total_time_seconds / self.audio_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speech tokens per second of the language model's time."""
+        return self.tokens / self.llm_time_seconds if self.llm_time_seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat keys."""
+        derived = {"total_time_seconds": self.total_time_seconds, "rtf": self.rtf, "tokens_per_s": self.tokens_per_s}
+        return {**asdict(self), **derived}
+
+    def row(self) -> list[str]:
+        """Cells under `HEADER`."""
+        counts = [self.backend, str(self.batch_size), str(self.texts), str(self.tokens), f"{self.audio_s:.1f}"]
+        times = (self.llm_time_seconds, self.token2wav_time_seconds, self.total_time_seconds)
+        return [*counts, *(f"{seconds:.2f}" for seconds in times), f"{self.rtf:.3f}", f"{self.tokens_per_s:.0f}"]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchRig:
+    """What is measured, and where its results go.
+
+    waves: (jobs, tokens of each) → samples of each, [n] float32 on the host, in one batch; keep: takes the batch size
+    and each job's samples, outside the measured time; clock: seconds.
+    """
+
+    backend: str
+    model: TokenBackend
+    waves: Callable[[Sequence[Job], Sequence[Sequence[int]]], Sequence[Samples]]
+    sample_rate: int
+    keep: Callable[[int, Job, Samples], None] = lambda size, job, samples: None
+    clock: Callable[[], float] = time.perf_counter
+
+    def measure(self, jobs: Sequence[Job], batch_size: int, token2wav_batch_size: int) -> BatchFigures:
+        """Speak all jobs, `batch_size` at a time, after the first batch was spoken once to warm up.
+
+        `StageFailed`: a text got no speech token, so that token2wav has nothing to speak.
+        """
+        batches = [jobs[start : start + batch_size] for start in range(0, len(jobs), batch_size)]
+        self._speak(batches[0], token2wav_batch_size)
+        num_tokens = num_samples = 0
+        llm_s = token2wav_s = 0.0
+        for batch in batches:
+            tokens, waves, lm_time, wav_time = self._speak(batch, token2wav_batch_size)
+            llm_s, token2wav_s = llm_s + lm_time, token2wav_s + wav_time
+            num_tokens += sum(map(len, tokens))
+            for job, samples in zip(batch, waves, strict=True):
+                num_samples += len(samples)
+                self.keep(batch_size, job, samples)
+        return BatchFigures(
+            self.backend,
+            self.model.sampling,
+            batch_size,
+            token2wav_batch_size,
+            texts=len(jobs),
+            tokens=num_tokens,
+            audio_s=num_samples / self.sample_rate,
+            llm_time_seconds=llm_s,
+            token2wav_time_seconds=token2wav_s,
+        )
+
+    def _speak(
+        self, batch: Sequence[Job], token2wav_batch_size: int
+    ) -> tuple[Sequence[Sequence[int]], list[Samples], float, float]:
+        """(tokens, samples, seconds of the language model, seconds of token2wav)."""
+        started = self.clock()
+        tokens = self.model.generate([job.prompt for job in batch])
+        llm_s = self.clock() - started
+        for job, found in zip(batch, tokens, strict=True):
+            if not found:
+                raise StageFailed(
+                    f"backend: {self.backend} gave no speech for text {job.id}; try another seed or backend"
+                )
+        waves: list[Samples] = []
+        started = self.clock()
+        for start in range(0, len(batch), token2wav_batch_size):
+            part = slice(start, start + token2wav_batch_size)
+            waves.extend(self.waves(batch[part], tokens[part]))
+        return tokens, waves, llm_s, self.clock() - started
+
+
+def batch_report(settings: Mapping[str, Any], runs: Sequence[BatchFigures]) -> dict[str, Any]:
+    """Flat settings, and under `runs` the figures of each batch size."""
+    return rounded({"schema": SCHEMA, **settings, "runs": [one.to_json() for one in runs]})
+
+
+def draw_batches(runs: Sequence[BatchFigures], path: Path) -> None:
+    """Draw where the time goes, and the language model's speed, by batch size; errors as in `measure.picture`."""
+    with picture(path, (12.0, 4.6), 2) as (times, speeds):
+        labels = [f"{one.backend} {one.batch_size}" for one in runs]
+        llm = [one.llm_time_seconds / one.audio_s for one in runs]
+        times.bar(labels, llm, label="language model")
+        times.bar(labels, [one.token2wav_time_seconds / one.audio_s for one in runs], bottom=llm, label="token2wav")
+        times.set_title("Seconds of work per second of audio")
+        times.tick_params(axis="x", rotation=60)
+        for backend in dict.fromkeys(one.backend for one in runs):
+            own = sorted((one.batch_size, one.tokens_per_s) for one in runs if one.backend == backend)
+            speeds.plot(*zip(*own, strict=True), marker="o", label=backend)
+        speeds.set(title="Speech tokens per second of the language model", xlabel="batch size")
+        speeds.set_xticks(sorted({one.batch_size for one in runs}))
+        for axes in (times, speeds):
+            axes.legend(fontsize="small")

@@ -1,0 +1,374 @@
+"""`vivavoce bench`: how fast speech comes under load; its commands measure the halves of a model one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vivavoce.entrypoints.cli import flags
+from vivavoce.entrypoints.cli.console import Reporter, progress
+from vivavoce.entrypoints.cli.flags import command, examples, flag, with_flags
+from vivavoce.entrypoints.cli.model import (
+    BackendChoice,
+    EngineChoice,
+    ModelChoice,
+    Spread,
+    load_model,
+    named_voices,
+    note_if_no_real_model,
+)
+from vivavoce.entrypoints.cli.output import check_report_places, print_figures
+from vivavoce.errors import InvalidRequest, Overloaded
+from vivavoce_bench.commands import bench_stages
+from vivavoce_bench.commands.evaluate import recogniser_jobs
+
+if TYPE_CHECKING:
+    from vivavoce.checkpoint.config import Generation
+    from vivavoce.engine.chunk_policy import ChunkPolicy
+    from vivavoce.engine.request import SamplingParams
+    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.service.voices.voice import Voice
+    from vivavoce_bench import Load, Outcome, Piece, Report, Utterance, Workload
+    from vivavoce_bench.evaluate import Instruments
+
+EXAMPLES = (
+    "vivavoce bench --concurrency 8 --requests 64",
+    "vivavoce bench --model CosyVoice2-0.5B --rate 4 -n 200 --json bench.json --plot bench.png",
+    "vivavoce bench --tokens 125 --policy official --warmup 4 --json -",
+    "vivavoce bench --model CosyVoice2-0.5B --gpus 0,1 --offline --concurrency 512 --requests 1024",
+    "vivavoce bench offline --help",
+)
+app = typer.Typer(epilog=examples(*EXAMPLES))
+command(app, *bench_stages.OFFLINE_EXAMPLES, short_help="Texts in batches, by runtime and batch size.")(
+    bench_stages.offline
+)
+command(app, *bench_stages.STREAMING_EXAMPLES, short_help="Speech tokens to sound, chunk by chunk.")(
+    bench_stages.streaming
+)
+DEFAULT_POLICY = "low_latency"
+QUALITY_KEYS = ("wer_free", "wer_free_low", "wer_free_high", "wer_closed", "per", "speaker_similarity", "runaways")
+"""Keys of an evaluation's summary that stand beside the latencies."""
+_DEFAULT_WARMUP = 4
+
+
+@dataclass(frozen=True)
+class BenchLoad:
+    """What is asked for, by how many users, and how streams are cut."""
+
+    concurrency: int | None = flag("Users who ask again when answered.  [default: 1]", "NUMBER", "-c")
+    rate: float | None = flag("Instead: users who come at random, so many per second.", "NUMBER")
+    requests: int = flag("Requests that are measured.", "NUMBER", "-n", default=32, min=1)
+    warmup: int | None = flag("Requests before that.  [default: one per user, or 4 with --rate]", "NUMBER", min=0)
+    text_file: Path | None = flag("One text per line.  [default: 40 English sentences]", "FILE", "-f")
+    words: str | None = flag("Take texts of that many words only.", "MIN-MAX")
+    tokens: flags.TokensOption = None
+    voice: list[str] | None = flag(
+        "May be repeated: they speak in turn.  [default: the model's first voice]", "NAME|RECORDING", "-v"
+    )
+    transcript: flags.TranscriptsOption = None
+    offline: bool = flag("Ask for whole utterances instead of streams.", default=False)
+    policy: str | None = flag(
+        "How streams are cut: official, low_latency (default), equal, exponential or time_based.", "NAME"
+    )
+    first_hop: int | None = flag("Speech tokens of the first chunk.", "NUMBER")
+    lookahead: int | None = flag("Speech tokens that each chunk waits for beyond its own.", "NUMBER")
+    seed: int = flag("Of texts, arrivals and speech.", "NUMBER", default=0)
+
+    def load(self) -> Load:
+        """The users; `InvalidRequest` if there are too many or none."""
+        from vivavoce_bench import ClosedLoop, OpenLoop
+
+        if self.rate is None:
+            return ClosedLoop(1 if self.concurrency is None else self.concurrency)
+        if self.concurrency is not None:
+            raise InvalidRequest(
+                "rate: users come at a rate or ask again when answered; leave --rate or --concurrency out"
+            )
+        return OpenLoop(self.rate, self.seed)
+
+    def num_warmup(self) -> int:
+        """Requests before the measured ones."""
+        if self.warmup is not None:
+            return self.warmup
+        return min(self.concurrency or 1, self.requests) if self.rate is None else _DEFAULT_WARMUP
+
+    def workload(self, voices: Sequence[str | None] = (None,)) -> Workload:
+        """The requests; `InvalidRequest` if the texts cannot be read or none has that many words."""
+        from vivavoce_bench import SENTENCES, Workload
+        from vivavoce_bench.load import read_texts, with_words
+
+        texts = SENTENCES if self.text_file is None else read_texts(self.text_file)
+        if self.words is not None:
+            found = re.fullmatch(r"(\d+)-(\d+)", self.words)
+            if found is None or int(found[1]) > int(found[2]):
+                raise InvalidRequest(f"words: {self.words!r} is no range; write the fewest and the most, such as 5-15")
+            texts = with_words(texts, int(found[1]), int(found[2]))
+        return Workload(texts, voices, self.seed)
+
+    def chunk_policy(self, generation: Generation | None = None) -> ChunkPolicy | None:
+        """How streams of a generation's model are cut; None for whole utterances, and as long as no model is known."""
+        from vivavoce.engine.chunk_policy import ChunkPolicy, Schedule, policy_for
+
+        given = {"--policy": self.policy, "--first-hop": self.first_hop, "--lookahead": self.lookahead}
+        named = [option for option, value in given.items() if value is not None]
+        if self.offline:
+            for option in named:
+                raise InvalidRequest(f"offline: whole utterances are not cut into chunks; leave {option} out")
+            return None
+        policy = None
+        if named:
+            policy = ChunkPolicy.parse(self.policy or DEFAULT_POLICY)
+            if self.first_hop is not None:
+                equal = policy.schedule is Schedule.EQUAL
+                policy = replace(policy, first_hop=self.first_hop, max_hop=self.first_hop if equal else policy.max_hop)
+            if self.lookahead is not None:
+                policy = replace(policy, lookahead=self.lookahead)
+        return policy if generation is None else policy_for(generation, policy)
+
+    def sampling(self) -> SamplingParams:
+        """Forced lengths, if any; `InvalidRequest` if out of limits."""
+        from vivavoce.engine.request import SamplingParams
+
+        return SamplingParams(exact_tokens=self.tokens)
+
+
+@dataclass(frozen=True)
+class BenchOutput:
+    """What is written besides the tables."""
+
+    quality: bool = flag("Measure errors and similarity of the same audio; needs vivavoce[eval].", default=False)
+    json_file: flags.JsonFileOption = None
+    plot: flags.PlotOption = None
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Everything that `vivavoce bench` was asked for; command: as a shell would read it."""
+
+    load: BenchLoad
+    engine: EngineChoice
+    output: BenchOutput
+    model: ModelChoice
+    command: str
+    backends: BackendChoice = field(default_factory=BackendChoice)
+    spread: Spread = field(default_factory=Spread)
+
+    def check(self) -> None:
+        """Refuse mistakes before a model loads."""
+        from vivavoce.service.speech import check_seed
+
+        check_seed(self.load.seed)
+        self.load.load()
+        self.load.workload()
+        self.load.chunk_policy()
+        self.load.sampling()
+        self.engine.settings(self.backends)
+        self.spread.over(self.model.device)
+        if self.output.quality and self.load.tokens is not None:
+            raise InvalidRequest(
+                "quality: speech of a forced length says nothing whole; leave --tokens or --quality out"
+            )
+        check_report_places(self.output.json_file, self.output.plot)
+
+
+@app.callback(invoke_without_command=True)
+@with_flags
+def bench(
+    context: typer.Context,
+    load: BenchLoad,
+    engine: EngineChoice,
+    output: BenchOutput,
+    model: ModelChoice,
+    backends: BackendChoice,
+    spread: Spread,
+    quiet: flags.QuietOption = False,
+) -> None:
+    """Put a load on the engine: time to first audio, gaps, underruns, throughput, memory.
+
+    The exit code is 1 if a request failed; refusals are figures. docs/benchmark.md explains them all.
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_lost_options(context)
+        return
+    request = BenchRequest(load, engine, output, model, shlex.join(["vivavoce", *sys.argv[1:]]), backends, spread)
+    if run_bench(request, Reporter(quiet)):
+        raise typer.Exit(1)
+
+
+def _refuse_lost_options(context: typer.Context) -> None:
+    """Options before the command belong to the load alone: without this they would silently do nothing."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            command = context.invoked_subcommand
+            raise InvalidRequest(f"bench: --{name.replace('_', '-')} stands before {command}; write it after {command}")
+
+
+def run_bench(
+    request: BenchRequest, reporter: Reporter, load: Callable[[BenchRequest], Vivavoce] | None = None
+) -> bool:
+    """Put the load on and print the figures; whether any request failed. load: gives what is measured."""
+    with reporter.working("starting …"):
+        request.check()
+    if load is None:
+        tts = load_model(request.model, reporter, request.engine, request.backends, request.spread)[0]
+    else:
+        tts = load(request)
+    try:
+        report = measured(request, tts, reporter)
+    finally:
+        tts.close()
+    failed = _deliver(report, request.output, reporter)
+    note_if_no_real_model(tts.card, reporter)
+    return failed
+
+
+def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report:
+    """Put the load on a loaded model, which stays open."""
+    from vivavoce_bench import Ending, Report, run_load
+    from vivavoce_bench.commands.bench_model import machine, reset_peaks, resources
+    from vivavoce_bench.load import those
+
+    load = request.load
+    with reporter.working("preparing …"):
+        voices = _voices(request, tts)
+        workload = load.workload(list(voices))
+        utterances, warmup = workload.utterances(load.requests), workload.utterances(load.num_warmup(), "warm-up")
+        instruments = _instruments(tts, utterances) if request.output.quality else None
+        if warmup:
+            tts.warm_up()
+    target = EngineTarget(tts, voices, load.chunk_policy(tts.generation), load.sampling(), request.output.quality)
+
+    own = tts.device if request.spread == Spread() else None  # of other processes' devices this one knows no peak
+
+    def show(ended: int) -> None:
+        bar("speaking", ended, len(warmup) + len(utterances), "")
+
+    async def drive() -> list[Outcome]:
+        await run_load(target, warmup, load.load(), show)
+        reset_peaks(own)
+        return await run_load(target, utterances, load.load(), lambda ended: show(len(warmup) + ended))
+
+    with progress(reporter, transient=True) as bar:
+        outcomes = asyncio.run(drive())
+    report = Report({**_settings(request, tts), **machine(tts.device)}, outcomes, resources(own))
+    if instruments is None:
+        return report
+    with reporter.working("listening …") as say:
+        return replace(report, quality=quality(those(outcomes, Ending.OK), voices, instruments, say))
+
+
+@dataclass(frozen=True, eq=False)
+class EngineTarget:
+    """A loaded model as the target of a load; see `bench.Target`.
+
+    voices: by the names that utterances use; policy: None for whole utterances; keep: the samples, too.
+    """
+
+    tts: Vivavoce
+    voices: Mapping[str, Voice]
+    policy: ChunkPolicy | None
+    sampling: SamplingParams
+    keep: bool
+
+    @property
+    def sample_rate(self) -> int:
+        """See `bench.Target`."""
+        return self.tts.sample_rate
+
+    async def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
+        """See `bench.Target`."""
+        from vivavoce_bench import Piece, Refused
+
+        voice = None if utterance.voice is None else self.voices[utterance.voice]
+        keywords: dict[str, Any] = {"seed": utterance.seed, "sampling": self.sampling}
+        try:
+            if self.policy is None:
+                samples = (await self.tts.aspeak(utterance.text, voice, **keywords)).samples
+                yield Piece(len(samples), samples if self.keep else None)
+                return
+            async for chunk in self.tts.astream(utterance.text, voice, policy=self.policy, **keywords):
+                yield Piece(len(chunk.samples), chunk.samples if self.keep else None)
+        except Overloaded as error:
+            raise Refused(error.retry_after_s) from error
+
+
+def _voices(request: BenchRequest, tts: Vivavoce) -> Mapping[str, Voice]:
+    """The voices by the names that utterances use, extracted before anything is measured."""
+    if not request.load.voice:
+        voice = tts.voice()
+        return {voice.name or "default": voice}
+    return named_voices(request.load.voice, request.load.transcript or (), tts.voices(), tts.voice)
+
+
+def _instruments(tts: Vivavoce, utterances: Sequence[Utterance]) -> Instruments:
+    """A recogniser and a speaker encoder, tried out before the load is put on; errors as in `evaluate.ready`."""
+    from vivavoce_bench.evaluate import Instruments, PocketSphinx
+    from vivavoce_bench.evaluate.assessment import ready
+    from vivavoce_bench.evaluate.cases import cases_of
+    from vivavoce_bench.evaluate.similarity import embed_with
+
+    jobs = recogniser_jobs(len(utterances))
+    texts = dict.fromkeys(utterance.text for utterance in utterances)
+    return ready(cases_of(texts), Instruments(PocketSphinx, jobs, tts.normalize, embed_with(tts.embed)), None)
+
+
+def quality(
+    ok: Sequence[Outcome], voices: Mapping[str, Voice], instruments: Instruments, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Flat keys; None where nothing could be measured. ok: requests with their samples."""
+    from vivavoce_bench.evaluate import Case, Clip, assess
+
+    if not ok:
+        return dict.fromkeys(QUALITY_KEYS)
+    clips = (
+        Clip(Case(f"{one.number:04d}", one.text), one.voice or "", outcome.samples, outcome.sample_rate, one.seed)
+        for outcome in ok
+        for one in [outcome.utterance]
+    )
+    summary = assess(clips, voices, instruments, show=show).summary
+    return {key: summary.get(key) for key in QUALITY_KEYS}
+
+
+def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
+    from vivavoce_bench.commands.bench_model import model_keys
+
+    load, engine, policy = request.load, request.engine, request.load.chunk_policy(tts.generation)
+    return {
+        **model_keys(request.command, tts.card, tts.dtype),
+        "concurrency": (load.concurrency or 1) if load.rate is None else None,
+        **{name: getattr(load, name) for name in ("rate", "seed", "tokens", "words", "offline")},
+        "warmup": load.num_warmup(),
+        "texts": "built in" if load.text_file is None else str(load.text_file),
+        "voices": len(load.voice or ()) or 1,
+        "policy": None if policy is None else policy.schedule.value,
+        **{name: getattr(policy, name, None) for name in ("first_hop", "max_hop", "lookahead")},
+        **{name: getattr(engine, name) for name in ("admission", "kernels", "deterministic")},
+        **{name: getattr(request.backends, name) for name in ("lm_backend", "flow_backend")},
+        **vars(request.spread),
+        "memory_gb": engine.memory,
+    }
+
+
+def _deliver(report: Report, output: BenchOutput, reporter: Reporter) -> bool:
+    from vivavoce_bench import Ending
+    from vivavoce_bench.load import those
+    from vivavoce_bench.report import draw, figure_rows, latency_rows
+
+    keys = report.to_json()
+    print_figures(keys, output.json_file, latency_rows(keys), (None, figure_rows(keys)))
+    if output.plot is not None:
+        draw(report.outcomes, output.plot)
+    failed = those(report.outcomes, Ending.FAILED)
+    if failed:
+        first = failed[0].utterance.number
+        reporter.report(f"{len(failed)} requests failed, the first one (number {first}) by {failed[0].problem}")
+    return bool(failed)

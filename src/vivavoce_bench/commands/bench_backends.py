@@ -1,0 +1,310 @@
+"""Runtimes of the language model that `vivavoce bench offline` compares; each imports its package when it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends.streamed_lm import merged_ids
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.lm_stage import without_long_silence
+from vivavoce.engine.request import TokenRequest
+from vivavoce.engine.settings import EngineSettings
+from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
+from vivavoce.models.build import LanguageConfig, LanguageModel
+from vivavoce.service.merged_folder import merged_folder
+from vivavoce_bench.batches import TokenBackend
+from vivavoce_export.hf_folder import CONFIG, TOKENIZER
+from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
+
+if TYPE_CHECKING:
+    from vivavoce_bench.commands.bench_model import BenchModel
+
+_MEMORY_SHARE = 0.5
+"""Of the device's memory: the flow and the vocoder want the rest."""
+
+
+class Backend(str, Enum):
+    """What runs the language model."""
+
+    TORCH = "torch"
+    """Our own engine, with the language model alone."""
+    HF = "hf"
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+
+
+_NEEDS = {
+    Backend.HF: ("transformers", "pip install 'vivavoce[hf]'"),
+    Backend.VLLM: ("vllm", "pip install 'vllm>=0.32,<0.34' into an environment of its own"),
+    Backend.TRTLLM: ("tensorrt_llm", "run in NVIDIA's TensorRT-LLM or Triton (-trtllm-python-py3) container"),
+}
+
+
+def parse_backends(names: Sequence[str]) -> list[Backend]:
+    """The runtimes of these names, each once; `InvalidRequest` if there is none of a name."""
+    known = {backend.value: backend for backend in Backend}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"backend: {name!r} is unknown; use one of {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def check_installed(backend: Backend) -> None:
+    """`MissingDependency` if a runtime's package is not there; nothing is imported."""
+    package, remedy = _NEEDS.get(backend, ("", ""))
+    if package and find_spec(package) is None:
+        raise MissingDependency(f"backend: {backend.value} needs the package {package}, which is not here; {remedy}")
+
+
+@dataclass(frozen=True)
+class BackendSampling:
+    """How other runtimes draw speech tokens; the values of CosyVoice2's published Triton deployment."""
+
+    top_p: float = 0.95
+    top_k: int = 50
+    temperature: float = 0.8
+    repetition_penalty: float = 1.1
+
+    def describe(self) -> str:
+        """One line for a report."""
+        return ", ".join(f"{name} {value:g}" for name, value in asdict(self).items())
+
+
+@dataclass(frozen=True, eq=False)
+class MergedModel:
+    """A merged Qwen2 model, and where it runs.
+
+    bias: [padded_size] float32, to be added to the logits, −∞ where no speech is.
+    """
+
+    name_or_path: str
+    vocabulary: MergedVocabulary
+    bias: Tensor
+    device: torch.device
+    dtype: torch.dtype
+
+    def bias_for(self, rows: int) -> Tensor:
+        """The bias for a head of that many rows: [rows] float32; `CheckpointError` if the head is too small."""
+        if rows < self.vocabulary.size:
+            raise CheckpointError(
+                f"llm_model_name_or_path: {self.name_or_path!r} has {rows} ids, this model's vocabulary "
+                f"{self.vocabulary.size}; make the folder with `vivavoce export hf`"
+            )
+        found = torch.full((rows,), -torch.inf)
+        shared = min(rows, len(self.bias))
+        found[:shared] = self.bias[:shared]
+        return found
+
+    def speech(self, ids: Sequence[int]) -> list[int]:
+        """Ids that a runtime gave → speech tokens up to the first other id, as our engine speaks them."""
+        said = [one - self.vocabulary.text_size for one in takewhile(self.vocabulary.is_speech, ids)]
+        return without_long_silence(said, self.vocabulary.own.silent, 0)[0]
+
+
+def merged_model(model: BenchModel, name_or_path: str | None) -> MergedModel:
+    """The folder or hub name that was given, else one that is made as in `merged_folder`.
+
+    `CheckpointError`: the folder is of another model.
+    """
+    vocabulary, models, variant = model.vocabulary, model.models, model.variant
+    bias = open_merged_lm(model.folder, vocabulary.text_size, variant).read(HEAD_BIAS)
+    if name_or_path is None:
+        name_or_path = str(merged_folder(model.folder, models.dtype, variant))
+    elif Path(name_or_path).is_dir():
+        _check_fits(Path(name_or_path), vocabulary)
+    return MergedModel(name_or_path, vocabulary, bias, models.device, models.dtype)
+
+
+def _check_fits(folder: Path, vocabulary: MergedVocabulary) -> None:
+    """Whether its speech begins where this model's does: ids of another table still give some speech."""
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"llm_model_name_or_path: {str(folder)!r} has no {CONFIG}; make the folder with `vivavoce export hf`"
+        )
+    found = _first_speech_id(folder)
+    if found is not None and found != vocabulary.speech(0):
+        raise CheckpointError(
+            f"llm_model_name_or_path: speech begins at id {found} in {str(folder)!r}, in this model at "
+            f"{vocabulary.speech(0)}; make the folder with `vivavoce export hf`"
+        )
+
+
+def _first_speech_id(folder: Path) -> int | None:
+    """What its tokenizer says, in either of the two files that may hold added tokens; None: nothing."""
+    first = "<|s_0|>"
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        added = json.loads((folder / TOKENIZER).read_text(encoding="utf-8"))["added_tokens"]
+        return next((int(token["id"]) for token in added if token["content"] == first), None)
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        found = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8")).get(first)
+        return None if found is None else int(found)
+    return None
+
+
+class OwnModel:
+    """Our engine with the language model alone, on any of its backends; draws as the model's configuration says."""
+
+    sampling = "repetition-aware, as the model's configuration says"
+
+    def __init__(self, model: LanguageModel, settings: EngineSettings, batch_size: int) -> None:
+        self._engine = Engine(model, replace(settings, slots=batch_size))
+        self._engine.warm_up()
+
+    def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
+        """See `TokenBackend`."""
+        handles = [self._engine.submit(one) for one in prompts]
+        return [list(handle.result().tokens[0]) for handle in handles]
+
+    def close(self) -> None:
+        """See `TokenBackend`."""
+        self._engine.close()
+
+
+class HuggingFaceModel:
+    """The merged model in transformers, in the networks' device and dtype.
+
+    It has one generator for a batch: the first prompt's seed is that of all, and the batch goes on until its last row
+    has ended.
+    """
+
+    def __init__(self, merged: MergedModel, sampling: BackendSampling = BackendSampling()) -> None:
+        self._transformers = import_module("transformers")
+        self._transformers.utils.logging.disable_progress_bar()
+        model = self._transformers.AutoModelForCausalLM.from_pretrained(merged.name_or_path, dtype=merged.dtype)
+        self._model = model.to(merged.device).eval()
+        self._merged, self._drawing = merged, sampling
+        self._bias = merged.bias_for(int(model.config.vocab_size)).to(merged.device)
+        self.sampling = sampling.describe()
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
+        """See `TokenBackend`."""
+        ids, mask = self._padded([merged_ids(self._merged.vocabulary, prompt.rows) for prompt in prompts])
+        devices = [self._merged.device] if self._merged.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(prompts[0].seed)
+            given = self._model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                **asdict(replace(self._drawing, repetition_penalty=1.0)),
+                min_new_tokens=min(prompt.min_tokens for prompt in prompts),
+                max_new_tokens=max(prompt.max_tokens for prompt in prompts),
+                eos_token_id=list(self._merged.vocabulary.eos_ids),
+                pad_token_id=self._merged.vocabulary.eos_ids[0],
+                logits_processor=self._processors(),
+            )
+        rows = given[:, ids.shape[1] :].tolist()
+        return [self._merged.speech(row)[: prompt.max_tokens] for row, prompt in zip(rows, prompts, strict=True)]
+
+    def close(self) -> None:
+        """See `TokenBackend`."""
+        del self._model
+
+    def _padded(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+        """Ids, and 1 where they are not padding: [rows, longest] int64 each."""
+        longest = max(map(len, prompts))
+        # An id that begins every prompt: the penalty counts whatever stands in one, be it masked.
+        pad = self._merged.vocabulary.sos
+        ids = torch.tensor([[pad] * (longest - len(one)) + one for one in prompts])
+        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+        return ids.to(self._merged.device), mask.to(self._merged.device)
+
+    def _processors(self) -> Any:
+        """The bias before the penalty: only then does the penalty see the model's own logits."""
+        bias, package = self._bias, self._transformers
+
+        class SpeechBias(package.LogitsProcessor):  # type: ignore[name-defined,misc]
+            """Adds the speech head's bias, which Qwen2 has no place for; no text id is ever drawn."""
+
+            def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+                """input_ids: [rows, time]; scores: [rows, ids]  →  the same shape."""
+                return scores + bias
+
+        penalty = package.RepetitionPenaltyLogitsProcessor(self._drawing.repetition_penalty)
+        return package.LogitsProcessorList([SpeechBias(), penalty])
+
+
+class TensorRTModel:
+    """The merged model as an engine that trtllm-build made, in releases of TensorRT-LLM that still run such."""
+
+    def __init__(self, merged: MergedModel, engine_dir: Path, sampling: BackendSampling = BackendSampling()) -> None:
+        package = import_module("tensorrt_llm")
+        cache = import_module("tensorrt_llm.llmapi").KvCacheConfig(free_gpu_memory_fraction=_MEMORY_SHARE)
+        self._merged, self._drawing, self._parameters = merged, asdict(sampling), package.SamplingParams
+        self.sampling = sampling.describe()
+        # An engine has its dtype and its limits from when it was built.
+        self._llm = _engine_class(package)(model=str(engine_dir), skip_tokenizer_init=True, kv_cache_config=cache)
+
+    def generate(self, prompts: Sequence[TokenRequest]) -> list[list[int]]:
+        """See `TokenBackend`."""
+        vocabulary = self._merged.vocabulary
+        parameters = [
+            self._parameters(
+                **self._drawing,
+                seed=prompt.seed,
+                min_tokens=prompt.min_tokens,
+                max_tokens=prompt.max_tokens,
+                end_id=vocabulary.eos_ids[0],
+                pad_id=vocabulary.eos_ids[0],
+                stop_token_ids=list(vocabulary.eos_ids),
+                embedding_bias=self._merged.bias,
+                detokenize=False,
+            )
+            for prompt in prompts
+        ]
+        inputs = [merged_ids(vocabulary, prompt.rows) for prompt in prompts]
+        given = self._llm.generate(inputs, parameters, use_tqdm=False)
+        return [self._merged.speech(one.outputs[0].token_ids) for one in given]
+
+    def close(self) -> None:
+        """See `TokenBackend`."""
+        self._llm.shutdown()
+
+
+def _engine_class(package: Any) -> Any:
+    """The class that runs engines: since 1.0 it is no longer the package's first one."""
+    try:
+        return import_module("tensorrt_llm._tensorrt_engine").LLM
+    except ImportError:
+        return package.LLM
+
+
+def open_backend(
+    backend: Backend,
+    model: BenchModel,
+    settings: EngineSettings,
+    batch_size: int,
+    merged: str | None = None,
+    engine_dir: Path | None = None,
+    sampling: BackendSampling = BackendSampling(),
+) -> TokenBackend:
+    """Load a runtime; all but our own read the merged model, and only transformers and engines draw by `sampling`.
+
+    batch_size: the most texts at once; merged: as in `merged_model`. `MissingDependency`: its package is of a version
+    that was never tried; `CheckpointError`: the folder is of another model.
+    """
+    if backend is Backend.TORCH:
+        return OwnModel(model.language_model(), settings, batch_size)
+    found = merged_model(model, merged)
+    if backend is Backend.HF:
+        return HuggingFaceModel(found, sampling)
+    if backend is Backend.TRTLLM and engine_dir is not None:
+        return TensorRTModel(found, engine_dir, sampling)
+    models = model.models  # whose language model is an outline
+    config = LanguageConfig(models.config.lm, models.config.generation)
+    alone = LanguageModel(config, models.lm, models.device, models.dtype, Path(found.name_or_path))
+    return OwnModel(alone, replace(settings, lm_backend=backend.value), batch_size)

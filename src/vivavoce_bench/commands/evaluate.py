@@ -1,0 +1,321 @@
+"""`vivavoce eval`: how intelligible, similar and clean a model's speech is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from vivavoce.entrypoints.cli.console import Reporter, print_table
+from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
+from vivavoce.entrypoints.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.entrypoints.cli.speak import SpeechManner
+from vivavoce.errors import InvalidRequest
+from vivavoce.version import __version__
+
+if TYPE_CHECKING:
+    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.service.text.frontend import TextFrontEnd
+    from vivavoce.service.voices.voice import Voice
+    from vivavoce_bench.evaluate import Case, Clip, Manner, Report
+    from vivavoce_bench.evaluate.recogniser import RecogniserFactory
+    from vivavoce_bench.evaluate.report import RecordingsFolder
+    from vivavoce_bench.evaluate.similarity import Embed
+    from vivavoce_bench.evaluate.speaking import VoiceLike
+
+EXAMPLES = (
+    "vivavoce eval --out report",
+    "vivavoce eval --model CosyVoice2-0.5B --voice anna --voice ben --stream",
+    "vivavoce eval --model CosyVoice2-0.5B --list seedtts_testset/en/meta.lst --limit 200",
+    "vivavoce eval --audio report/utterances.tsv --control shuffled",
+)
+BUILT_IN_RECOGNISER = "pocketsphinx"
+Say = Callable[[str], None]
+"""Takes a few words on what is being done."""
+_MOST_JOBS = 8
+_UTTERANCES_PER_JOB = 8
+"""A recogniser of its own takes longer to start than to hear a few utterances."""
+
+
+@dataclass(frozen=True)
+class EvaluationFlags:
+    """What is spoken or scored, by whom, how, and what listens."""
+
+    sentences: Path | None = flag("One sentence per line.  [default: 20 English sentences]", "FILE")
+    list_: Path | None = flag("Lines as in seed-tts-eval: id|prompt text|prompt wav|text.", "FILE", "--list")
+    audio: Path | None = flag(
+        "Score recordings instead: one per sentence, or lines of recording, tab, text (, tab, voice).", "FOLDER|TABLE"
+    )
+    limit: int | None = flag("Take the first sentences only.", "NUMBER", min=1)
+    voice: list[str] | None = flag(
+        "May be repeated.  [default: the model's voices, else those stored for it]", "NAME|RECORDING", "-v"
+    )
+    transcript: TranscriptsOption = None
+    mode: str | None = flag("zero_shot, cross_lingual, instruct or sft.  [default: fullest]", "NAME")
+    instructions: str | None = flag("How to say it.", "TEXT")
+    seed: int = flag("Of the first sentence; the others follow.", "NUMBER", default=0)
+    top_p: float | None = flag("0 to 1.", "NUMBER")
+    top_k: int | None = flag("1 or more.", "NUMBER")
+    stream: bool = flag("Score streams, and compare their joins with whole speech.", default=False)
+    control: str | None = flag("Spoil it first: shuffled, wrong-text or reversed.", "NAME")
+    recogniser: str = flag(
+        "pocketsphinx, none, or code of your own, which is imported and run.",
+        "MODULE:CALLABLE",
+        default=BUILT_IN_RECOGNISER,
+    )
+    jobs: int | None = flag("Recogniser processes.  [default: by cores; 1 for your own]", "NUMBER", min=1)
+
+    def check(self) -> None:
+        """`InvalidRequest` for options that recordings or a list leave no room for."""
+        if self.audio is not None:
+            for name in ("mode", "instructions", "stream", "transcript"):
+                if getattr(self, name):
+                    option = name.replace("_", "-")
+                    raise InvalidRequest(f"audio: recordings are scored as they are; leave --{option} out")
+            if len(self.voice or ()) > 1:
+                raise InvalidRequest(
+                    "voice: recordings are compared with one voice, or with those that their table names"
+                )
+        if self.list_ is not None and self.voice:
+            raise InvalidRequest("voice: a list names the voice of each line itself; leave --voice out")
+
+    def read(self) -> tuple[str, list[Case]]:
+        """(where the cases are from, they themselves); `InvalidRequest` if that is no file or is given twice."""
+        from vivavoce_bench.evaluate import cases as reading
+
+        folder = self.audio if self.audio is not None and self.audio.is_dir() else None
+        sources = (
+            (self.sentences, reading.read_sentences),
+            (self.list_, reading.read_seed_tts_list),
+            (self.audio if folder is None else None, reading.read_audio_table),
+        )
+        given = [(path, read) for path, read in sources if path is not None]
+        if len(given) > 1:
+            raise InvalidRequest(
+                "sentences: are given twice, by --sentences, --list or a table of --audio; leave one out"
+            )
+        place, cases = "built in", reading.cases_of(reading.SENTENCES)
+        for path, read in given:
+            place, cases = str(path), read(path)
+        cases = cases[: self.limit]
+        return (place, cases) if folder is None else (str(folder), reading.with_audio(cases, folder))
+
+    def manner(self) -> Manner:
+        """As the evaluation takes it; `InvalidRequest` if something is out of its limits."""
+        from vivavoce_bench.evaluate import Manner
+
+        checked = SpeechManner(
+            mode=self.mode, instructions=self.instructions, seed=self.seed, top_p=self.top_p, top_k=self.top_k
+        ).keywords()
+        return Manner(checked["mode"], self.instructions, self.seed, checked["sampling"], self.stream)
+
+
+def recogniser_jobs(num_utterances: int) -> int:
+    """Processes of the built-in recogniser for this many utterances."""
+    return min(os.cpu_count() or 1, _MOST_JOBS, max(1, num_utterances // _UTTERANCES_PER_JOB))
+
+
+def recogniser_factory(name: str) -> RecogniserFactory:
+    """The built-in recogniser, or the user's own module:callable, also from the working folder."""
+    from vivavoce_bench.evaluate.recogniser import PocketSphinx, recogniser_named
+
+    if name == BUILT_IN_RECOGNISER:
+        return PocketSphinx
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return recogniser_named(name)
+
+
+def evaluate(
+    flags: EvaluationFlags,
+    model: ModelChoice,
+    backends: BackendChoice,
+    out: Path | None = flag("Keep the audio, report.json and report.png here.", "FOLDER", "-o"),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure speech: word errors, speaker similarity, lengths, silence, pitch, clicks and speed.
+
+    Every voice speaks every sentence, a recogniser writes down what it hears, and each rate comes with its 95 %
+    interval. With mini that is 80 utterances, which take minutes on a CPU; --limit takes fewer. Needs pip install
+    'vivavoce[eval]'. docs/evaluation.md explains the figures.
+    """
+    reporter = Reporter(quiet)
+    with reporter.working("starting …"):
+        flags.check()
+        from vivavoce.checkpoint.folder import BACKBONE, read_card
+        from vivavoce.service.model_choice import model_folder
+        from vivavoce.service.text.frontend import TextFrontEnd
+        from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce_bench.evaluate import Instruments, assess
+        from vivavoce_bench.evaluate.assessment import ready
+        from vivavoce_bench.evaluate.similarity import embed_with
+        from vivavoce_bench.evaluate.speaking import parse_control
+
+        source, cases = flags.read()
+        control = parse_control(flags.control) if flags.control else None
+        folder = None if out is None else _recordings_folder(out, cases, flags.voice or ())
+        manner = flags.manner()
+        place = model_folder(model.model)
+        text = TextFrontEnd(TextTokenizer.from_folder(place / BACKBONE), scripts=read_card(place).scripts)
+        # What cannot be scored is refused before the networks load.
+        factory = None if flags.recogniser == "none" else recogniser_factory(flags.recogniser)
+        jobs = min(os.cpu_count() or 1, _MOST_JOBS) if flags.recogniser == BUILT_IN_RECOGNISER else 1
+        spelled = Instruments(factory, flags.jobs or jobs, lambda said: text.explain(said).spoken)
+        instruments = ready(cases, spelled, control)
+    tts = load_model(model, reporter, backends=backends)[0] if flags.audio is None else None
+    with reporter.working("preparing …") as show:
+        if tts is None:
+            clips, references, embed, settings = _recorded(flags, cases, place, model, show)
+            instruments = replace(instruments, embed=embed)
+        else:
+            clips, references, settings = _spoken(flags, cases, place, tts, manner, show)
+            longest_s = _longest_speech(place, text, manner.sampling.max_ratio)
+            instruments = replace(instruments, embed=embed_with(tts.embed), longest_s=longest_s)
+        settings = {
+            "vivavoce": __version__,
+            **settings,
+            "sentences": source,
+            "recogniser": flags.recogniser,
+            "control": None if control is None else control.value,
+        }
+        report = assess(clips, references, instruments, control=control, folder=folder, settings=settings, show=show)
+    if tts is not None:
+        note_if_no_real_model(tts.card, reporter)
+    _deliver(report, out, as_json, reporter)
+
+
+def _recordings_folder(out: Path, cases: Sequence[Case], voices: Sequence[str]) -> RecordingsFolder:
+    from vivavoce_bench.evaluate.report import RecordingsFolder
+    from vivavoce_bench.measure import check_drawing
+
+    check_drawing("out")
+    prompts = (Path(case.voice) for case in cases if case.voice is not None and Path(case.voice).is_file())
+    sources = [*prompts, *(path for case in cases for path in (case.audio, case.truth) if path is not None)]
+    if any(path.resolve().parent == out.resolve() for path in sources):
+        raise InvalidRequest(
+            "out: holds the recordings that are evaluated, which would be replaced; choose another folder"
+        )
+    own = any((case.voice, case.audio) != (None, None) for case in cases)
+    return RecordingsFolder(out, by_voice=not own and len(voices) != 1)
+
+
+def _deliver(report: Report, out: Path | None, as_json: bool, reporter: Reporter) -> None:
+    from vivavoce_bench.evaluate.report import draw, report_rows
+    from vivavoce_bench.measure import json_text
+
+    if out is not None:
+        report.save(out / "report.json")
+        draw(report, out / "report.png")
+    if as_json:
+        print(json_text(report.to_json()))
+    else:
+        header, rows = report_rows(report)
+        print_table(rows, header)
+    if out is not None:
+        reporter.report(f"{out}: {len(report.utterances)} recordings, utterances.tsv, report.json, report.png")
+
+
+def _spoken(
+    flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce, manner: Manner, show: Say
+) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], dict[str, Any]]:
+    """Clips, the speakers that they are compared with, and what the report says of the model."""
+    from vivavoce_bench.evaluate.speaking import speak_all
+
+    voices = _voices_to_speak(flags, cases, folder, tts)
+    references = voices if flags.list_ is None else _prompt_speakers(cases, tts.embed, show)
+    settings = {
+        "model": tts.card.name,
+        "trained": tts.card.trained,
+        "mode": None if manner.mode is None else manner.mode.value,
+        **{name: getattr(flags, name) for name in ("instructions", "seed", "top_p", "top_k", "stream")},
+    }
+    return speak_all(tts, cases, voices, manner, show), references, settings
+
+
+class _PromptVoices(dict[str, "Voice"]):
+    """The voices of a list's prompt recordings, each extracted when its line's turn comes, and not kept."""
+
+    def __init__(self, cases: Sequence[Case], resolve: Callable[[Path, str], Voice]) -> None:
+        self._transcripts = {case.voice: case.prompt_text for case in cases}
+        self._resolve = resolve
+
+    def __missing__(self, name: str) -> Voice:
+        return self._resolve(Path(name), self._transcripts[name])
+
+
+def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
+    """A list's; else those asked for; else the model's built-in ones; else the stored ones that were made for it."""
+    from vivavoce.service.voices.voice import built_in_voices
+
+    if flags.list_ is not None:
+        return _PromptVoices(cases, tts.voice)
+    if flags.voice:
+        return named_voices(flags.voice, flags.transcript or (), tts.voices(), tts.voice)
+    found = built_in_voices(folder)
+    for name in () if found else tts.voices():
+        with suppress(InvalidRequest):  # a voice of another model
+            found[name] = tts.voice(name)
+    if not found:
+        raise InvalidRequest(
+            "voice: none is given, this model brings none along, and none is stored for it; name one with --voice"
+        )
+    return found
+
+
+def _recorded(
+    flags: EvaluationFlags, cases: Sequence[Case], folder: Path, model: ModelChoice, show: Say
+) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], Embed | None, dict[str, Any]]:
+    """The cases' recordings; of the model only its text rules and, for comparison with voices, encoders are loaded."""
+    from vivavoce.checkpoint.folder import read_card
+    from vivavoce.service.front_end import load_front_end
+    from vivavoce.service.voices.registry import VoiceRegistry
+    from vivavoce.service.voices.stores import open_voice_store
+    from vivavoce.service.voices.voice import built_in_voices
+    from vivavoce_bench.evaluate.similarity import embed_with
+    from vivavoce_bench.evaluate.speaking import UNNAMED, read_all
+
+    asked = flags.voice or []
+    names = [*asked, *dict.fromkeys(case.voice for case in cases if case.voice is not None)]
+    references: Mapping[str, VoiceLike] = {}
+    embed = None
+    if names:
+        extractor = load_front_end(folder).extractor
+        embed = embed_with(extractor.embedding)
+        if flags.list_ is not None:
+            references = _prompt_speakers(cases, extractor.embedding, show)
+        else:
+            store, built_in = open_voice_store(model.voices), built_in_voices(folder)
+            registry = VoiceRegistry(extractor, store, built_in, extractor.fingerprint)
+            references = named_voices(names, flags.transcript or (), registry.names(), registry.resolve)
+    clips = read_all(cases, asked[0] if asked else UNNAMED, show)
+    return clips, references, embed, {"model": read_card(folder).name}
+
+
+def _prompt_speakers(cases: Sequence[Case], embed: Callable[[Path], Any], show: Say) -> dict[str, VoiceLike]:
+    """The speakers of a list's prompt recordings, each once; errors as in `vivavoce.Vivavoce.embed`."""
+    names = list(dict.fromkeys(case.voice for case in cases if case.voice is not None))
+    speakers: dict[str, VoiceLike] = {}
+    for number, name in enumerate(names, start=1):
+        show(f"hearing prompts … {number} of {len(names)}")
+        speakers[name] = SimpleNamespace(embedding=embed(Path(name)))
+    return speakers
+
+
+def _longest_speech(folder: Path, text: TextFrontEnd, max_ratio: float) -> Callable[[str], float]:
+    """The seconds after which the model is stopped in a text: `max_ratio` speech tokens per text token."""
+    from vivavoce.checkpoint.settings import read_config
+    from vivavoce.checkpoint.weights import find_part, read_tensors
+
+    rates = read_config(folder, read_tensors(find_part(folder, "flow"))).rates
+
+    def longest_s(said: str) -> float:
+        num_tokens = sum(len(text.encode(segment)) for segment in text.segments(said, reading="natural"))
+        return num_tokens * max_ratio / rates.tokens_per_second
+
+    return longest_s

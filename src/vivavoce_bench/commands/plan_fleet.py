@@ -1,0 +1,133 @@
+"""How many GPUs a number of listeners needs: one of them is simulated, with its share of the listeners."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vivavoce.entrypoints.cli.flags import flag
+from vivavoce.errors import InvalidRequest
+from vivavoce_bench.measure import percentile
+
+if TYPE_CHECKING:
+    from vivavoce.engine.handle import RequestTimings
+    from vivavoce.rates import Rates
+    from vivavoce_bench.planning import Card, EnginePlan
+    from vivavoce_bench.simulation import Visit
+
+GAPS_ALLOWED = 1e-3
+"""Share of streams that may have gaps."""
+SIMULATED_S, FEWEST = 30.0, 200
+"""Seconds in which simulated listeners come, and how many of them there are at least."""
+COLUMNS = ("GPUs", "listeners each", "TTFB p50, ms", "TTFB p99, ms", "with gaps, %", "refused, %", "per hour of audio")
+
+
+def _time(given: str) -> float:
+    found = re.fullmatch(r"(\d+\.?\d*) *(ms|s|)", given.casefold())
+    if found is None:
+        raise typer.BadParameter(f"{given!r} is no time; give one, such as 300ms")
+    return float(found[1]) / (1000 if found[2] == "ms" else 1)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who will listen, and what they may expect."""
+
+    streams: int | None = flag("Listeners at once: how many GPUs do they need?", "NUMBER", min=1, max=1_000_000)
+    ttfb_p99: float = flag("Time to first audio of 99 in 100.", "TIME", default="1s", parser=_time)
+    seconds: float = flag("Mean length of a speech.", "NUMBER", default=10.0, min=1, max=120)
+    voices: int = flag("Different voices, which speak in turn.", "NUMBER", default=1, min=1)
+    policy: str = flag("How streams are cut, as of bench.", "NAME", default="low_latency")
+    price: float | None = flag("Of one GPU for an hour, in any currency.", "NUMBER", min=0)
+
+    def visits(self, gpus: int, rates: Rates) -> list[Visit]:
+        """Those of one of so many GPUs: they come at random, for texts whose lengths are spread as those of bench."""
+        from vivavoce_bench import OpenLoop, Workload
+        from vivavoce_bench.simulation import Visit
+
+        workload, rate = Workload(), (self.streams or 0) / gpus / self.seconds
+        count = max(FEWEST, round(SIMULATED_S * rate))
+        letter = self.seconds * rates.tokens_per_second * len(workload.texts) / sum(map(len, workload.texts))
+        return [
+            Visit(at_s, round(letter * len(one.text)), one.number % self.voices)
+            for at_s, one in zip(OpenLoop(rate).arrivals(count), workload.utterances(count), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What listeners will hear; ttfb_*: seconds, ∞: nobody is served; gaps, refused: shares of them."""
+
+    ttfb_p50_s: float = inf
+    ttfb_p99_s: float = inf
+    gaps: float = 0.0
+    refused: float = 1.0
+
+    @classmethod
+    def of(cls, heard: Sequence[RequestTimings | None]) -> Expected:
+        """The figures of simulated visits."""
+        served = [one for one in heard if one is not None]
+        gaps = sum(one.underruns > 0 for one in served) / max(1, len(served))
+        p50, p99 = (percentile([one.first_chunk_s or inf for one in served] or [inf], percent) for percent in (50, 99))
+        return cls(p50, p99, gaps, 1 - len(served) / len(heard))
+
+    def within(self, ttfb_p99_s: float) -> bool:
+        """Whether first audio comes in time, next to no stream has a gap, and none is refused."""
+        return self.ttfb_p99_s <= ttfb_p99_s and self.gaps <= GAPS_ALLOWED and not self.refused
+
+
+def fewest(expected: Callable[[int], Expected], ttfb_p99_s: float, guess: int, most: int) -> int:
+    """GPUs that are needed; expected: what so many give, more of them no less; most: each has one listener.
+
+    InvalidRequest: more GPUs would not help.
+    """
+    low, high = 0, max(1, min(guess, most))
+    while not (found := expected(high)).within(ttfb_p99_s):
+        if high == most:
+            p99 = f"{found.ttfb_p99_s * 1e3:.0f} ms, that of one listener alone"
+            raise InvalidRequest(f"ttfb-p99: {ttfb_p99_s * 1e3:g} ms is below {p99}; allow more, or take a faster card")
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if expected(middle).within(ttfb_p99_s) else (middle, high)
+    return high
+
+
+def fleet(asked: Listeners, planned: EnginePlan, card: Card) -> dict[str, Any]:
+    """As plain JSON values: GPUs needed, and what to expect if one of them fails, of them all, and of one more."""
+    from vivavoce.engine.admission import AdmissionMode
+    from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
+    from vivavoce.engine.settings import EngineSettings
+    from vivavoce_bench.planning import H200
+    from vivavoce_bench.simulation import Simulation
+
+    streams, price, config = asked.streams or 0, asked.price, planned.models.config
+    machine, policy = planned.machine(card), policy_for(config.generation, ChunkPolicy.parse(asked.policy))
+    known, settings = {0: Expected()}, EngineSettings(admission=AdmissionMode.AUTO)  # as a server's
+
+    def expected(gpus: int) -> Expected:
+        if gpus not in known:
+            known[gpus] = Expected.of(Simulation(machine, settings, policy).run(asked.visits(gpus, config.rates)))
+        return known[gpus]
+
+    def row(gpus: int) -> dict[str, Any]:
+        one = expected(gpus)
+        served = streams * (1 - one.refused)
+        return {
+            "gpus": gpus,
+            "listeners_each": round(streams / gpus) if gpus else None,
+            "ttfb_p50_ms": round(one.ttfb_p50_s * 1e3) if served else None,
+            "ttfb_p99_ms": round(one.ttfb_p99_s * 1e3) if served else None,
+            "gaps_percent": round(100 * one.gaps, 2),
+            "refused_percent": round(100 * one.refused, 2),
+            "price_per_audio_hour": round(price * gpus / served, 6) if served and price is not None else None,
+        }
+
+    needed = fewest(expected, asked.ttfb_p99, ceil(streams / max(1, planned.listeners(card))), streams)
+    figures = {"card": card.name, "measured": card is H200, "streams": streams, "ttfb_p99_ms": asked.ttfb_p99 * 1e3}
+    return {**figures, "gpus": needed, "expected": [row(gpus) for gpus in (needed - 1, needed, needed + 1)]}

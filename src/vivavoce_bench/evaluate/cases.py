@@ -1,0 +1,146 @@
+"""What is to be spoken or scored: from text files, seed-tts-eval lists, and recordings with their texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vivavoce.errors import InvalidRequest
+from vivavoce_bench.measure import read_records
+
+SENTENCES: tuple[str, ...] = (
+    "The old bridge was closed after the storm.",
+    "She keeps a small garden behind the house.",
+    "Nobody could remember the name of the street.",
+    "The children ran across the field to meet the train.",
+    "His answer was short, but it was honest.",
+    "A thin layer of snow covered the roof.",
+    "They argued about the price until the shop closed.",
+    "The doctor told him to rest for a week.",
+    "We heard music from the open window.",
+    "The river is too cold for swimming in spring.",
+    "It is seven fifteen in Chicago.",
+    "Room three hundred and twelve costs eighty four dollars.",
+    "Please call Martha at five five two nine seven three.",
+    "Can you bring the letter to London before Friday?",
+    "The number is six thousand one hundred and forty.",
+    "It is twelve thirty in the kitchen.",
+    "Peter and Anna ordered nine pictures very quickly.",
+    "Why is every window in this town so narrow?",
+    "The meeting starts on Monday at a quarter past ten.",
+    "Turn left at the second light and stop near the bank.",
+)
+"""Plain English, half of it with numbers, times and names; every word is in the CMU dictionary."""
+_AUDIO_SUFFIXES = frozenset({".aif", ".aiff", ".flac", ".mp3", ".oga", ".ogg", ".opus", ".wav"})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One text, with what is known of how it is, or was, spoken."""
+
+    id: str
+    text: str
+    voice: str | None = None
+    """A voice's name or a reference recording's path; None: every voice that is evaluated."""
+    prompt_text: str = ""
+    """What the reference recording says."""
+    audio: Path | None = None
+    """A recording of the text that is scored as it is; None: the text is spoken."""
+    truth: Path | None = None
+    """A person's recording of the same text, for comparison of length."""
+    truth_s: float | None = None
+    """Its length, where that is all there is."""
+
+
+def cases_of(sentences: Iterable[str]) -> list[Case]:
+    """Cases of plain sentences, numbered from 1."""
+    return [Case(f"{number:04d}", sentence) for number, sentence in enumerate(sentences, start=1)]
+
+
+def read_sentences(path: Path) -> list[Case]:
+    """A UTF-8 file with one sentence per line and, after a tab, maybe the seconds a person takes for it."""
+
+    def parse(line: str, number: int) -> Case:
+        fields = _fields(line, "\t")
+        if len(fields) > 2:
+            raise ValueError(f"has {len(fields)} fields; give a sentence, and after a tab its seconds if you know them")
+        if not fields[0]:
+            raise ValueError("has no text before the tab; write a sentence")
+        seconds = None
+        if len(fields) == 2:
+            with suppress(ValueError):
+                seconds = float(fields[1])
+            if seconds is None or not 0 < seconds < float("inf"):
+                raise ValueError(f"has {fields[1]!r} for its seconds; give a number above 0")
+        return Case(f"{number:04d}", fields[0], truth_s=seconds)
+
+    return read_records(path, "sentences", parse)
+
+
+def read_seed_tts_list(path: Path) -> list[Case]:
+    """A list as in seed-tts-eval, paths relative: id|prompt text|prompt recording|text, maybe |a person's recording."""
+
+    def parse(line: str, _: int) -> Case:
+        fields = _fields(line, "|")
+        if len(fields) not in (4, 5):
+            raise ValueError(
+                f"has {len(fields)} fields; write id|prompt text|prompt recording|text, and maybe |a person's recording"
+            )
+        name, prompt_text, prompt, text, *truth = fields
+        for field, value in (("id", name), ("prompt recording", prompt), ("text", text)):
+            if not value:
+                raise ValueError(f"has an empty {field}; fill it in")
+        if any(separator in name for separator in "/\\\0"):
+            raise ValueError(f"has the id {name!r}, which cannot be a file's name; leave slashes out")
+        person = _existing(path.parent, truth[0]) if truth and truth[0] else None
+        return Case(name, text, str(_existing(path.parent, prompt)), prompt_text, truth=person)
+
+    cases = read_records(path, "list", parse)
+    for name, count in Counter(case.id for case in cases).items():
+        if count > 1:
+            raise InvalidRequest(f"list: {str(path)!r} has the id {name!r} more than once; give each line its own")
+    return cases
+
+
+def read_audio_table(path: Path) -> list[Case]:
+    """Recordings with their texts, one per line, paths relative: path, tab, text, and maybe a tab and a voice."""
+
+    def parse(line: str, number: int) -> Case:
+        fields = _fields(line, "\t")
+        if len(fields) not in (2, 3) or not fields[0] or not fields[1]:
+            raise ValueError("is not of the form recording, tab, text, and maybe a tab and a voice; write it so")
+        audio, text, voice = [*fields, ""][:3]
+        if voice and (path.parent / voice).is_file():
+            voice = str(path.parent / voice)
+        return Case(f"{number:04d}", text, voice=voice or None, audio=_existing(path.parent, audio))
+
+    return read_records(path, "audio", parse)
+
+
+def with_audio(cases: Sequence[Case], folder: Path) -> list[Case]:
+    """The same cases with a folder's recordings: by id where all are there, else in the order of their names."""
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _AUDIO_SUFFIXES)
+    by_stem = {file.stem: file for file in files}
+    if all(case.id in by_stem for case in cases):
+        files = [by_stem[case.id] for case in cases]
+    if len(files) != len(cases):
+        raise InvalidRequest(
+            f"audio: {str(folder)!r} holds {len(files)} recordings for {len(cases)} sentences; give one for each, or "
+            "a table of recording, tab, text"
+        )
+    return [replace(case, audio=file) for case, file in zip(cases, files, strict=True)]
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    return [part.strip() for part in line.split(separator)]
+
+
+def _existing(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.is_file():
+        shown = name if len(name) <= 60 else name[:59] + "…"
+        raise ValueError(f"names {shown!r}, which is no file in {str(folder)!r}; check the path")
+    return path

@@ -1,0 +1,338 @@
+"""Speech recognisers: what they have to offer, the built-in PocketSphinx, and listening in several processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.child import python_command
+from vivavoce.errors import InvalidRequest, MissingDependency, VivavoceError
+from vivavoce_bench.evaluate.error_rate import phone_errors, words
+from vivavoce_bench.evaluate.speaking import Samples
+
+if TYPE_CHECKING:
+    from pocketsphinx import Decoder
+
+SAMPLE_RATE = 16_000
+"""Of all audio that a recogniser is given."""
+
+
+class Recogniser(Protocol):
+    """Writes down speech. More methods are used where it has them, as `PocketSphinx` does.
+
+    `closed(sentences)` gives a recogniser that knows only these lists of words; `phones(samples)` hears phones, and
+    `pronunciations(word)` gives the ways to pronounce a word in lower case, none if it is not known.
+    """
+
+    def transcribe(self, samples: Samples) -> str:
+        """The words that are heard; samples: [n] float32 in ±1 at 16 kHz. What it was given before must not matter."""
+        ...
+
+
+RecogniserFactory = Callable[[], Recogniser]
+"""Makes a recogniser; each process that listens calls it once. Where there are several, it must be picklable, and of a
+module that they can import: not of the program's own script."""
+
+
+def recogniser_named(name: str) -> RecogniserFactory:
+    """A factory of the user's own, as "module:callable"; it is imported where it is called."""
+    return partial(_named, name)
+
+
+def _named(name: str) -> Recogniser:
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise InvalidRequest(f"recogniser: {name!r} is not of the form module:callable; name one such")
+    try:
+        factory = getattr(import_module(module_name), attribute)
+    except ImportError as error:
+        raise InvalidRequest(
+            f"recogniser: {module_name!r} cannot be imported ({error}); check the name and what is installed"
+        ) from error
+    except AttributeError:
+        raise InvalidRequest(
+            f"recogniser: module {module_name!r} has no {attribute!r}; name a callable that makes the recogniser"
+        ) from None
+    recogniser: Recogniser = _guarded(name, factory)
+    if not callable(getattr(recogniser, "transcribe", None)):
+        raise InvalidRequest(
+            f"recogniser: {name} made a {type(recogniser).__name__}, which has no method transcribe; see "
+            "docs/evaluation.md"
+        )
+    return recogniser
+
+
+def _guarded(name: str, call: Callable[[], Any]) -> Any:
+    """What the user's own code gives; its failure is the user's to mend."""
+    try:
+        return call()
+    except VivavoceError:
+        raise
+    except Exception as error:
+        raise InvalidRequest(f"recogniser: {name} fails ({type(error).__name__}: {error}); mend it") from error
+
+
+_PAD_S = 0.2
+_NOISE = 1e-4
+_PEAK = 0.6
+_SMALLEST_PEAK = 1e-3
+
+
+def prepare(samples: Samples, sample_rate: int) -> NDArray[np.int16]:
+    """Audio as every recogniser gets it: [n] int16 at 16 kHz, the peak at 0.6, 0.2 s of silence on either side.
+
+    It has noise of 1e-4, the same for all audio: recognisers stumble over digital silence.
+    """
+    import soxr
+
+    wave = samples if sample_rate == SAMPLE_RATE else soxr.resample(samples, sample_rate, SAMPLE_RATE)
+    wave = np.pad(np.asarray(wave, np.float32), round(_PAD_S * SAMPLE_RATE))
+    wave = wave + _NOISE * np.random.default_rng(0).standard_normal(len(wave), dtype=np.float32)
+    scale = _PEAK / max(float(np.abs(wave).max()), _SMALLEST_PEAK)
+    return np.rint(wave * scale * 32767).astype(np.int16)
+
+
+def as_floats(prepared: NDArray[np.int16]) -> Samples:
+    """Prepared audio as `Recogniser.transcribe` takes it."""
+    return prepared.astype(np.float32) / np.float32(32768)
+
+
+_NO_PHONES = frozenset({"SIL", "+BREATH+", "+COUGH+", "+NOISE+", "+NSN+", "+SMACK+", "+SPN+", "+UH+"})
+_PHONE_BEAM = 1e-20
+_PHONE_WEIGHT = 2.0
+"""What PocketSphinx's documentation advises for loops of phones."""
+
+
+class _Sphinx:
+    def __init__(self, vocabulary: str) -> None:
+        self._decoder = _decoder(dict="cmudict-en-us.dict", lm=vocabulary)
+
+    def transcribe(self, samples: Samples) -> str:
+        """See `Recogniser`."""
+        _decode(self._decoder, samples)
+        best = self._decoder.hyp()
+        return " ".join(words(best.hypstr)) if best else ""
+
+
+class PocketSphinx(_Sphinx):
+    """English of a large vocabulary (trigram), of listed sentences alone (`closed`), or phone by phone."""
+
+    def __init__(self) -> None:
+        """Load the large vocabulary; `MissingDependency` without the package."""
+        super().__init__("en-us.lm.bin")
+
+    def closed(self, sentences: Sequence[Sequence[str]]) -> Recogniser:
+        """One that knows these sentences only, by a bigram of those of their words that are in its dictionary."""
+        known = [[word for word in one if self._decoder.lookup_word(word)] for one in sentences]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "closed.lm")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(bigram_arpa(known))
+            return _Sphinx(path)
+
+    def phones(self, samples: Samples) -> list[str]:
+        """The phones of the CMU dictionary (39) that are heard, without silence and noise."""
+        _decode(self._phone_loop, samples)
+        return [segment.word for segment in self._phone_loop.seg() or () if segment.word not in _NO_PHONES]
+
+    def pronunciations(self, word: str) -> list[list[str]]:
+        """The ways to pronounce a word in lower case; none if it is not in the dictionary."""
+        ways, written = [], word
+        while (way := self._decoder.lookup_word(written)) is not None:
+            ways.append(way.split())
+            written = f"{word}({len(ways) + 1})"
+        return ways
+
+    @cached_property
+    def _phone_loop(self) -> Decoder:
+        return _decoder(allphone="en-us-phone.lm.bin", lw=_PHONE_WEIGHT, beam=_PHONE_BEAM, pbeam=_PHONE_BEAM)
+
+
+def _decoder(**settings: Any) -> Decoder:
+    """A decoder; file names are those of the wheel's model folder, or absolute.
+
+    `cmn=batch` normalises each utterance by itself: by default the decoder carries a running mean over from what it
+    heard before, and figures would depend on the order of the utterances.
+    """
+    try:
+        import pocketsphinx
+    except ImportError:
+        raise MissingDependency(
+            "recogniser: pocketsphinx is not installed; pip install 'vivavoce[eval]', or name another with --recogniser"
+        ) from None
+    models = os.path.join(pocketsphinx.get_model_path(), "en-us")
+    for name in settings.keys() & {"dict", "lm", "allphone"}:
+        settings[name] = os.path.join(models, settings[name])
+    return pocketsphinx.Decoder(
+        hmm=os.path.join(models, "en-us"), samprate=SAMPLE_RATE, cmn="batch", loglevel="FATAL", **settings
+    )
+
+
+def _decode(decoder: Decoder, samples: Samples) -> None:
+    pcm = np.rint(np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes()
+    decoder.start_utt()
+    decoder.process_raw(pcm, no_search=False, full_utt=True)
+    decoder.end_utt()
+
+
+START, END = "<s>", "</s>"
+_DISCOUNT = 0.3
+"""Taken off every pair's count and given to pairs that never occur."""
+_NEVER = -99.0
+"""ARPA's logarithm of zero."""
+_ROUNDING = 1e-9
+"""A word that all words follow leaves nothing to back off to; this much may remain of sums of fractions."""
+
+
+def bigram_arpa(sentences: Iterable[Sequence[str]]) -> str:
+    """An ARPA bigram with absolute discounting (Ney, Essen and Kneser 1994) of sentences, each a list of words.
+
+    Single words count once more than they occur. For every word the probabilities of all that may follow sum to 1.
+    """
+    framed = [[START, *sentence, END] for sentence in sentences]
+    occurrences = Counter(word for sentence in framed for word in sentence)
+    pairs = Counter(pair for sentence in framed for pair in pairwise(sentence))
+    total = sum(count + 1 for word, count in occurrences.items() if word != START)  # a start follows nothing
+    single = {word: (count + 1) / total for word, count in occurrences.items() if word != START}
+    lines = ["\\data\\", f"ngram 1={len(occurrences)}", f"ngram 2={len(pairs)}", "", "\\1-grams:"]
+    pair_lines = ["", "\\2-grams:"]
+    for word in sorted(occurrences):
+        after = {second: count for (first, second), count in sorted(pairs.items()) if first == word}
+        left = 1 - sum(single[second] for second in after)
+        times = sum(after.values())
+        backoff = math.log10(_DISCOUNT * len(after) / times / left) if after and left > _ROUNDING else 0.0
+        lines.append(f"{math.log10(single[word]) if word in single else _NEVER:.6f} {word} {backoff:.6f}")
+        pair_lines += [
+            f"{math.log10((count - _DISCOUNT) / times):.6f} {word} {second}" for second, count in after.items()
+        ]
+    return "\n".join([*lines, *pair_lines, "", "\\end\\", ""])
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One utterance for a recogniser: audio as `prepare` makes it, and the words or characters to be said."""
+
+    wave: NDArray[np.int16]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a recogniser made of one utterance; None for what it cannot do."""
+
+    free: str
+    closed: str | None
+    phones: str | None
+    """With spaces between."""
+    phone_errors: int = 0
+    num_phones: int = 0
+    """Of the words to be said."""
+    unknown: frozenset[str] = frozenset()
+    """Of what was to be said, what the recogniser can never write."""
+
+
+def unknown_words(recogniser: Recogniser, sentence: Iterable[str]) -> list[str]:
+    """Those words of a sentence that the recogniser can never write; none if it does not tell."""
+    if not hasattr(recogniser, "pronunciations"):
+        return []
+    return [word for word in sentence if not recogniser.pronunciations(word)]
+
+
+def listen(
+    tasks: Sequence[Task], factory: RecogniserFactory, jobs: int = 1, show: Callable[[int], None] = lambda _: None
+) -> list[Heard]:
+    """Transcribe all utterances in every way that the recogniser has; what they say is the closed vocabulary.
+
+    jobs: processes, each with a recogniser of its own (one: this process); show: called with how many are done.
+    `InvalidRequest` if the recogniser fails, or one of its processes dies.
+    """
+    sentences = sorted({task.said for task in tasks})
+    if jobs <= 1 or len(tasks) <= 1:
+        return _listen_to(tasks, factory, sentences, show)
+    jobs = min(jobs, len(tasks))
+    heard: list[Heard | None] = [None] * len(tasks)
+    with ThreadPoolExecutor(jobs) as threads:
+        shares = {threads.submit(_listen_apart, tasks[first::jobs], factory, sentences): first for first in range(jobs)}
+        for share in as_completed(shares):
+            heard[shares[share] :: jobs] = share.result()
+            show(sum(result is not None for result in heard))
+    return [result for result in heard if result is not None]
+
+
+def _listen_apart(tasks: Sequence[Task], factory: RecogniserFactory, sentences: Sequence[Sequence[str]]) -> list[Heard]:
+    """`_listen_to` in a process of its own, started as a program: a forked one would inherit the threads' locks of the
+    networks that have just spoken, and one of `multiprocessing` takes modules from the current folder."""
+    # The path comes first: what follows may be of modules that are found there.
+    question = pickle.dumps(sys.path) + pickle.dumps((tasks, factory, sentences))
+    done = subprocess.run(python_command(__name__), input=question, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise InvalidRequest("recogniser: one of its processes has died; use fewer with --jobs")
+    answer: list[Heard] | Exception = pickle.loads(done.stdout)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def main() -> None:
+    """Answer one `_listen_apart`."""
+    # Ctrl-C reaches all processes of a terminal and ends these without a word: the first one answers.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a recogniser prints is no answer
+        sys.path[:] = pickle.load(sys.stdin.buffer)
+        answer: list[Heard] | Exception
+        try:
+            answer = _listen_to(*pickle.load(sys.stdin.buffer))
+        except Exception as error:
+            answer = error
+        pickle.dump(answer, answers)
+
+
+def _listen_to(
+    tasks: Sequence[Task],
+    factory: RecogniserFactory,
+    sentences: Sequence[Sequence[str]],
+    show: Callable[[int], None] = lambda _: None,
+) -> list[Heard]:
+    recogniser, heard = factory(), []
+    closed = recogniser.closed(sentences) if hasattr(recogniser, "closed") else None
+    for task in tasks:
+        heard.append(_hear(task, recogniser, closed))
+        show(len(heard))
+    return heard
+
+
+def _hear(task: Task, recogniser: Recogniser, closed: Recogniser | None) -> Heard:
+    samples = as_floats(task.wave)
+    free = _transcribe(recogniser, samples)
+    limited = None if closed is None else _transcribe(closed, samples)
+    if not (hasattr(recogniser, "phones") and hasattr(recogniser, "pronunciations")):
+        return Heard(free, limited, None)
+    phones = recogniser.phones(samples)
+    ways = {word: recogniser.pronunciations(word) for word in task.said}
+    errors, total = phone_errors([ways[word] for word in task.said if ways[word]], phones)
+    return Heard(free, limited, " ".join(phones), errors, total, frozenset(word for word in ways if not ways[word]))
+
+
+def _transcribe(recogniser: Recogniser, samples: Samples) -> str:
+    kind = type(recogniser).__name__
+    text = _guarded(kind, partial(recogniser.transcribe, samples))
+    if not isinstance(text, str):
+        raise InvalidRequest(f"recogniser: {kind}.transcribe gave a {type(text).__name__}; it must give a text")
+    return text

@@ -1,0 +1,163 @@
+"""Speech to be measured: spoken now by a model or read from recordings, or made wrong on purpose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce_bench.evaluate.cases import Case
+from vivavoce_bench.measure import read_audio
+
+if TYPE_CHECKING:
+    from vivavoce.entrypoints.python import Vivavoce
+
+Samples = NDArray[np.float32]
+
+UNNAMED = "recordings"
+"""The voice of recordings that come with none."""
+
+
+class VoiceLike(Protocol):
+    """What is used of a `vivavoce.Voice`."""
+
+    @property
+    def embedding(self) -> Any:
+        """[speaker size]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How sentences are spoken, as `vivavoce.Vivavoce.speak` takes it; sentence i (from 0) has the seed `seed` + i."""
+
+    mode: Any = None
+    instructions: str | None = None
+    seed: int = 0
+    sampling: Any = None
+    stream: bool = False
+    """Speak each sentence as a stream, which is what is scored, and whole with the same seed, for comparison."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """One utterance; samples: [n] float32 in ±1. What follows `sample_rate` is known of what was spoken now."""
+
+    case: Case
+    voice: str
+    samples: Samples
+    sample_rate: int
+    seed: int | None = None
+    work_s: float | None = None
+    first_audio_s: float | None = None
+    """Seconds to a stream's first chunk."""
+    joins: tuple[int, ...] = ()
+    """Where a stream's chunks meet: the first sample of each but the first."""
+    whole: Samples | None = None
+    """The same text and seed, not as a stream."""
+
+
+def speak_all(
+    tts: Vivavoce,
+    cases: Sequence[Case],
+    voices: Mapping[str, Any],
+    manner: Manner = Manner(),
+    show: Callable[[str], None] = lambda _: None,
+) -> Iterator[Clip]:
+    """Speak all cases, each when it is asked for: those with a voice of their own, then the others in every voice."""
+    plan = [(place, case, case.voice) for place, case in enumerate(cases) if case.voice is not None]
+    plan += [(place, case, voice) for voice in voices for place, case in enumerate(cases) if case.voice is None]
+    began = time.perf_counter()
+    for number, (place, case, voice) in enumerate(plan, start=1):
+        left_s = (time.perf_counter() - began) / max(1, number - 1) * (len(plan) - number + 1)
+        left = f", about {left_s / 60:.0f} min left" if number > 1 and left_s >= 60 else ""
+        show(f"speaking … {number} of {len(plan)}{left}")
+        yield _speak(tts, case, voice, voices[voice], manner, manner.seed + place)
+
+
+def _speak(tts: Vivavoce, case: Case, name: str, voice: Any, manner: Manner, seed: int) -> Clip:
+    keywords = {"mode": manner.mode, "instructions": manner.instructions, "sampling": manner.sampling, "seed": seed}
+    started = time.perf_counter()
+    whole = tts.speak(case.text, voice, **keywords).samples
+    work_s = time.perf_counter() - started
+    if not manner.stream:
+        return Clip(case, name, whole, tts.sample_rate, seed, work_s)
+    pieces, first_s, started = [], 0.0, time.perf_counter()
+    for chunk in tts.stream(case.text, voice, **keywords):
+        first_s = first_s or time.perf_counter() - started
+        pieces.append(chunk.samples)
+    work_s = time.perf_counter() - started
+    joins = tuple(np.cumsum([len(piece) for piece in pieces])[:-1].tolist())
+    return Clip(case, name, np.concatenate(pieces), tts.sample_rate, seed, work_s, first_s, joins, whole)
+
+
+def read_all(
+    cases: Sequence[Case], voice: str = UNNAMED, show: Callable[[str], None] = lambda _: None
+) -> Iterator[Clip]:
+    """Read the recordings of cases, each when it is asked for; voice: of those that name none."""
+    for number, case in enumerate(cases, start=1):
+        show(f"measuring … {number} of {len(cases)}")
+        if case.audio is None:
+            raise InvalidRequest(f"audio: sentence {case.id} has no recording; give one for each")
+        yield Clip(case, case.voice or voice, *read_audio(case.audio, field="audio"))
+
+
+def truth_seconds(case: Case) -> float | None:
+    """How long a person takes for the text, if that is known; `InvalidAudio`: the recording cannot be read."""
+    if (path := case.truth) is None:
+        return case.truth_s
+    try:
+        return float(soundfile.info(path).duration)
+    except (soundfile.LibsndfileError, OSError) as error:
+        raise InvalidAudio(f"audio: {str(path)!r} cannot be read ({error}); give a wav, flac, ogg or mp3") from None
+
+
+_PIECE_S = 0.16
+
+
+class Control(str, Enum):
+    """What is made wrong."""
+
+    SHUFFLED = "shuffled"
+    """The audio's 160 ms pieces, in another order."""
+    WRONG_TEXT = "wrong-text"
+    """The text: each audio is held against the text of the next."""
+    REVERSED = "reversed"
+    """The audio's direction."""
+
+
+def parse_control(name: str) -> Control:
+    """The control of that name; `InvalidRequest` if there is none."""
+    try:
+        return Control(name.replace("_", "-"))
+    except ValueError:
+        known = ", ".join(control.value for control in Control)
+        raise InvalidRequest(f"control: {name!r} is unknown; choose one of {known}") from None
+
+
+def spoil_audio(samples: Samples, sample_rate: int, control: Control | None) -> Samples:
+    """The audio of a control, as long as before; always the same for the same audio."""
+    if control is Control.REVERSED:
+        return samples[::-1].copy()
+    if control is Control.SHUFFLED and len(samples):
+        size = round(_PIECE_S * sample_rate)
+        pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
+        return np.concatenate([pieces[place] for place in np.random.default_rng(0).permutation(len(pieces))])
+    return samples
+
+
+def spoil_texts(texts: Sequence[str], control: Control | None) -> list[str]:
+    """The texts that audio is held against: for a control with wrong ones, the next that is another."""
+    if control is not Control.WRONG_TEXT:
+        return list(texts)
+    if len(set(texts)) < 2:
+        raise InvalidRequest("control: wrong-text needs two different sentences or more; give more")
+    after = [*texts, *texts]
+    return [next(other for other in after[place + 1 :] if other != text) for place, text in enumerate(texts)]

@@ -1,0 +1,235 @@
+"""A load on anything that speaks piece by piece: requests, users who ask for them, and what became of each.
+
+Time is the running event loop's: `loop.time()` and `asyncio.sleep`, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivavoce.errors import InvalidRequest
+from vivavoce_bench.measure import Arrival, Stream, read_lines
+from vivavoce_bench.texts import SENTENCES
+
+MAX_CONCURRENCY = 4096
+MAX_RATE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One request: what is said, in which voice (None: the target's default), with which seed."""
+
+    number: int
+    """Its place in the load, from 0."""
+    text: str
+    voice: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Audio that has arrived; samples: [num_samples] float32 in ±1, where the target keeps them."""
+
+    num_samples: int
+    samples: NDArray[np.float32] | None = None
+
+
+class Refused(Exception):
+    """The target does not take the request now; it may be asked again after `retry_after_s` seconds."""
+
+    def __init__(self, retry_after_s: float = 1.0) -> None:
+        super().__init__(f"refused; try again after {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class Target(Protocol):
+    """Speaks, in one event loop."""
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of all its audio."""
+
+    def speak(self, utterance: Utterance) -> AsyncIterator[Piece]:
+        """The utterance's audio, each piece as soon as it is there; `Refused` or any other error while iterated."""
+
+
+class Ending(str, Enum):
+    """How a request ended."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Outcome(Stream):
+    """What became of one request; in an open loop it starts at the planned moment, also if it was begun later.
+
+    problem: why it failed; retry_after_s: how long a refusal told its user to wait.
+    """
+
+    utterance: Utterance
+    ending: Ending = Ending.OK
+    problem: str = ""
+    retry_after_s: float = 0.0
+
+    @property
+    def ttfb_s(self) -> float:
+        """Seconds from the call to the first audio."""
+        return self.arrivals[0].at_s - self.start_s
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """The audio of a request whose target keeps it: [n] float32."""
+        return np.concatenate([arrival.samples for arrival in self.arrivals if arrival.samples is not None])
+
+
+def those(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
+    """The requests that ended so."""
+    return [outcome for outcome in outcomes if outcome.ending is ending]
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """`concurrency` users, each of whom asks again when the last answer is complete: a slow target is asked less."""
+
+    concurrency: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise InvalidRequest(
+                f"concurrency: {self.concurrency} is outside of 1 … {MAX_CONCURRENCY}; choose one inside"
+            )
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Users who come at random and independently, `rate` of them per second, however the target fares."""
+
+    rate: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= MAX_RATE:
+            raise InvalidRequest(f"rate: {self.rate} is outside of 0 … {MAX_RATE:g} per second; choose one inside")
+
+    def arrivals(self, count: int) -> list[float]:
+        """Seconds after the start at which the users come: a Poisson process, whose first one comes at 0."""
+        drawn = random.Random(self.seed)
+        times = [0.0]
+        while len(times) < count:
+            times.append(times[-1] + drawn.expovariate(self.rate))
+        return times[:count]
+
+
+Load = ClosedLoop | OpenLoop
+
+
+async def run_load(
+    target: Target, utterances: Sequence[Utterance], load: Load, show: Callable[[int], None] = lambda _: None
+) -> list[Outcome]:
+    """Ask the target, which stays open, for every utterance.
+
+    show: called with the number of requests that have ended  →  what became of each, in the order of `utterances`
+    """
+    loop = asyncio.get_running_loop()
+    outcomes: dict[int, Outcome] = {}
+
+    async def ask(place: int, start_s: float) -> float:
+        outcomes[place] = await _ask(target, utterances[place], start_s)
+        show(len(outcomes))
+        return outcomes[place].retry_after_s
+
+    async def user(places: Iterator[int]) -> None:
+        wait_s = 0.0
+        for place in places:
+            # A refused user obeys: asking again at once would only count how fast the target can refuse.
+            await asyncio.sleep(wait_s)
+            wait_s = await ask(place, loop.time())
+
+    async def arrive(place: int, at_s: float) -> None:
+        await asyncio.sleep(at_s - loop.time())
+        await ask(place, at_s)
+
+    places = iter(range(len(utterances)))
+    if isinstance(load, ClosedLoop):
+        await asyncio.gather(*(user(places) for _ in range(min(load.concurrency, len(utterances)))))
+    else:
+        start_s = loop.time()
+        times = load.arrivals(len(utterances))
+        await asyncio.gather(*(arrive(place, start_s + after_s) for place, after_s in enumerate(times)))
+    return [outcomes[place] for place in range(len(utterances))]
+
+
+async def _ask(target: Target, utterance: Utterance, start_s: float) -> Outcome:
+    loop = asyncio.get_running_loop()
+    arrivals: list[Arrival] = []
+    ending, problem, retry_after_s = Ending.OK, "", 0.0
+    try:
+        async for piece in target.speak(utterance):
+            if piece.num_samples:
+                arrivals.append(Arrival(loop.time(), piece.num_samples, piece.samples))
+    except Refused as refusal:
+        ending, retry_after_s = Ending.REFUSED, refusal.retry_after_s
+    except Exception as error:  # any error of a target is a figure of this request, and ends no other
+        ending, problem = Ending.FAILED, f"{type(error).__name__}: {error}"
+    if ending is Ending.OK and not arrivals:
+        ending, problem = Ending.FAILED, "no audio came"
+    came = (start_s, loop.time(), target.sample_rate, tuple(arrivals))
+    return Outcome(*came, utterance=utterance, ending=ending, problem=problem, retry_after_s=retry_after_s)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Texts and voices from which requests are drawn; the same seed draws the same requests."""
+
+    texts: Sequence[str] = SENTENCES
+    voices: Sequence[str | None] = (None,)
+    """They speak in turn; None is the target's default."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise InvalidRequest("texts: there are none; give at least one")
+
+    def utterances(self, count: int, purpose: str = "load") -> list[Utterance]:
+        """`count` requests; those of another purpose (a warm-up) are drawn independently.
+
+        The texts come in shuffled rounds, so that a load of any size has about the list's own mix of lengths.
+        """
+        drawn = random.Random(f"{purpose} {self.seed}")
+        texts: list[str] = []
+        while len(texts) < count:
+            texts += drawn.sample(self.texts, len(self.texts))
+        return [
+            Utterance(number, text, self.voices[number % len(self.voices)], self.seed + number)
+            for number, text in enumerate(texts[:count])
+        ]
+
+
+def read_texts(path: Path) -> list[str]:
+    """A UTF-8 file with one text per line, empty lines left out; `InvalidRequest`: not to be read, or without text."""
+    texts = [line.strip() for line in read_lines(path, "text_file") if line.strip()]
+    if not texts:
+        raise InvalidRequest(f"text_file: {str(path)!r} holds no text; write one per line")
+    return texts
+
+
+def with_words(texts: Sequence[str], fewest: int, most: int) -> list[str]:
+    """The texts of that many words; `InvalidRequest` if there are none."""
+    kept = [text for text in texts if fewest <= len(text.split()) <= most]
+    if not kept:
+        counts = sorted(len(text.split()) for text in texts)
+        raise InvalidRequest(
+            f"words: no text has {fewest} to {most} words, they have {counts[0]} to {counts[-1]}; widen the range"
+        )
+    return kept

@@ -1,0 +1,462 @@
+"""A complete folder of a generation with random weights of any size: it babbles, it does not speak.
+
+It takes every path through the engine that a trained model takes, so a demo, a test or a measurement needs no download.
+Matrices get 1/sqrt(inputs), so that signals keep their size from layer to layer and the vocoder's output is noise of a
+speaker's loudness, neither silent nor clipped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vivavoce.checkpoint.config import CausalVocoderConfig, Generation, ModelConfig
+from vivavoce.checkpoint.folder import BACKBONE, CARD, SPEAKER_ENCODER, YAML_OF, speech_tokenizer_of
+from vivavoce.checkpoint.folder import SPEAKERS as SPEAKERS_FILE
+from vivavoce.checkpoint.known_models import missing_files
+from vivavoce.checkpoint.settings import read_config
+from vivavoce.checkpoint.spk2info import EMBEDDING_SIZE, NUM_MEL_BINS, SpeakerEntry, write_spk2info
+from vivavoce.errors import CheckpointError
+from vivavoce.models.generations import NETWORKS, NetworkPart
+from vivavoce_bench.random_encoders import draw, speaker_encoder, speech_tokenizer
+
+SPEAKERS = ("babble-a", "babble-b")
+NUM_SPEECH_TOKENS = 6561
+"""Of CosyVoice2 and 3."""
+_FIRST_SPEECH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the networks: the language model's, the flow's encoder and its U-Net or DiT, the vocoder's; by default tiny
+    ones. A generation takes those of its own networks; CosyVoice 1's text encoder is as wide as its language model.
+    """
+
+    text_vocabulary: int = 288  # 256 bytes, the special tokens of Qwen2 and CosyVoice2, rounded up
+    lm_width: int = 64
+    lm_inner: int = 128
+    lm_layers: int = 3
+    lm_heads: int = 4
+    lm_kv_heads: int = 2
+    text_width: int = 32
+    text_blocks: int = 2
+    encoder_width: int = 64
+    encoder_inner: int = 128
+    encoder_heads: int = 4
+    encoder_blocks: int = 2
+    encoder_up_blocks: int = 4
+    unet_width: int = 64
+    unet_heads: int = 2
+    unet_head_dim: int = 32
+    unet_blocks: int = 2
+    unet_mid_blocks: int = 3
+    lookahead_inner: int = 96
+    dit_width: int = 64
+    dit_heads: int = 2
+    dit_head_dim: int = 32
+    dit_blocks: int = 3
+    vocoder_width: int = 64
+    f0_width: int = 32
+
+
+SizesOf = Mapping[Generation, Sizes]
+
+_WHISPER_VOCABULARY = 51_866
+# CosyVoice3 has the phones of two languages among its special tokens.
+TINY: SizesOf = {
+    Generation.V1: Sizes(text_vocabulary=_WHISPER_VOCABULARY),
+    Generation.V2: Sizes(),
+    Generation.V3: Sizes(text_vocabulary=576),
+}
+_QWEN2_05B = Sizes(
+    text_vocabulary=151_936,
+    lm_width=896,
+    lm_inner=4_864,
+    lm_layers=24,
+    lm_heads=14,
+    lm_kv_heads=2,
+    encoder_width=512,
+    encoder_inner=2_048,
+    encoder_heads=8,
+    encoder_blocks=6,
+    encoder_up_blocks=4,
+    unet_width=256,
+    unet_heads=8,
+    unet_head_dim=64,
+    unet_blocks=4,
+    unet_mid_blocks=12,
+    lookahead_inner=1_024,
+    dit_width=1_024,
+    dit_heads=16,
+    dit_head_dim=64,
+    dit_blocks=22,
+    vocoder_width=512,
+    f0_width=512,
+)
+_LM_300M = {"text_width": 512, "text_blocks": 6, "lm_width": 1_024, "lm_inner": 4_096, "lm_layers": 14, "lm_heads": 16}
+_CONFORMER_300M = replace(_QWEN2_05B, text_vocabulary=_WHISPER_VOCABULARY, **_LM_300M)
+RELEASE: SizesOf = {Generation.V1: _CONFORMER_300M, Generation.V2: _QWEN2_05B, Generation.V3: _QWEN2_05B}
+"""As CosyVoice-300M, CosyVoice2-0.5B and Fun-CosyVoice3-0.5B were published."""
+
+_CARD_CONTENT = {
+    "name": "babble",
+    "description": "randomly initialised: it babbles, it does not speak",
+    "trained": False,
+    "scripts": ["Latin"],
+}
+_QWEN2_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_NUM_BYTES = 256
+
+_TEXT_HEAD = "llm.model.lm_head.weight"
+_ROTARY = "decoder.estimator.rotary_embed.inv_freq"
+"""Frequencies that the official DiT keeps in its file, and computes."""
+_END_LOGIT = 7.0
+"""Close below the best of 6561 random logits: past the minimum length an utterance ends after some ten tokens."""
+_NEVER_LOGIT = -100.0
+_END_GAIN = 3.0
+"""Of the end beside the speech tokens, where the head has no bias: now and then it is above the best."""
+_NORMED = re.compile(r"(conv_pre|conv_post|ups\.|resblocks|source_resblocks|f0_predictor\.condnet).*\.weight")
+"""Convolutions of the vocoder that are kept as weight norm's two tensors."""
+_NORMS = r"norm\w*|\.out\.1|\.block\.[12]|length_regulator\.model\.(1|4|7|10)"
+_DISTRIBUTIONS = (
+    (r"(embedding|embed_tokens)\.weight$", 0.0, 1.0),
+    (rf"({_NORMS})\.weight$", 1.0, 0.1),
+    (rf"({_NORMS})\.bias$", 0.0, 0.1),
+    (r"pos_bias_[uv]$", 0.0, 0.3),
+    (r"m_source\.l_linear\.weight$", 0.0, 2.0),
+    (r"\.alpha$", 1.0, 0.15),
+    (r"conv_post\.bias$", -1.0, 0.3),
+    (r"classifier\.bias$", 60.0, 1.0),
+    (r"(attn_norm|norm_out)\.linear\.bias$", 0.0, 0.3),
+    (r"\.bias$", 0.0, 0.05),
+    (r"\.original1$", 0.0, 1.0),
+)
+"""What is no matrix: a pattern of official names, mean and standard deviation; the first row that fits wins."""
+_GAINS = (
+    ("llm_decoder", 2.0),
+    ("source_downs", 2.0),
+    ("convs2", 0.5),
+    ("conv_post", 0.25),
+    ("condnet", 1.5),
+    ("classifier", 150.0),  # the pitch in hertz: a random contour of some hundred
+)
+"""Of matrices, by a part of their official names; 1 of all others, but for the vocoder's transposed convolutions."""
+
+
+def make_babble_checkpoint(
+    folder: Path, generation: Generation = Generation.V2, *, seed: int = 0, sizes: SizesOf = TINY
+) -> Path:
+    """Write the checkpoint and return `folder`, which appears complete or not at all.
+
+    The same seed gives the same tensors. A folder that holds this very checkpoint is left as it is; CheckpointError: it
+    holds something else, or the place cannot be written.
+    """
+    own = {} if sizes == TINY else {"sizes": asdict(sizes[generation])}
+    card = _json(_CARD_CONTENT | {"seed": seed} | own)
+    if _holds(folder, generation, card):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
+            new = Path(workshop) / "model"
+            new.mkdir()
+            _write_files(new, generation, seed, sizes[generation])
+            (new / CARD).write_text(card, encoding="utf-8")
+            os.replace(new, folder)
+    except OSError as error:
+        if _holds(folder, generation, card):  # another process has just made the same
+            return folder
+        reason = "is in use for something else" if os.path.exists(folder) else f"cannot be written ({error.strerror})"
+        raise CheckpointError(f"folder: {folder} {reason}; choose a folder that does not exist yet") from None
+    return folder
+
+
+def _holds(folder: Path, generation: Generation, card: str) -> bool:
+    """Whether the folder is this very checkpoint, and every file of it is there."""
+    try:
+        if (folder / CARD).read_text(encoding="utf-8", errors="replace") != card:
+            return False
+        whole = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.stat().st_size > 0}
+        tokenizer = () if generation is Generation.V1 else ("merges.txt", "tokenizer_config.json")
+        return not missing_files(generation, whole) and whole >= {
+            SPEAKERS_FILE,
+            *(f"{BACKBONE}/{x}" for x in tokenizer),
+        }
+    except OSError:
+        return False
+
+
+def _write_files(folder: Path, generation: Generation, seed: int, sizes: Sizes) -> None:
+    config = write_settings(folder, generation, sizes)
+    for network in NETWORKS[generation].values():
+        with (folder / f"{network.part}.pt").open("wb") as file:
+            torch.save(random_state(network, config, seed), file)
+    speakers = {
+        name: SpeakerEntry(torch.from_numpy(draw((EMBEDDING_SIZE,), seed, f"speaker/{name}"))) for name in SPEAKERS
+    }
+    write_spk2info(folder / SPEAKERS_FILE, speakers)
+    (folder / SPEAKER_ENCODER).write_bytes(speaker_encoder(seed))
+    (folder / speech_tokenizer_of(generation)).write_bytes(speech_tokenizer(generation, seed))
+
+
+def random_state(network: NetworkPart, config: ModelConfig, seed: int) -> dict[str, Tensor]:
+    """The state dict of a network: float32 tensors by official name.
+
+    A tensor depends on seed, network and name alone, not on the order or number of the others.
+    """
+    own = network.outline(config).state_dict()
+    shapes = {network.names.to_official(name): tuple(tensor.shape) for name, tensor in own.items()}
+    for key in [key for key in shapes if _NORMED.fullmatch(key)]:
+        shape, stem = shapes.pop(key), f"{key.removesuffix('.weight')}.parametrizations.weight.original"
+        shapes |= {f"{stem}0": (shape[0], 1, 1), f"{stem}1": shape}
+    state = {}
+    for key, shape in shapes.items():
+        mean, std = _distribution(key, shape, config)
+        values = draw(shape, seed, f"{network.part}/{key}")
+        state[key] = torch.from_numpy(values * np.float32(std) + np.float32(mean))
+    if network.part == "llm":
+        if _TEXT_HEAD in network.names.unused:  # the official file repeats the text embedding there
+            state[_TEXT_HEAD] = state["llm.model.model.embed_tokens.weight"]
+        # Nothing but the end stops an utterance.
+        weight, bias, end = state["llm_decoder.weight"], state.get("llm_decoder.bias"), config.lm.vocabulary.eos
+        stops, rare = slice(config.lm.vocabulary.num_speech_tokens, None), _END_GAIN * weight[end]
+        weight[stops] = 0
+        if bias is None:
+            weight[end] = rare
+        else:
+            bias[stops], bias[end] = _NEVER_LOGIT, _END_LOGIT
+    if _ROTARY in network.names.unused:
+        size = config.flow.estimator.head_dim
+        state[_ROTARY] = 1e4 ** -(torch.arange(0, size, 2) / size)
+    return state
+
+
+def _distribution(key: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[float, float]:
+    for pattern, mean, std in _DISTRIBUTIONS:
+        if re.search(pattern, key):
+            return mean, std
+    gain = next((gain for name, gain in _GAINS if name in key), 1.0)
+    if key.startswith("ups.") and not isinstance(config.vocoder, CausalVocoderConfig):
+        gain = math.sqrt(config.vocoder.upsample_rates[int(key.split(".")[1])] / 2)
+    if key.endswith(".original0"):  # the norms of weight norm's rows
+        return gain, gain / 10
+    return 0.0, gain / math.sqrt(math.prod(shape[1:]))
+
+
+def release_config(generation: Generation) -> ModelConfig:
+    """The sizes of the published model of a generation, as its own settings say them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return write_settings(Path(folder), generation, RELEASE[generation])
+
+
+def write_settings(folder: Path, generation: Generation, sizes: Sizes) -> ModelConfig:
+    """Write the yaml, and of a Qwen2 language model its settings and a byte-level tokenizer without merges."""
+    (folder / YAML_OF[generation]).write_text(_settings(generation, sizes), encoding="utf-8")
+    if generation is not Generation.V1:
+        _write_backbone(folder / BACKBONE, sizes)
+    return read_config(folder, [f"encoder.up_encoders.{block}" for block in range(sizes.encoder_up_blocks)])
+
+
+def _write_backbone(backbone: Path, sizes: Sizes) -> None:
+    backbone.mkdir()
+    # GPT-2's printable stand-ins for the 256 bytes, those that print as themselves first.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    symbols = [*printable, *range(_NUM_BYTES, 2 * _NUM_BYTES - len(printable))]
+    end, _, stop = range(_NUM_BYTES, _NUM_BYTES + len(_QWEN2_TOKENS))
+    flags = {**dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False), "special": True}
+    files = {
+        "config.json": {
+            "model_type": "qwen2",
+            "hidden_size": sizes.lm_width,
+            "intermediate_size": sizes.lm_inner,
+            "num_hidden_layers": sizes.lm_layers,
+            "num_attention_heads": sizes.lm_heads,
+            "num_key_value_heads": sizes.lm_kv_heads,
+            "vocab_size": sizes.text_vocabulary,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "bos_token_id": end,
+            "eos_token_id": stop,
+        },
+        "generation_config.json": {"bos_token_id": end, "pad_token_id": end, "eos_token_id": [stop, end]},
+        "tokenizer_config.json": {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "added_tokens_decoder": {
+                str(_NUM_BYTES + number): {"content": token, **flags} for number, token in enumerate(_QWEN2_TOKENS)
+            },
+            "additional_special_tokens": list(_QWEN2_TOKENS[1:]),
+            "eos_token": _QWEN2_TOKENS[2],
+            "pad_token": _QWEN2_TOKENS[0],
+            "model_max_length": 32768,
+        },
+        "vocab.json": {chr(symbol): number for number, symbol in enumerate(symbols)},
+    }
+    for name, content in files.items():
+        (backbone / name).write_text(_json(content), encoding="utf-8")
+    (backbone / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+
+
+def _settings(generation: Generation, sizes: Sizes) -> str:
+    """The yaml."""
+    first, causal = generation is Generation.V1, generation is Generation.V3
+    llm = _conformer_lm(sizes) if first else _qwen2_lm(sizes, "CosyVoice3LM" if causal else "Qwen2LM")
+    flow = (_whole_flow if first else _causal_flow if causal else _flow)(sizes)
+    vocoder = "CausalHiFTGenerator\n    conv_pre_look_right: 4" if causal else "HiFTGenerator"
+    pitch, top = ("CausalConvRNNF0Predictor", "null") if causal else ("ConvRNNF0Predictor", "8000")
+    rate, window, hop = (22050, 1024, 256) if first else (24000, 1920, 480)
+    rates, kernels, down = ([8, 8], [16, 16], [7, 11]) if first else ([8, 5, 3], [16, 11, 7], [7, 7, 11])
+    mel = f"sampling_rate: {rate}, hop_size: {hop}, win_size: {window}, fmin: 0, fmax: {top}"
+    return f"""\
+sample_rate: {rate}
+{llm}    sampling: !name:cosyvoice.utils.common.ras_sampling {{top_p: 0.8, top_k: 25, win_size: 10, tau_r: 0.1}}
+{flow}hift: !new:cosyvoice.hifigan.generator.{vocoder}
+    in_channels: {NUM_MEL_BINS}
+    base_channels: {sizes.vocoder_width}
+    nb_harmonics: 8
+    sampling_rate: {rate}
+    nsf_alpha: 0.1
+    nsf_sigma: 0.003
+    nsf_voiced_threshold: 10
+    upsample_rates: {rates}
+    upsample_kernel_sizes: {kernels}
+    istft_params: {{n_fft: 16, hop_len: 4}}
+    resblock_kernel_sizes: [3, 7, 11]
+    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: {down}
+    source_resblock_dilation_sizes: {[[1, 3, 5]] * len(down)}
+    lrelu_slope: 0.1
+    audio_limit: 0.99
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.{pitch}
+        in_channels: {NUM_MEL_BINS}
+        cond_channels: {sizes.f0_width}
+feat_extractor: !name:matcha.utils.audio.mel_spectrogram
+    {{n_fft: {window}, num_mels: {NUM_MEL_BINS}, {mel}}}
+"""
+
+
+def _qwen2_lm(sizes: Sizes, kind: str) -> str:
+    return f"""\
+llm: !new:cosyvoice.llm.llm.{kind}
+    llm_input_size: {sizes.lm_width}
+    llm_output_size: {sizes.lm_width}
+    speech_token_size: {NUM_SPEECH_TOKENS}
+    mix_ratio: [5, 15]
+    llm: !new:cosyvoice.llm.llm.Qwen2Encoder {{pretrain_path: ''}}
+"""
+
+
+def _conformer_lm(sizes: Sizes) -> str:
+    width = sizes.lm_width
+    return f"""\
+llm: !new:cosyvoice.llm.llm.TransformerLM
+    text_token_size: {sizes.text_vocabulary}
+    speech_token_size: {_FIRST_SPEECH_TOKENS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    text_encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        {_encoder(sizes.text_width, width, sizes.lm_heads, sizes.lm_inner, sizes.text_blocks)}
+    llm: !new:cosyvoice.transformer.encoder.TransformerEncoder
+        {_encoder(width, width, sizes.lm_heads, sizes.lm_inner, sizes.lm_layers)}
+"""
+
+
+def _encoder(inputs: int, outputs: int, heads: int, inner: int, blocks: int) -> str:
+    sizes = f"input_size: {inputs}, output_size: {outputs}, attention_heads: {heads}, linear_units: {inner}"
+    return f"{{{sizes}, num_blocks: {blocks}}}"
+
+
+def _whole_flow(sizes: Sizes) -> str:
+    width = sizes.encoder_width
+    return f"""\
+flow: !new:cosyvoice.flow.flow.MaskedDiffWithXvec
+    input_size: {width}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    vocab_size: {_FIRST_SPEECH_TOKENS}
+    input_frame_rate: 50
+    encoder: !new:cosyvoice.transformer.encoder.ConformerEncoder
+        {_encoder(width, width, sizes.encoder_heads, sizes.encoder_inner, sizes.encoder_blocks)}
+    decoder: !new:cosyvoice.flow.flow_matching.ConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder
+            in_channels: {4 * NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            channels: [{sizes.unet_width}, {sizes.unet_width}]
+            attention_head_dim: {sizes.unet_head_dim}
+            num_heads: {sizes.unet_heads}
+            n_blocks: {sizes.unet_blocks}
+            num_mid_blocks: {sizes.unet_mid_blocks}
+"""
+
+
+def _flow(sizes: Sizes) -> str:
+    return f"""\
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
+    input_size: {sizes.encoder_width}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    vocab_size: {NUM_SPEECH_TOKENS}
+    input_frame_rate: 25
+    token_mel_ratio: 2
+    pre_lookahead_len: 3
+    encoder: !new:cosyvoice.transformer.upsample_encoder.UpsampleConformerEncoder
+        input_size: {sizes.encoder_width}
+        output_size: {sizes.encoder_width}
+        attention_heads: {sizes.encoder_heads}
+        linear_units: {sizes.encoder_inner}
+        num_blocks: {sizes.encoder_blocks}
+        static_chunk_size: 25
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder
+            in_channels: {4 * NUM_MEL_BINS}
+            out_channels: {NUM_MEL_BINS}
+            channels: [{sizes.unet_width}]
+            attention_head_dim: {sizes.unet_head_dim}
+            num_heads: {sizes.unet_heads}
+            n_blocks: {sizes.unet_blocks}
+            num_mid_blocks: {sizes.unet_mid_blocks}
+            static_chunk_size: 50
+"""
+
+
+def _causal_flow(sizes: Sizes) -> str:
+    return f"""\
+flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
+    input_size: {NUM_MEL_BINS}
+    output_size: {NUM_MEL_BINS}
+    spk_embed_dim: {EMBEDDING_SIZE}
+    vocab_size: {NUM_SPEECH_TOKENS}
+    input_frame_rate: 25
+    token_mel_ratio: 2
+    pre_lookahead_len: 3
+    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
+        in_channels: {NUM_MEL_BINS}
+        channels: {sizes.lookahead_inner}
+    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
+        cfm_params: !new:omegaconf.DictConfig {{content: {{t_scheduler: cosine, inference_cfg_rate: 0.7}}}}
+        estimator: !new:cosyvoice.flow.DiT.dit.DiT
+            dim: {sizes.dit_width}
+            depth: {sizes.dit_blocks}
+            heads: {sizes.dit_heads}
+            dim_head: {sizes.dit_head_dim}
+            ff_mult: 2
+            out_channels: {NUM_MEL_BINS}
+            static_chunk_size: 50
+"""
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"

@@ -1,0 +1,267 @@
+"""Runtimes of the language model: our own for real, others by their calls, transformers for real where it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.engine.backends import table
+from vivavoce.engine.backends.streamed_lm import merged_ids
+from vivavoce.engine.engine import Engine
+from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
+from vivavoce.engine.settings import EngineSettings, has_language_model
+from vivavoce.entrypoints.cli.model import ModelChoice
+from vivavoce.errors import CheckpointError, MissingDependency
+from vivavoce.models.build import Models
+from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce_bench.commands.bench_backends import (
+    Backend,
+    BackendSampling,
+    HuggingFaceModel,
+    MergedModel,
+    OwnModel,
+    TensorRTModel,
+    check_installed,
+    merged_model,
+    open_backend,
+)
+from vivavoce_bench.commands.bench_model import BenchModel
+from vivavoce_triton.client.utterance import Utterance
+
+CPU = torch.device("cpu")
+VOCABULARY = MergedVocabulary(text_size=10, num_speech_tokens=5, generation=Generation.V2)
+"""Speech is 10 … 14, its ends 15 … 17, sos 18, task 19; tables have 128 rows."""
+SOS, TASK = VOCABULARY.own.sos, VOCABULARY.own.task
+PROMPTS = [
+    TokenRequest((Row(RowKind.CONTROL, SOS), *texts, Row(RowKind.CONTROL, TASK)), most, seed=seed)
+    for texts, most, seed in (
+        ((Row(RowKind.TEXT, 1), Row(RowKind.TEXT, 2)), 3, 7),
+        ((Row(RowKind.TEXT, 1),), 6, 8),
+    )
+]
+SAMPLING = {"top_p": 0.95, "top_k": 50, "temperature": 0.8}
+SEEDED = {
+    **SAMPLING,
+    "repetition_penalty": 1.1,
+    "min_tokens": 1,
+    "stop_token_ids": [15, 16, 17],
+    "detokenize": False,
+}
+"""What each request of a runtime with seeds has."""
+
+
+@pytest.fixture(scope="module")
+def studio(babble: Path) -> BenchModel:
+    return BenchModel.load(ModelChoice(str(babble), device="cpu"))
+
+
+@pytest.fixture
+def merged() -> MergedModel:
+    bias = torch.full((128,), -torch.inf)
+    bias[10:18] = torch.arange(8) / 4
+    return MergedModel("folder", VOCABULARY, bias, CPU, torch.float32)
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Put a package in the place of one that is not installed."""
+
+    def make(name: str, **content: Any) -> ModuleType:
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return make
+
+
+@pytest.mark.parametrize("backend", [Backend.HF, Backend.VLLM, Backend.TRTLLM])
+def test_a_missing_package_is_named_with_what_to_do(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivavoce_bench.commands.bench_backends.find_spec", lambda _: None)
+    with pytest.raises(MissingDependency, match=f"backend: {backend.value} needs the package .*; (pip|run)"):
+        check_installed(backend)
+    check_installed(Backend.TORCH)
+
+
+def test_our_own_stage_gives_what_the_engine_would(studio: BenchModel, models: Models) -> None:
+    texts = ("Good morning.", "The key is under the mat.")
+    jobs = studio.jobs([Utterance(text, text) for text in texts], 3, None)
+    prompts = [job.prompt for job in jobs]
+    together = OwnModel(studio.language_model(), EngineSettings(), 2).generate(prompts)
+    alone = OwnModel(studio.language_model(), EngineSettings(), 1)
+    assert together == [alone.generate([prompt])[0] for prompt in prompts], "whoever shares the batch"
+    sampling = SamplingParams(min_ratio=0.0)
+    with Engine(models, EngineSettings(slots=2)) as engine:
+        for job, tokens in zip(jobs, together, strict=True):
+            text = studio.front_end.text.encode(job.id)
+            segment = SegmentRequest(job.voice, text=text, sampling=sampling, seed=job.seed)
+            assert engine.submit(EngineRequest((segment,))).result().tokens == (tuple(tokens),)
+
+
+def test_speech_of_a_forced_length(studio: BenchModel) -> None:
+    jobs = studio.jobs([Utterance("a", "Good morning."), Utterance("b", "Yes, it is.")], 0, 9)
+    prompts = [job.prompt for job in jobs]
+    assert [(one.min_tokens, one.max_tokens, one.seed) for one in prompts] == [(9, 9, 0), (9, 9, 1)]
+    model = OwnModel(studio.language_model(), EngineSettings(), 2)
+    assert [len(tokens) for tokens in model.generate(prompts)] == [9, 9]
+    assert [len(tokens) for tokens in model.generate(prompts[:1])] == [9], "its slots are free again"
+
+
+def test_prompts_are_of_the_merged_vocabulary(studio: BenchModel) -> None:
+    vocabulary = studio.vocabulary
+    (job,) = studio.jobs([Utterance("a", "Good morning.")], 0, None)
+    ids, text = merged_ids(vocabulary, job.prompt.rows), studio.front_end.text.encode("Good morning.")
+    task = ids.index(vocabulary.task)
+    assert ids[0] == vocabulary.sos
+    assert tuple(ids[1:task][-len(text) :]) == text
+    assert ids[task + 1 :] == [vocabulary.speech(one) for one in job.voice.lm_prompt_tokens]
+    assert job.prompt.max_tokens == 20 * len(text)
+
+
+def test_transformers_is_called_with_all_that_speech_needs(
+    merged: MergedModel, package: Callable[..., ModuleType]
+) -> None:
+    said = torch.tensor([[11, 12, 13, 14], [14, 15, 15, 15]])
+    generate = Mock(side_effect=lambda **asked: torch.cat((asked["input_ids"], said), 1))
+    network = SimpleNamespace(config=SimpleNamespace(vocab_size=130), generate=generate)
+    network.to = network.eval = lambda *_: network
+    load = Mock(return_value=network)
+    package(
+        "transformers",
+        AutoModelForCausalLM=SimpleNamespace(from_pretrained=load),
+        LogitsProcessor=object,
+        LogitsProcessorList=list,
+        RepetitionPenaltyLogitsProcessor=lambda penalty: ("penalty", penalty),
+        utils=Mock(),
+    )
+    model = HuggingFaceModel(merged)
+    load.assert_called_once_with("folder", dtype=torch.float32)
+    assert model.generate(PROMPTS) == [[1, 2, 3], [4]], "to its own length, and to what ends it"
+    asked = generate.call_args.kwargs
+    assert asked.pop("input_ids").tolist() == [[18, 1, 2, 19], [18, 18, 1, 19]], "padded with what begins a prompt"
+    assert asked.pop("attention_mask").tolist() == [[1, 1, 1, 1], [0, 1, 1, 1]]
+    bias, penalty = asked.pop("logits_processor")
+    assert asked == {
+        "do_sample": True,
+        **SAMPLING,
+        "repetition_penalty": 1.0,
+        "min_new_tokens": 1,
+        "max_new_tokens": 6,
+        "eos_token_id": [15, 16, 17],
+        "pad_token_id": 15,
+    }
+    assert penalty == ("penalty", 1.1)
+    scores = bias(None, torch.zeros(2, 130))
+    assert scores[1, 10:18].tolist() == [place / 4 for place in range(8)]
+    assert scores[:, :10].max() == scores[:, 18:].max() == -torch.inf
+
+
+def test_of_cosyvoice3_s_long_silence_as_much_is_spoken_as_by_our_engine(merged: MergedModel) -> None:
+    model = replace(merged, vocabulary=MergedVocabulary(10, 6_561, Generation.V3))
+    said = [10 + one for one in (7, *[2] * 9, 7)]
+    assert model.speech([*said, model.vocabulary.sos, 10]) == [7, *[2] * 5, 7]
+
+
+def test_a_head_that_is_too_small_is_another_models(merged: MergedModel) -> None:
+    with pytest.raises(CheckpointError, match="'folder' has 19 ids, this model's vocabulary 20"):
+        merged.bias_for(19)
+
+
+def runtime(ids: list[int]) -> Mock:
+    """A class of models that answer every prompt so."""
+    answer = SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids)])
+    return Mock(return_value=Mock(generate=Mock(side_effect=lambda prompts, *_, **__: [answer] * len(prompts))))
+
+
+def test_other_runtimes_are_backends_of_our_engine(studio: BenchModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Mock(side_effect=MissingDependency("lm_backend: is not here"))
+    for backend in (Backend.VLLM, Backend.TRTLLM):
+        monkeypatch.setitem(table.LM, backend.value, made)
+        with pytest.raises(MissingDependency, match="is not here"):
+            open_backend(backend, studio, EngineSettings(), 3)
+        models, settings, memory = made.call_args.args
+        assert (settings.lm_backend, memory.slots) == (backend.value, 3)
+        assert str(models.merged) == merged_model(studio, None).name_or_path
+    assert not has_language_model(models)
+
+
+def test_a_tensorrt_engine_is_called_with_all_that_speech_needs(
+    merged: MergedModel, package: Callable[..., ModuleType]
+) -> None:
+    engine = runtime([13, 15])
+    package("tensorrt_llm", SamplingParams=dict, __path__=[])
+    package("tensorrt_llm.llmapi", KvCacheConfig=dict)
+    package("tensorrt_llm._tensorrt_engine", LLM=engine)
+    model = TensorRTModel(merged, Path("engine"))
+    cache = {"free_gpu_memory_fraction": 0.5}
+    engine.assert_called_once_with(model="engine", skip_tokenizer_init=True, kv_cache_config=cache)
+    assert model.generate(PROMPTS) == [[3], [3]]
+    prompts, parameters = engine().generate.call_args.args
+    assert prompts == [[18, 1, 2, 19], [18, 1, 19]]
+    assert engine().generate.call_args.kwargs == {"use_tqdm": False}
+    assert parameters[0].pop("embedding_bias") is merged.bias
+    assert parameters[0] == {**SEEDED, "seed": 7, "max_tokens": 3, "end_id": 15, "pad_id": 15}
+    model.close()
+    engine().shutdown.assert_called_once_with()
+
+
+def test_engines_of_older_releases_have_the_only_class(merged: MergedModel, package: Callable[..., ModuleType]) -> None:
+    load = Mock()
+    package("tensorrt_llm", LLM=load, SamplingParams=dict, __path__=[])
+    package("tensorrt_llm.llmapi", KvCacheConfig=dict)
+    TensorRTModel(merged, Path("engine"))
+    assert load.call_args.kwargs["model"] == "engine"
+
+
+def test_the_merged_folder_is_made_once(studio: BenchModel, home: Path) -> None:
+    first = merged_model(studio, None)
+    folder = Path(first.name_or_path)
+    assert folder.parent == home / "merged"
+    made_at = (folder / "config.json").stat().st_mtime_ns
+    assert merged_model(studio, None).name_or_path == first.name_or_path
+    assert (folder / "config.json").stat().st_mtime_ns == made_at
+    head = studio.language_model().lm.speech_head.bias
+    assert torch.equal(first.bias[list(first.vocabulary.head)], head)
+    assert torch.isneginf(first.bias[: studio.vocabulary.text_size]).all()
+    assert merged_model(studio, str(folder)).name_or_path == str(folder)
+    assert merged_model(studio, "someone/model").name_or_path == "someone/model", "a hub's name"
+
+
+def test_a_folder_of_another_model_is_refused(studio: BenchModel, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"has no config\.json; make the folder with `vivavoce export hf`"):
+        merged_model(studio, str(folder))
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    assert merged_model(studio, str(folder)).name_or_path == str(folder), "nothing speaks against it"
+    (folder / "added_tokens.json").write_text(json.dumps({"<|s_0|>": 151663}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"speech begins at id 151663 .* at {studio.vocabulary.text_size};"):
+        merged_model(studio, str(folder))
+
+
+@pytest.mark.filterwarnings("default")
+def test_transformers_speaks_as_our_own_network_does(studio: BenchModel) -> None:
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    jobs = studio.jobs([Utterance("a", "Good morning."), Utterance("b", "The key is under the mat.")], 0, 12)
+    greedy = BackendSampling(top_p=1.0, top_k=1, temperature=1.0, repetition_penalty=1.0)
+    model = HuggingFaceModel(merged_model(studio, None), greedy)
+    with Engine(
+        studio.language_model(), EngineSettings(slots=1), chooser=lambda scores, state: scores.argmax(-1)
+    ) as engine:
+        expected = [list(engine.submit(job.prompt).result().tokens[0]) for job in jobs]
+    assert model.generate([job.prompt for job in jobs]) == expected
+    assert len(set(map(tuple, expected))) == 2
+    model.close()
