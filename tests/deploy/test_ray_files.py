@@ -29,7 +29,7 @@ def kuberay() -> Any:
 def test_the_file_for_kuberay_says_what_that_for_serve_says() -> None:
     beside = read("serve.yaml")["applications"][0]["args"]
     assert kuberay()["applications"][0]["args"] == beside
-    assert {one["import_path"] for one in applications()} == {"vivavoce.entrypoints.ray:app"}
+    assert {one["import_path"] for one in applications()} == {"vivavoce_ray:app"}
     (group,) = read("rayservice.yaml")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert group["maxReplicas"] == beside["max_replicas"]
 
@@ -54,8 +54,8 @@ def test_the_launcher_takes_the_cluster() -> None:
 
 def test_arguments_become_deployments() -> None:
     pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'vivavoce[ray]'")
-    from vivavoce.entrypoints.ray import app
     from vivavoce.errors import InvalidRequest
+    from vivavoce_ray import app
 
     for one in applications():
         built = app(one["args"])

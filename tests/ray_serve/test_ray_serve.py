@@ -31,7 +31,7 @@ from tests.entrypoints.http.websocket_serving import END, answered, audio_of, er
 pytestmark = pytest.mark.long
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'vivavoce[ray]'")
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "tests" / "data" / "audio" / "speech_24k_float.wav"
 LATE_S = 120.0
 """Nothing here takes so long; it ends a test that would hang."""

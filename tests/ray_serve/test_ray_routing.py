@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'vivavoce[ray]'")
 
-from vivavoce.entrypoints.ray.routing import FULL, HeadroomRouter, replicas_wanted
+from vivavoce_ray.routing import FULL, HeadroomRouter, replicas_wanted
 
 
 def replica(name: str, **told: Any) -> Any:

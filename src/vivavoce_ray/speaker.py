@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from vivavoce.entrypoints.ray.engine import TextBox
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.service.engine_process.fleet import FleetStream
 from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, voice_key
@@ -21,6 +20,7 @@ from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
 from vivavoce.service.voices.names import VoiceSummary
+from vivavoce_ray.engine import TextBox
 from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""An application of Ray Serve: `serve run vivavoce.entrypoints.ray:app model=CosyVoice2-0.5B gpus=1`."""
+"""An application of Ray Serve: `serve run vivavoce_ray:app model=CosyVoice2-0.5B gpus=1`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def app(arguments: dict[str, Any]) -> Application:
     """
     from ray import serve
 
-    from vivavoce.entrypoints.ray.engine import EngineReplica
-    from vivavoce.entrypoints.ray.ingress import Ingress
+    from vivavoce_ray.engine import EngineReplica
+    from vivavoce_ray.ingress import Ingress
 
     wanted = {"model.model" if name == "model" else name: value for name, value in arguments.items()}
     try:
@@ -49,7 +49,7 @@ def app(arguments: dict[str, Any]) -> Application:
 
     def engines(name: str, least: float, most: float, gpus: float) -> Application:
         model = settings.model if gpus else settings.model.model_copy(update={"device": "cpu"})
-        policy = {"policy_function": "vivavoce.entrypoints.ray.routing:replicas_wanted"}
+        policy = {"policy_function": "vivavoce_ray.routing:replicas_wanted"}
         scaling = {"min_replicas": least, "max_replicas": most, "policy": policy}
         return serve.deployment(
             EngineReplica,
@@ -57,7 +57,7 @@ def app(arguments: dict[str, Any]) -> Application:
             max_ongoing_requests=AT_ONCE,
             ray_actor_options={"num_cpus": numbers["cpus"], "num_gpus": gpus},
             request_router_config={
-                "request_router_class": "vivavoce.entrypoints.ray.routing.HeadroomRouter",
+                "request_router_class": "vivavoce_ray.routing.HeadroomRouter",
                 "request_routing_stats_period_s": 2.0,
             },
             graceful_shutdown_wait_loop_s=1.0,

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vivavoce.entrypoints.http.app import build_app
 from vivavoce.entrypoints.http.app_state import AppState
 from vivavoce.entrypoints.http.listener import BoundedConnection, current_connection
-from vivavoce.entrypoints.ray.speaker import RaySpeaker
 from vivavoce.service.logs import configure
 from vivavoce.service.operations.dispatcher import RequestDispatcher
 from vivavoce.service.operations.keys import KeyRing
 from vivavoce.service.operations.request_log import RequestLog
 from vivavoce.service.operations.settings import ServerSettings
 from vivavoce.service.operations.telemetry import Tracing
+from vivavoce_ray.speaker import RaySpeaker
 
 _ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
 """What the app asks of a connection. A proxy holds it and bounds it, and drops it by itself after half an answer."""
