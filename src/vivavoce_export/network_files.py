@@ -19,10 +19,10 @@ from torch import Tensor
 from vivavoce.checkpoint.code_files import remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.models.encoders import OnnxModel, open_onnx
-from vivavoce.models.foreign.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
-from vivavoce.models.foreign.files import PRECISIONS, file_name
-from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
-from vivavoce.models.foreign.torch_estimator import TorchEstimator, open_package, open_script
+from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
+from vivavoce.models.exported.files import PRECISIONS, file_name
+from vivavoce.models.exported.onnx_estimator import OnnxEstimator
+from vivavoce.models.exported.torch_estimator import TorchEstimator, open_package, open_script
 from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
 
 OPSET = 20
@@ -66,7 +66,7 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
-    from vivavoce.models.foreign.tensorrt_estimator import TensorRTEstimator, find_engine
+    from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
 
     path = find_engine(folder, part.device, part.dtype, trusted=False, anew=True)
     try:

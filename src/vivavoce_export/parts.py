@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from vivavoce.checkpoint.config import Generation, LMConfig
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
+from vivavoce.models.exported.estimator import OUTPUT, EstimatorInputs
+from vivavoce.models.exported.files import ENCODER, ESTIMATOR, LM, VOCODER
 from vivavoce.models.flow.token_encoder import TokenEncoder
-from vivavoce.models.foreign.estimator import OUTPUT, EstimatorInputs
-from vivavoce.models.foreign.files import ENCODER, ESTIMATOR, LM, VOCODER
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)

@@ -36,7 +36,7 @@ def test_the_files_that_it_names_are_there() -> None:
         places = (ROOT / path, ROOT / "src" / "vivavoce" / path)
         beside = [
             found
-            for folder in ("models/foreign", "engine/backends")
+            for folder in ("models/exported", "engine/backends")
             for found in [ROOT / "src" / "vivavoce" / folder / path, ROOT / "tests" / folder / path]
         ]
         assert any(place.is_file() for place in (*places, *beside)), path

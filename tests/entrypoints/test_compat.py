@@ -34,7 +34,7 @@ from vivavoce.errors import (
     VoiceNotFound,
 )
 from vivavoce.models.build import build_models
-from vivavoce.models.foreign.estimator import ForeignEstimator
+from vivavoce.models.exported.estimator import ForeignEstimator
 from vivavoce.service.speech import MAX_SEED, SpeakOptions
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of

@@ -13,7 +13,7 @@ from vivavoce.engine.backends.table import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
-from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
+from vivavoce.models.exported.onnx_estimator import OnnxEstimator
 
 KINDS = [
     pytest.param("onnx", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning")),
@@ -145,7 +145,7 @@ def test_a_changed_file_of_code_is_refused(models_of, tmp_path):
 
 def test_an_official_onnx_file_is_run(models_of, tmp_path):
     """Without our input its batch is of two, and streams attend to all that is there."""
-    from vivavoce.models.foreign.estimator import OPTIONAL_ENDS
+    from vivavoce.models.exported.estimator import OPTIONAL_ENDS
 
     models = models_of("onnx", "v2")
     path = models.folder / "flow.decoder.estimator.fp32.onnx"

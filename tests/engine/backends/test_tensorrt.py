@@ -12,8 +12,8 @@ from tests.engine.flow_stage.flow_oracle import run, speech, voice
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.errors import CheckpointError, MissingDependency, StageFailed
 from vivavoce.models.build import build_models
-from vivavoce.models.foreign.estimator import OPTIONAL_ENDS, EstimatorInputs, ForeignEstimator, ForeignFlow
-from vivavoce.models.foreign.tensorrt_estimator import TensorRTEstimator, find_engine
+from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, ForeignEstimator, ForeignFlow
+from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 

@@ -12,8 +12,8 @@ from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import LMInterface
 from vivavoce.errors import CheckpointError, InvalidRequest
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.foreign.estimator import EstimatorRunner, ForeignEstimator, ForeignFlow
-from vivavoce.models.foreign.files import ENCODER, ESTIMATOR, file_name, find_export
+from vivavoce.models.exported.estimator import EstimatorRunner, ForeignEstimator, ForeignFlow
+from vivavoce.models.exported.files import ENCODER, ESTIMATOR, file_name, find_export
 
 
 def _vllm(models: Models | LanguageModel, settings: EngineSettings, memory: MemoryPlan) -> LMInterface:
@@ -38,7 +38,7 @@ LM: dict[str, Callable[[Models | LanguageModel, EngineSettings, MemoryPlan], LMI
 
 
 def _onnx(models: Models, settings: EngineSettings) -> ForeignFlow:
-    from vivavoce.models.foreign.onnx_estimator import OnnxEstimator
+    from vivavoce.models.exported.onnx_estimator import OnnxEstimator
 
     return _flow(models, OnnxEstimator(_estimator_file("onnx", models)[0], models.device))
 
@@ -49,7 +49,7 @@ def _jit(models: Models, settings: EngineSettings) -> ForeignFlow:
     found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
     if found is None or not isinstance(models.config.flow.encoder, TokenEncoderConfig):
         return _from_torch("jit", models, trusted)
-    from vivavoce.models.foreign.script_encoder import ScriptEncoder
+    from vivavoce.models.exported.script_encoder import ScriptEncoder
 
     opened, path, dtype = ForeignFlow(None, None), *found
     if find_export(models.folder, ESTIMATOR, "jit", models.device, models.dtype):
@@ -64,7 +64,7 @@ def _aoti(models: Models, settings: EngineSettings) -> ForeignFlow:
 def _tensorrt(models: Models, settings: EngineSettings) -> ForeignFlow:
     if models.device.type != "cuda":
         raise InvalidRequest(f"flow_backend: tensorrt runs on CUDA devices alone, not on {models.device}; use another")
-    from vivavoce.models.foreign.tensorrt_estimator import TensorRTEstimator, find_engine
+    from vivavoce.models.exported.tensorrt_estimator import TensorRTEstimator, find_engine
 
     path = find_engine(models.folder, models.device, models.dtype, trusted=settings.trust_model_code)
     return _flow(models, TensorRTEstimator(path, models.device, settings.trt_concurrent))
@@ -96,7 +96,7 @@ def _flow(models: Models, run: EstimatorRunner) -> ForeignFlow:
 
 
 def _from_torch(kind: str, models: Models, trusted: bool) -> ForeignFlow:
-    from vivavoce.models.foreign.torch_estimator import TorchEstimator, open_package, open_script
+    from vivavoce.models.exported.torch_estimator import TorchEstimator, open_package, open_script
 
     path, dtype = _estimator_file(kind, models)
     opened = open_script if kind == "jit" else open_package

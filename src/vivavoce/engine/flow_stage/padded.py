@@ -16,8 +16,8 @@ from vivavoce.engine.device import upload
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
 from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
+from vivavoce.models.exported.estimator import ForeignEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
-from vivavoce.models.foreign.estimator import ForeignEstimator
 from vivavoce.models.layers import Both, keys_before
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from vivavoce.engine.flow_stage.planning import FlowChunk, FlowRow, FlowStream, 
 from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
+from vivavoce.models.exported.estimator import ForeignFlow
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
-from vivavoce.models.foreign.estimator import ForeignFlow
 from vivavoce.models.layers import Both
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from vivavoce.models.flow.unet import UNet
 from vivavoce.models.layers import Both, Memory, additive, visible_keys
 
 if TYPE_CHECKING:
+    from vivavoce.models.exported.estimator import ForeignEstimator
+    from vivavoce.models.exported.script_encoder import ScriptEncoder
     from vivavoce.models.flow.hourglass import Hourglass
-    from vivavoce.models.foreign.estimator import ForeignEstimator
-    from vivavoce.models.foreign.script_encoder import ScriptEncoder
 
     Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
     Estimator = UNet | DiT | Hourglass | ForeignEstimator

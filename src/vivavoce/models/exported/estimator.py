@@ -12,7 +12,7 @@ from vivavoce.checkpoint.onnx_writer import optional_input
 from vivavoce.models.layers import Memory
 
 if TYPE_CHECKING:
-    from vivavoce.models.foreign.script_encoder import ScriptEncoder
+    from vivavoce.models.exported.script_encoder import ScriptEncoder
 
 
 class EstimatorInputs(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.encoders import available_providers, open_onnx
-from vivavoce.models.foreign.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs
+from vivavoce.models.exported.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs
 
 _NUMPY = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 

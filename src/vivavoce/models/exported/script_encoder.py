@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.foreign.torch_estimator import open_script
+from vivavoce.models.exported.torch_estimator import open_script
 from vivavoce.models.layers import Memory
 
 

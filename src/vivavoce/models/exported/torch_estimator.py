@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.code_files import check_code
 from vivavoce.errors import CheckpointError
-from vivavoce.models.foreign.estimator import EstimatorInputs
+from vivavoce.models.exported.estimator import EstimatorInputs
 
 
 class TorchEstimator:
