@@ -20,13 +20,13 @@ from typing import Any, cast
 import numpy as np
 
 from vivavoce.engine.request import AudioChunk
-from vivavoce.entrypoints.http.app import build_app
-from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import Listener, bind
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.http.app import build_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import Listener, bind
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.settings import ServerSettings
 from vivavoce.service.audio.encode import AudioFormat
-from vivavoce.service.operations.dispatcher import RequestDispatcher
-from vivavoce.service.operations.keys import KeyRing
-from vivavoce.service.operations.settings import ServerSettings
 from vivavoce.service.speaker import ModelAbout, Speaker
 from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
 

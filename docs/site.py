@@ -89,9 +89,9 @@ def http_references() -> dict[str, str]:
     import sys
 
     sys.path.insert(0, str(ROOT))
-    from tests.entrypoints.http.serving import make_state
-    from vivavoce.entrypoints.http import app
-    from vivavoce.entrypoints.http.reference_page import reference_page
+    from tests.server.http.serving import make_state
+    from vivavoce.server.http import app
+    from vivavoce.server.http.reference_page import reference_page
 
     return {
         page: as_markdown(reference_page(getattr(app, build)(make_state()).openapi(), address))

@@ -23,7 +23,7 @@ LONGEST = (
     "quality/test_mini.py",
     "vivavoce_triton/test_triton_serving.py",
     "parity/test_parity.py",
-    "entrypoints/http/test_serve_mini.py",
+    "server/http/test_serve_mini.py",
     "engine/flow_stage/test_flow_stage_fast.py",
     "vivavoce_triton/test_triton_mini.py",
     "engine/test_engine_kernels.py",

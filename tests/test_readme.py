@@ -18,7 +18,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/
 
 @pytest.mark.parametrize(
     "code",
-    # What asks a server is tried where there is one: tests/entrypoints/http/test_server_docs.py.
+    # What asks a server is tried where there is one: tests/server/http/test_server_docs.py.
     [code for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "http://" not in code],
 )
 def test_python_examples_run(code, tmp_path, monkeypatch, capsys):

@@ -29,7 +29,7 @@ from benchmarks.http_overhead.trace import FOLDER, mean_spans, read_traces
 from benchmarks.serve_process import ServeProcess, serve_process
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import Schedule
-from vivavoce.service.operations.settings import EngineSection, ModelSection, ServerSettings, VoicesSection
+from vivavoce.server.settings import EngineSection, ModelSection, ServerSettings, VoicesSection
 from vivavoce_bench.load import Ending, Workload, those
 from vivavoce_bench.measure import percentile, rounded, save_json, window_s
 from vivavoce_bench.report import figures

@@ -18,8 +18,8 @@ from benchmarks.http_overhead.trace import TraceLog
 from vivavoce.engine.request import AudioChunk
 from vivavoce.entrypoints.cli import server
 from vivavoce.entrypoints.cli.main import main
-from vivavoce.entrypoints.http.app import build_app
-from vivavoce.entrypoints.http.app_state import AppState
+from vivavoce.server.http.app import build_app
+from vivavoce.server.http.app_state import AppState
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.messages import Message as EngineMessage

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.server.settings_sources import SETTINGS, resolve_settings
+from vivavoce.server.toml_file import closest
 from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.operations.settings_sources import SETTINGS, resolve_settings
-from vivavoce.service.operations.toml_file import closest
 from vivavoce_textnorm.lexicon import read_lexicons
 
 if TYPE_CHECKING:

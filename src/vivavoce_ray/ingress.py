@@ -9,15 +9,15 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vivavoce.entrypoints.http.app import build_app
-from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import BoundedConnection, current_connection
-from vivavoce.service.logs import configure
-from vivavoce.service.operations.dispatcher import RequestDispatcher
-from vivavoce.service.operations.keys import KeyRing
-from vivavoce.service.operations.request_log import RequestLog
-from vivavoce.service.operations.settings import ServerSettings
-from vivavoce.service.operations.telemetry import Tracing
+from vivavoce.logs import configure
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.http.app import build_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import BoundedConnection, current_connection
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.request_log import RequestLog
+from vivavoce.server.settings import ServerSettings
+from vivavoce.server.telemetry import Tracing
 from vivavoce_ray.speaker import RaySpeaker
 
 _ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")

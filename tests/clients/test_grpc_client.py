@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.entrypoints.certificates import certified, needs_openssl
-from tests.entrypoints.fake_speaker import FakeSpeaker, Gate
-from tests.entrypoints.grpc.calling import Caller, calling, spoken
+from tests.server.certificates import certified, needs_openssl
+from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
-from vivavoce.service.operations.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.service.voices.names import VoiceSummary
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")

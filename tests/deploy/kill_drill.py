@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 
 from tests.deploy.proxies import Upstream, proxy
-from tests.entrypoints.http.serve_process import LATE_S, ServerProcess, serving_process
+from tests.server.http.serve_process import LATE_S, ServerProcess, serving_process
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 TEXT = "One two three four. " * 2

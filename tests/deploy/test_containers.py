@@ -18,8 +18,8 @@ import yaml
 
 from vivavoce.entrypoints.cli.main import app
 from vivavoce.entrypoints.cli.serve import flag_values
-from vivavoce.service.operations.settings import ServerSettings
-from vivavoce.service.operations.settings_sources import resolve_settings, unread_variables
+from vivavoce.server.settings import ServerSettings
+from vivavoce.server.settings_sources import resolve_settings, unread_variables
 
 ROOT = Path(__file__).parents[2]
 DOCKER, TRITON, COMPOSE_FOLDER = (ROOT / "deploy" / name for name in ("docker", "triton", "compose"))

@@ -15,7 +15,7 @@ import yaml
 
 from tests.deploy.proxies import DEPLOY, ENVOY, MISSING, NGINX
 from tests.deploy.test_containers import COMPOSE_FOLDER, FILES, own_variables, settings_of
-from vivavoce.service.operations.settings import ServerSettings
+from vivavoce.server.settings import ServerSettings
 
 COMPOSED = {
     "server": ["server.yml"],

@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.kill_drill import Heard, kill_one, order, servers, spoken_alone, summary, upstream
 from tests.deploy.proxies import MISSING, proxy
-from tests.entrypoints.http.serve_process import LATE_S
+from tests.server.http.serve_process import LATE_S
 
 CASES = [
     pytest.param("nginx", 20, id="nginx"),

@@ -17,9 +17,9 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.deploy.proxies import MISSING, Front, Upstream, proxy
-from tests.entrypoints.fake_speaker import FakeSpeaker, Gate, tone
-from tests.entrypoints.grpc.calling import METHOD, audio, sft, spoken
-from tests.entrypoints.http.websocket_serving import (
+from tests.server.fake_speaker import FakeSpeaker, Gate, tone
+from tests.server.grpc.calling import METHOD, audio, sft, spoken
+from tests.server.http.websocket_serving import (
     END,
     LATE_S,
     FakeKeys,
@@ -30,13 +30,13 @@ from tests.entrypoints.http.websocket_serving import (
     start,
     text,
 )
-from vivavoce.entrypoints.grpc.server import start_grpc
-from vivavoce.entrypoints.http.app import build_app, build_legacy_app
-from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import Listener, bind
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
-from vivavoce.service.operations.dispatcher import RequestDispatcher
-from vivavoce.service.operations.settings import ServerSection, ServerSettings
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.grpc.server import start_grpc
+from vivavoce.server.http.app import build_app, build_legacy_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import Listener, bind
+from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce.service.speech import Recording
 
 TEXT = "Nobody waits for the rest of it."

@@ -16,9 +16,9 @@ import pytest
 import typer
 from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
-from tests.entrypoints.http.serving import make_state
+from tests.server.http.serving import make_state
 from vivavoce.entrypoints.cli.main import app, main
-from vivavoce.entrypoints.http.app import build_app, build_legacy_app
+from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.service.synthesizer import Synthesizer
 
 if sys.version_info >= (3, 11):

@@ -8,8 +8,8 @@ import re
 import numpy as np
 from shown import PAGES, ROOT
 
-from tests.entrypoints.fake_speaker import FakeSpeaker
-from tests.entrypoints.http.serving import make_state
+from tests.server.fake_speaker import FakeSpeaker
+from tests.server.http.serving import make_state
 
 PAGE = PAGES["docs/extending.md"]
 

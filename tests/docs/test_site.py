@@ -16,9 +16,9 @@ import yaml
 from shown import ROOT
 
 import vivavoce
-from tests.entrypoints.http.serving import make_state
+from tests.server.http.serving import make_state
 from vivavoce import errors
-from vivavoce.entrypoints.http.app import build_app, build_legacy_app
+from vivavoce.server.http.app import build_app, build_legacy_app
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
 

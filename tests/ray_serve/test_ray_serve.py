@@ -24,9 +24,9 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
-from tests.entrypoints.http.serve_process import environment, serving_process
-from tests.entrypoints.http.test_serve_fleet import BRIEF, TEXT, Client
-from tests.entrypoints.http.websocket_serving import END, answered, audio_of, errors_of, of_type, start, text
+from tests.server.http.serve_process import environment, serving_process
+from tests.server.http.test_serve_fleet import BRIEF, TEXT, Client
+from tests.server.http.websocket_serving import END, answered, audio_of, errors_of, of_type, start, text
 
 pytestmark = pytest.mark.long
 pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'vivavoce[ray]'")

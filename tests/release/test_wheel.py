@@ -52,7 +52,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     inside = {name for name in names if not name.startswith(about)}
     assert inside <= sources()
     assert sources() - inside == {"vivavoce_training/data/README.md"}
-    assert {"vivavoce/py.typed", "vivavoce/data/mini/llm.pt", "vivavoce/entrypoints/http/web/speak.html"} <= inside
+    assert {"vivavoce/py.typed", "vivavoce/data/mini/llm.pt", "vivavoce/server/http/web/speak.html"} <= inside
     licences = {name.removeprefix(f"{about}licenses/") for name in names if "/licenses/" in name}
     assert licences == {"LICENSE", "src/vivavoce/data/mini/NOTICE.md", "src/vivavoce/data/whisper/NOTICE.md"}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.entrypoints.http.serve_process import serving_process
+from tests.server.http.serve_process import serving_process
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText

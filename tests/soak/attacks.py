@@ -26,7 +26,7 @@ from benchmarks.serve_process import ServeProcess, serve_process
 from tests.soak.attackers import ATTACKS, Place, attacker, recording
 from tests.soak.bare_http import FORM, answer, asked, chunks, form, request, speech, status
 from tests.soak.http_crowd import resident_mb
-from vivavoce.service.operations.keys import add_key, new_entry, new_key
+from vivavoce.server.keys import add_key, new_entry, new_key
 from vivavoce_bench.measure import Arrival, Stream, json_text, percentile, rounded
 from vivavoce_bench.random_checkpoint import RELEASE, TINY
 from vivavoce_bench.texts import SENTENCES

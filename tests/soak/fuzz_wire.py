@@ -16,16 +16,16 @@ import grpc.aio
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from tests.entrypoints.fake_speaker import FakeSpeaker
-from tests.entrypoints.grpc import calling
-from tests.entrypoints.grpc.calling import METHOD, SPEECH, sft
-from tests.entrypoints.http.serving import make_state
+from tests.server.fake_speaker import FakeSpeaker
+from tests.server.grpc import calling
+from tests.server.grpc.calling import METHOD, SPEECH, sft
+from tests.server.http.serving import make_state
 from tests.soak.bare_http import FORM, asked, form, request
 from tests.soak.mutations import STRINGS, altered, mutated, some, value
-from vivavoce.entrypoints.grpc.server import start_grpc
-from vivavoce.entrypoints.http.app import build_app, build_legacy_app
-from vivavoce.entrypoints.http.listener import Listener, bind
-from vivavoce.service.operations.settings import ServerSection, ServerSettings
+from vivavoce.server.grpc.server import start_grpc
+from vivavoce.server.http.app import build_app, build_legacy_app
+from vivavoce.server.http.listener import Listener, bind
+from vivavoce.server.settings import ServerSection, ServerSettings
 
 GOOD = {"input": "Hello there.", "voice": "anna", "response_format": "pcm", "seed": 7, "sampling": {"top_p": 0.8}}
 _PIECES = rb"""{|}|"|\ud800|\u0000|NaN|-Infinity|1e999|--x|; name="|content-length: 5|transfer-encoding: chunked|

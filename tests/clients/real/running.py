@@ -17,12 +17,12 @@ from urllib.request import urlopen
 
 from tests.clients.real.catalogue import RealClient
 from tests.clients.real.judging import TEXT, VOICE, faults
-from tests.entrypoints.certificates import certified
-from tests.entrypoints.http.serve_process import ServerProcess, serving_process
+from tests.server.certificates import certified
+from tests.server.http.serve_process import ServerProcess, serving_process
 from tests.soak.served import served
 from vivavoce.errors import DownloadError, MissingDependency
+from vivavoce.server.keys import add_key, new_entry, new_key
 from vivavoce.service.model_choice import MINI
-from vivavoce.service.operations.keys import add_key, new_entry, new_key
 from vivavoce_triton.client.utterance import Mode
 from vivavoce_triton.environment import ServerInstallation, find_installation
 

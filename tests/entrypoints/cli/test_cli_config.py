@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_harness import Run, spawn
 
-from vivavoce.service.operations.settings_sources import SETTINGS
+from vivavoce.server.settings_sources import SETTINGS
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_schema_and_example_are_whole(run: Run, file: Path) -> None:
 
 def test_without_the_servers_packages_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    for name in [name for name in sys.modules if name.startswith("vivavoce.service.operations.settings")]:
+    for name in [name for name in sys.modules if name.startswith("vivavoce.server.settings")]:
         monkeypatch.delitem(sys.modules, name)
     for command in ("config check", "config show", "config schema", "config example", "serve", "serve --help"):
         assert "pip install 'vivavoce[server]'" in run(command).error
@@ -84,7 +84,7 @@ def test_without_the_servers_packages_it_says_what_to_install(run: Run, monkeypa
 
 def test_the_settings_need_no_torch() -> None:
     code = (
-        "import sys; import vivavoce.service.operations.settings_sources, vivavoce.service.operations.keys; "
+        "import sys; import vivavoce.server.settings_sources, vivavoce.server.keys; "
         "import vivavoce.entrypoints.cli.serve; "
         "sys.exit('torch' in sys.modules)"
     )

@@ -12,9 +12,9 @@ import pytest
 from cli_harness import Run
 
 from vivavoce.errors import Unauthorized
-from vivavoce.service.logs import JsonFormatter
-from vivavoce.service.operations.keys import KeyRing, add_key, new_entry
-from vivavoce.service.operations.request_log import RequestLog
+from vivavoce.logs import JsonFormatter
+from vivavoce.server.keys import KeyRing, add_key, new_entry
+from vivavoce.server.request_log import RequestLog
 from vivavoce.service.speech import FinishReason, Verdict
 
 

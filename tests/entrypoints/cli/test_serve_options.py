@@ -7,7 +7,7 @@ import typer
 
 from vivavoce.entrypoints.cli.main import app
 from vivavoce.entrypoints.cli.serve import flag_values
-from vivavoce.service.operations.settings_sources import Resolved, resolve_settings
+from vivavoce.server.settings_sources import Resolved, resolve_settings
 
 
 def resolved(*arguments: str) -> Resolved:

@@ -35,12 +35,12 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.server.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.engine_process.model_service import ModelService, engine_settings
-from vivavoce.service.operations.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
@@ -383,7 +383,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 def test_the_server_needs_no_torch() -> None:
     code = (
-        "import sys; import vivavoce.service.engine_process.client, vivavoce.entrypoints.http.app; "
+        "import sys; import vivavoce.service.engine_process.client, vivavoce.server.http.app; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

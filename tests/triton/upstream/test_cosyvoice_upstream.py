@@ -14,19 +14,19 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc")
 
-from tests.entrypoints.grpc.calling import METHOD, audio, request
-from tests.entrypoints.grpc.test_cosyvoice_grpc import SECOND
-from tests.entrypoints.http.test_cosyvoice_http import ROUTES, TEXT, WAV
+from tests.server.grpc.calling import METHOD, audio, request
+from tests.server.grpc.test_cosyvoice_grpc import SECOND
+from tests.server.http.test_cosyvoice_http import ROUTES, TEXT, WAV
 from tests.triton.client.fake_triton import INPUTS
 from tests.triton.upstream.test_triton_speaker import WHOLE, Watched, folder, speaking
-from vivavoce.entrypoints.grpc.server import start_grpc
-from vivavoce.entrypoints.http.app import build_legacy_app
-from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import Listener, bind
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.grpc.server import start_grpc
+from vivavoce.server.http.app import build_legacy_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import Listener, bind
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.settings import ServerSection, ServerSettings
 from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.operations.dispatcher import RequestDispatcher
-from vivavoce.service.operations.keys import KeyRing
-from vivavoce.service.operations.settings import ServerSection, ServerSettings
 
 __all__ = ["folder"]
 SPOKEN = to_int16(WHOLE).astype("<i2").tobytes()

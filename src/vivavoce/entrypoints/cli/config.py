@@ -32,8 +32,8 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
     Looks at the files and folders that they name, too. Exit code 2 if anything is wrong.
     """
     with needs_server():
-        from vivavoce.service.operations.settings_checks import advice, missing
-        from vivavoce.service.operations.settings_sources import DEFAULT, try_settings, unread_variables
+        from vivavoce.server.settings_checks import advice, missing
+        from vivavoce.server.settings_sources import DEFAULT, try_settings, unread_variables
     resolved, problems = try_settings(file, os.environ, {})
     if resolved is not None:
         problems = list(missing(resolved.settings))
@@ -52,7 +52,7 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
 def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
     """Show every setting and where it comes from. Passwords are left out."""
     with needs_server():
-        from vivavoce.service.operations.settings_sources import plain, resolve_settings, written
+        from vivavoce.server.settings_sources import plain, resolve_settings, written
     resolved = resolve_settings(file, os.environ)
     values = {name: plain(resolved.value(name)) for name in resolved.origins}
     if as_json:
@@ -67,7 +67,7 @@ def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
 def schema() -> None:
     """Print the JSON schema of a settings file."""
     with needs_server():
-        from vivavoce.service.operations.settings import ServerSettings
+        from vivavoce.server.settings import ServerSettings
     print(json.dumps(ServerSettings.model_json_schema(), indent=2, ensure_ascii=False))
 
 
@@ -75,7 +75,7 @@ def schema() -> None:
 def example() -> None:
     """Print a settings file with every setting, its meaning and its default."""
     with needs_server():
-        from vivavoce.service.operations.settings_sources import example_file
+        from vivavoce.server.settings_sources import example_file
     print(example_file(), end="")
 
 

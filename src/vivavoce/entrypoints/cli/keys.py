@@ -15,7 +15,7 @@ from vivavoce.entrypoints.cli.flags import REQUIRED, JsonOption, QuietOption, ar
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from vivavoce.service.operations.keys import KeyEntry
+    from vivavoce.server.keys import KeyEntry
 
 app = group(
     "API keys of a server: add, list, remove, usage, sign URLs.",
@@ -54,7 +54,7 @@ def add(
 
     The file keeps only its SHA-256. A server that runs takes the new key at once.
     """
-    from vivavoce.service.operations.keys import add_key, new_entry, new_key
+    from vivavoce.server.keys import add_key, new_entry, new_key
 
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "characters_per_minute": characters_per_minute}
@@ -70,7 +70,7 @@ def add(
 @command(app, "vivavoce keys list --file keys.toml", "vivavoce keys list --file keys.toml --json", name="list")
 def list_(file: Path = _FILE, as_json: JsonOption = False) -> None:
     """List the keys: names, owners and limits."""
-    from vivavoce.service.operations.keys import read_keys
+    from vivavoce.server.keys import read_keys
 
     entries = read_keys(file)
     if as_json:
@@ -92,7 +92,7 @@ def remove(
     quiet: QuietOption = False,
 ) -> None:
     """Take a key back. A server that runs refuses it from then on."""
-    from vivavoce.service.operations.keys import remove_key
+    from vivavoce.server.keys import remove_key
 
     if not yes:
         confirm_removal("keys", name, "key of")
@@ -117,7 +117,7 @@ def sign_url(
     """
     from urllib.parse import parse_qsl
 
-    from vivavoce.service.operations.keys import SPEECH_PATH, read_keys, signed_query
+    from vivavoce.server.keys import SPEECH_PATH, read_keys, signed_query
 
     address, _, query = url.partition("?")
     fields = parse_qsl(query, keep_blank_values=True)
@@ -144,7 +144,7 @@ def usage(
 
     The log is the record: it reaches back as far as it is kept. It has to be JSON (logging.format).
     """
-    from vivavoce.service.operations.request_log import usage_in
+    from vivavoce.server.request_log import usage_in
 
     try:
         with fileinput.input(logs or ("-",), errors="replace") as lines:

@@ -18,7 +18,7 @@ from vivavoce.entrypoints.cli.console import Reporter
 from vivavoce.entrypoints.cli.flags import QuietOption, flag, with_flags
 
 if TYPE_CHECKING:
-    from vivavoce.service.operations.settings_sources import Setting
+    from vivavoce.server.settings_sources import Setting
 
 EXAMPLES = (
     "vivavoce serve                                          # then open http://127.0.0.1:8880",
@@ -82,7 +82,7 @@ def _command() -> Any:
     ) -> None:
         with needs_server():
             from vivavoce.entrypoints.cli.server import run_server
-            from vivavoce.service.operations.settings_sources import resolve_settings
+            from vivavoce.server.settings_sources import resolve_settings
         settings = resolve_settings(config, os.environ, flag_values(vars(given))).settings
         asyncio.run(run_server(settings, Reporter(quiet)))
 
@@ -99,7 +99,7 @@ def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
 def _flags() -> dict[str, Setting]:
     """The settings that have flags, by the name of the command's parameter."""
     with needs_server():
-        from vivavoce.service.operations.settings_sources import SETTINGS
+        from vivavoce.server.settings_sources import SETTINGS
     return {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values() if setting.flag}
 
 

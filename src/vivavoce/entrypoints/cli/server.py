@@ -14,22 +14,22 @@ from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.http.app import build_app, build_health_app, build_legacy_app
-from vivavoce.entrypoints.http.app_state import AppState
-from vivavoce.entrypoints.http.listener import MARGIN, Listener, bind
-from vivavoce.entrypoints.wyoming import serving_wyoming
 from vivavoce.errors import InvalidRequest
+from vivavoce.logs import configure
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.http.app import build_app, build_health_app, build_legacy_app
+from vivavoce.server.http.app_state import AppState
+from vivavoce.server.http.listener import MARGIN, Listener, bind
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.request_log import RequestLog
+from vivavoce.server.settings import ServerSection, ServerSettings, is_loopback
+from vivavoce.server.settings_checks import tls_problems
+from vivavoce.server.settings_sources import unread_variables
+from vivavoce.server.telemetry import Tracing
+from vivavoce.server.wyoming import serving_wyoming
 from vivavoce.service.engine_process.client import EngineClient
 from vivavoce.service.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.logs import configure
-from vivavoce.service.operations.dispatcher import RequestDispatcher
-from vivavoce.service.operations.keys import KeyRing
-from vivavoce.service.operations.request_log import RequestLog
-from vivavoce.service.operations.settings import ServerSection, ServerSettings, is_loopback
-from vivavoce.service.operations.settings_checks import tls_problems
-from vivavoce.service.operations.settings_sources import unread_variables
-from vivavoce.service.operations.telemetry import Tracing
 from vivavoce.service.speaker import Speaker
 from vivavoce.service.voices.names import NameRules
 from vivavoce_textnorm.lexicon import Lexicons, read_lexicons
@@ -115,7 +115,7 @@ async def _other_protocols(
     """Begin gRPC and Wyoming where they are wanted; a line on each."""
     lines = []
     if server.grpc_port is not None:
-        from vivavoce.entrypoints.grpc.server import start_grpc
+        from vivavoce.server.grpc.server import start_grpc
 
         grpc, port = await start_grpc(dispatcher, keys, server)
         stack.push_async_callback(grpc.stop, GRPC_GRACE_S)

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
+from vivavoce.logs import log_event
 from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.service.engine_process.routing import EngineLoad
-from vivavoce.service.logs import log_event
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text

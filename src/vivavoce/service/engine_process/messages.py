@@ -12,7 +12,7 @@ import pickle
 import struct
 from typing import Any, Literal, NamedTuple
 
-from vivavoce.service.operations.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
+from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
 from vivavoce_textnorm.lexicon import Lexicons
 
 OPENING = 0

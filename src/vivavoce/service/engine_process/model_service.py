@@ -12,6 +12,7 @@ import torch
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
+from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.audio.samples import MAX_REFERENCE_S
 from vivavoce.service.engine_process.messages import EngineProcessSettings
@@ -23,7 +24,6 @@ from vivavoce.service.model_choice import (
     model_folder,
     share_device,
 )
-from vivavoce.service.operations.settings import EngineSection, ModelSection
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import Recording, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer

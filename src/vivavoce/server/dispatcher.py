@@ -1,0 +1,366 @@
+"""The one place where requests come in, whatever their door: limits, deadlines, admission, and how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import (
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidRequest,
+    InvalidText,
+    ListenerStalled,
+    RequestCancelled,
+    StageFailed,
+    VivavoceError,
+)
+from vivavoce.logs import log_text
+from vivavoce.server.metrics import RequestMetrics
+from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
+from vivavoce.server.request_log import RequestLog, RequestRecord
+from vivavoce.server.settings import RequestsSection
+from vivavoce.service.speaker import Speaker, SpeechStream
+from vivavoce.service.speech import (
+    INSTRUCTIONS_LEFT_OUT,
+    FinishReason,
+    SegmentText,
+    SpeechEvent,
+    SpeechRequest,
+    Verdict,
+    without_instructions,
+)
+
+NEAR_S = 0.25
+"""Who leaves so close to its deadline has counted it by itself."""
+SILENCE_S = 0.2
+"""What a text with nothing to say sounds like."""
+
+
+class RequestDispatcher:
+    """One for all doors of a server; lives in its event loop."""
+
+    def __init__(
+        self,
+        speaker: Speaker,
+        *,
+        request_log: RequestLog | None = None,
+        rules: RequestsSection = RequestsSection(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.speaker, self.rules, self.clock = speaker, rules, clock
+        self.request_log = RequestLog() if request_log is None else request_log
+        self.metrics = RequestMetrics()
+        self.request_log.observers.append(self.metrics.ended)
+        self._rate_limiter = RateLimiter()
+        self._active: dict[RequestRecord, ActiveRequest] = {}
+        self._permitted = 0
+        """Requests for other things than speech."""
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.draining = False
+        """The server shuts down: new requests are refused."""
+
+    @property
+    def ready(self) -> bool:
+        """Requests are taken now."""
+        return self.speaker.ready and not self.draining
+
+    @property
+    def active(self) -> int:
+        """Requests that were taken and have not ended."""
+        return len(self._active)
+
+    @contextmanager
+    def permitted(self, principal: Principal) -> Iterator[None]:
+        """A request for something else than speech, under the same limits; a drain waits for it. Errors as `speak`."""
+        self._check_draining()
+        permit = self._rate_limiter.enter(principal, 0)
+        self._permitted += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            permit.leave()
+            self._permitted -= 1
+            self._note_end()
+
+    async def speak(
+        self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str, deadline: float | None = None
+    ) -> ActiveRequest:
+        """Take a request in; the door cancels it, or leaves its context, whatever happens.
+
+        deadline: the moment of `clock` at which it is given up, whatever has come of it; None: never.
+        VivavoceError: it was refused: bad input, no room, no allowance, no time left, shutting down.
+        """
+        began, permit = self.clock(), None
+        record = self.request_log.begin(request_id, principal.name, door, time.time())
+        record.deadline = deadline
+        self._empty.clear()
+        try:
+            self._check_draining()
+            left_s = None if deadline is None else deadline - began
+            if left_s is not None and left_s <= 0:
+                raise _too_late("it was taken")
+            permit = self._rate_limiter.enter(principal, len(request.text or ""))
+            request = self._possible(request)
+            record.notes = request.notes
+            try:
+                stream = await asyncio.wait_for(self._stream(request), left_s)
+            except (TimeoutError, asyncio.TimeoutError):
+                raise _too_late("it was taken") from None
+        except BaseException as error:
+            if permit is not None:
+                permit.leave()
+            public, record.figures = _public(error), getattr(error, "figures", None)
+            reason = FinishReason.CANCELLED if isinstance(public, RequestCancelled) else FinishReason.ERROR
+            self.end(record, Verdict(reason, error=str(public), error_code=public.code), began)
+            raise
+        record.admission_s = self.clock() - began
+        self.metrics.admitted(record)
+        active = self._active[record] = ActiveRequest(self, record, request, stream, permit, began)
+        active.count_text(request.text or "")
+        return active
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more requests; those that came before have `seconds` to end."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._empty.wait(), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            for active in list(self._active.values()):
+                active.fail(EngineStopped("server: it shuts down, and the speech was not finished in time; ask again"))
+
+    def end(self, record: RequestRecord, verdict: Verdict, began: float) -> None:
+        """A request has ended, or was refused."""
+        self._active.pop(record, None)
+        self.request_log.end(record, verdict, self.clock() - began)
+        self._note_end()
+
+    def _possible(self, request: SpeechRequest) -> SpeechRequest:
+        """The request without instructions that the model cannot follow; InvalidRequest: they are refused."""
+        if not request.instruct or self.speaker.about.instructions:
+            return request
+        if self.rules.instructions == "refuse":
+            raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
+        return replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
+
+    async def _stream(self, request: SpeechRequest) -> SpeechStream:
+        try:
+            return await self.speaker.speak(request)
+        except InvalidText as error:
+            return self.silence_for(error, len(request.text or ""))
+
+    def silence_for(self, error: InvalidText, characters: int) -> Silence:
+        """What is heard of a text with nothing to say; raises the error if it is another one, or is to be told."""
+        if not error.nothing_to_say or self.rules.empty_text == "refuse":
+            raise error
+        return Silence(self.speaker.about.sample_rate, characters)
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise EngineStopped("server: it is shutting down; ask another one, or again in some seconds")
+
+    def _note_end(self) -> None:
+        if not self.request_log.running and not self._permitted:
+            self._empty.set()
+
+
+class Silence:
+    """See `SpeechStream`: a text of some characters, and nothing to say among them."""
+
+    def __init__(self, sample_rate: int, characters: int) -> None:
+        self.sample_rate, self._characters = sample_rate, characters
+        self.verdict: Verdict | None = None
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """See `SpeechStream`."""
+        yield SegmentText(0, 0, self._characters)
+        yield AudioChunk(np.zeros(round(SILENCE_S * self.sample_rate), np.float32), self.sample_rate, segment=0)
+        self.verdict = self.verdict or Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
+
+    async def push(self, text: str) -> None:
+        """Its text has come."""
+
+    async def end(self) -> None:
+        """Its text has come."""
+
+    def cancel(self) -> None:
+        """See `SpeechStream`."""
+        self.verdict = self.verdict or Verdict(FinishReason.CANCELLED)
+
+
+class ActiveRequest:
+    """One request for speech, with its listener at a door; iterate it once.
+
+    Audio counts as delivered when the listener asks for what comes next: doors send each piece before they go on.
+    request: as it is spoken; verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
+    """
+
+    def __init__(
+        self,
+        dispatcher: RequestDispatcher,
+        record: RequestRecord,
+        request: SpeechRequest,
+        stream: SpeechStream,
+        permit: Permit,
+        began: float,
+    ) -> None:
+        self.request = request
+        self._dispatcher, self._record, self._stream, self._permit = dispatcher, record, stream, permit
+        self._began = self._last_at = began
+        self.request_id, self.admission_s = record.request_id, record.admission_s or 0.0
+        self.sample_rate = stream.sample_rate
+        self.verdict: Verdict | None = None
+        self._failure: VivavoceError | None = None
+        """Why the server ended it."""
+        self._timer: asyncio.TimerHandle | None = None
+        if record.deadline is not None:
+            left_s = record.deadline - dispatcher.clock()
+            self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
+
+    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        """Its events, in order; raises what it failed with, after the verdict is written."""
+        record = self._record
+        try:
+            async for event in self._events():
+                if self.verdict is not None:
+                    break  # the client or the server ended it
+                if isinstance(event, SegmentText):
+                    record.segments_given = max(record.segments_given, event.place + 1)
+                    yield event
+                    continue
+                self._count_arrival()
+                yield event
+                if self.verdict is None:
+                    record.audio_s += len(event.samples) / self.sample_rate
+                    # As far as can be told before the next segment begins, those before this one are spoken.
+                    record.segments_spoken = event.segment
+        except Exception as error:
+            record.figures = getattr(error, "figures", None)
+            self._finish(FinishReason.ERROR, _public(error))
+            raise
+        if self._failure is not None:
+            raise self._failure
+        ended = self._stream.verdict
+        if ended is None or ended.reason is FinishReason.CANCELLED:
+            self._finish(FinishReason.CANCELLED)
+        else:
+            given = max(record.segments_given, ended.segments_given)
+            self._end(replace(ended, audio_s=record.audio_s, segments_given=given))
+
+    async def _events(self) -> AsyncIterator[SpeechEvent]:
+        try:
+            async for event in self._stream:
+                yield event
+        except InvalidText as error:  # an arriving text has ended
+            self._stream = self._dispatcher.silence_for(error, self._record.characters)
+            async for event in self._stream:
+                yield event
+
+    def whole(self) -> Verdict:
+        """Its verdict, after an iteration that raised nothing; raises where not all was spoken."""
+        verdict = self.verdict
+        if verdict is None or verdict.reason is FinishReason.CANCELLED:
+            raise RequestCancelled("speech: it was ended before all of the text was spoken; ask again")
+        if verdict.reason is FinishReason.ERROR:
+            raise EngineStopped(verdict.error or "engine: it stopped before all of the text was spoken; ask again")
+        return verdict
+
+    async def push(self, text: str) -> None:
+        """More of a text that arrives. InvalidText or Overloaded: it is refused, and what came before is spoken."""
+        self._permit.charge(len(text))
+        self.count_text(text)
+        await self._stream.push(text)
+
+    async def end(self) -> None:
+        """All of an arriving text has come."""
+        await self._stream.end()
+
+    def cancel(self) -> None:
+        """Give it up: its client wishes so, or has left; the iteration ends."""
+        deadline = self._record.deadline
+        if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
+            self.fail(_too_late("its speech was whole"))
+        self._stream.cancel()
+        self._finish(FinishReason.CANCELLED)
+
+    def fail(self, error: VivavoceError) -> None:
+        """Give it up for a reason of the server, which its verdict has and the iteration raises."""
+        self._failure = error
+        self._stream.cancel()
+        self._finish(FinishReason.ERROR, error)
+
+    async def sent_within(self, seconds: float, sending: Awaitable[object]) -> None:
+        """Wait until a piece was sent; after `seconds`, the request ends with ListenerStalled."""
+        try:
+            await sent_within(seconds, sending)
+        except ListenerStalled as stalled:
+            self.fail(stalled)
+            raise
+
+    async def __aenter__(self) -> ActiveRequest:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def count_text(self, text: str) -> None:
+        """Count and log text that was taken in."""
+        self._record.characters += len(text)
+        self._dispatcher.metrics.characters(len(text))
+        log_text(self.request_id, text)
+
+    def _count_arrival(self) -> None:
+        now, record = self._dispatcher.clock(), self._record
+        if record.first_audio_s is None:
+            record.first_audio_s = now - self._began
+            self._dispatcher.metrics.first_audio(record)
+        else:
+            played_until = self._began + record.first_audio_s + record.audio_s
+            self._dispatcher.metrics.next_audio(now - self._last_at, now - played_until)
+        self._last_at = now
+
+    def _finish(self, reason: FinishReason, error: VivavoceError | None = None) -> None:
+        record = self._record
+        text, code = (None, None) if error is None else (str(error), error.code)
+        self._end(Verdict(reason, record.audio_s, record.segments_spoken, record.segments_given, text, code))
+
+    def _end(self, verdict: Verdict) -> None:
+        """Write down how it ended; the first verdict stands."""
+        if self.verdict is not None:
+            return
+        self.verdict = verdict
+        if self._timer is not None:
+            self._timer.cancel()
+        self._permit.leave()
+        self._dispatcher.end(self._record, verdict, self._began)
+
+
+async def sent_within(seconds: float, sending: Awaitable[object]) -> None:
+    """Wait until a piece was sent; ListenerStalled: its listener has not taken it within `seconds`."""
+    try:
+        await asyncio.wait_for(sending, seconds)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ListenerStalled(
+            f"listener: has not read its audio for {seconds:g} s; read faster, or ask for less at a time"
+        ) from None
+
+
+def _too_late(what: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline: was over before {what}; give it more time, or ask for less at a time")
+
+
+def _public(error: BaseException) -> VivavoceError:
+    """The error that clients and the request log see; a door logs unexpected ones with their tracebacks."""
+    if isinstance(error, VivavoceError):
+        return error
+    if isinstance(error, Exception):
+        return StageFailed(f"server: an internal error ({type(error).__name__}), which was logged; ask again")
+    return RequestCancelled("request: its listener left")

@@ -1,0 +1,168 @@
+"""What all methods of the gRPC port share: keys, limits, how messages are read, how calls end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded, VivavoceError
+from vivavoce.logs import request_scope
+from vivavoce.protos import message
+from vivavoce.server.dispatcher import RequestDispatcher, sent_within
+from vivavoce.server.keys import KeyRing, token_in
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.settings import ServerSection
+
+ENTRY_POINT = "grpc"
+LEAST_STREAMS = 8
+"""Calls of one connection at once, and messages of one caller that are read, whatever `max_conc` says."""
+REQUEST_ID, FINISH_REASON = "x-request-id", "finish-reason"
+ERROR_CODE = "error-code"
+"""`VivavoceError.code`."""
+RETRY_AFTER = "retry-after-ms"
+"""Milliseconds after which the same request may succeed, only where waiting helps."""
+PUSHBACK = "grpc-retry-pushback-ms"
+"""The same for gRPC itself: clients whose channel has a retry policy wait that long and try again on their own."""
+
+Metadata = tuple[tuple[str, str], ...]
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+"""Of a call whose messages cross as bytes."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call whose key is good."""
+
+    port: Calls
+    context: Context
+    principal: Principal
+    request_id: str
+
+    async def receive(self, name: str) -> Any:
+        """The one message, of this full name, that the client of a unary method sends; errors as `Calls.message`."""
+        return parsed(name, await self.port.message(self.context, self.principal.name) or b"")
+
+    async def send(self, name: str, /, **fields: Any) -> None:
+        """Send a message of this full name; ListenerStalled: the client has not read for too long."""
+        content = message(name)(**fields).SerializeToString()
+        await sent_within(self.port.patience_s, self.context.write(content))
+
+
+Answer = Callable[[Call], Awaitable[Metadata]]
+"""A method: it answers a call, and returns what its trailing metadata say beside the request's id."""
+
+
+class Calls:
+    """All calls of a port."""
+
+    def __init__(self, dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection) -> None:
+        self.dispatcher, self._keys = dispatcher, keys
+        self.patience_s, self._message_s = settings.listener_timeout_s, settings.request_timeout_s
+        self._max_conc, self.at_once = settings.max_conc, max(LEAST_STREAMS, 2 * settings.max_conc)
+        self._speaking = 0
+        """Calls for speech that are being answered."""
+        self._reading: Counter[str] = Counter()
+        """Messages that are being read, by the names of keys; of health checks by their service's."""
+
+    async def serve(self, answer: Answer, _: object, context: Context) -> None:
+        """One call, from its key to its status."""
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        request_log = self.dispatcher.request_log
+        request_id = request_log.accept_request_id(metadata.get(REQUEST_ID))
+        trace = {name: metadata.get(name, "") for name in ("traceparent", "tracestate")}
+        try:
+            principal = self._keys.authenticate(token_in(metadata))
+            request_id = request_log.accept_request_id(request_id, principal)
+            with request_scope(request_id, **trace):
+                told = await answer(Call(self, context, principal, request_id))
+            context.set_trailing_metadata(((REQUEST_ID, request_id), *told))
+        except VivavoceError as error:
+            await self._end(context, grpc.StatusCode[error.grpc_status], str(error), _trailer(error, request_id))
+        except grpc.aio.BaseError:
+            raise  # the client has left while something was sent to it; gRPC knows
+        except Exception:
+            log.exception("request failed: %(request_id)s", {"request_id": request_id})
+            details = f"server: an internal error, which was logged; tell its operator the request's id {request_id}"
+            trailing = ((REQUEST_ID, request_id), (ERROR_CODE, "internal_error"))
+            await self._end(context, grpc.StatusCode.INTERNAL, details, trailing)
+
+    async def message(self, context: Context, caller: str) -> bytes | None:
+        """What a call brings; None: its client will send no more.
+
+        Overloaded: too many are being read; DeadlineExceeded: it did not come in time.
+        """
+        if self._reading[caller] >= self.at_once:
+            raise Overloaded(f"calls: {self.at_once} are being read, which is the limit; try again soon")
+        self._reading[caller] += 1
+        try:
+            content = await asyncio.wait_for(context.read(), self._message_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise DeadlineExceeded(f"request: did not come within {self._message_s:g} s; send it at once") from None
+        finally:
+            self._reading[caller] -= 1
+        return content if isinstance(content, bytes) else None
+
+    @asynccontextmanager
+    async def speaking(self, call: Call) -> AsyncIterator[bytes]:
+        """The first message of a call for speech, which has one of the `max_conc` places; errors as `message`."""
+        try:
+            content = await self.message(call.context, call.principal.name)
+            if self._speaking >= self._max_conc:
+                raise Overloaded(
+                    f"calls: {self._speaking} are being answered, which is the limit (max_conc); try again soon"
+                )
+        except VivavoceError as error:
+            self.dispatcher.metrics.refuse(ENTRY_POINT, error.code)
+            raise
+        self._speaking += 1
+        try:
+            yield content or b""
+        finally:
+            self._speaking -= 1
+
+    def deadline(self, call: Call) -> float | None:
+        """When a call is given up, by the dispatcher's clock; None: its client waits for ever."""
+        left_s = call.context.time_remaining()
+        return None if left_s is None else self.dispatcher.clock() + left_s
+
+    async def _end(self, context: Context, status: grpc.StatusCode, details: str, trailing: Metadata) -> None:
+        """Abort the call; never returns. A status that cannot be sent in time is given up, and the call dropped."""
+        try:
+            # The status waits behind audio that the client has not read.
+            await asyncio.wait_for(context.abort(status, details, trailing), self.patience_s)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise asyncio.CancelledError from None
+
+
+def parsed(name: str, content: bytes) -> Any:
+    """The message of this full name; InvalidRequest where the bytes are not one."""
+    made = message(name)()
+    try:
+        made.ParseFromString(content)
+    except DecodeError:
+        raise InvalidRequest(
+            f"request: its {len(content)} bytes are no {name}; make it with code from {made.DESCRIPTOR.file.name}"
+        ) from None
+    return made
+
+
+def _trailer(error: VivavoceError, request_id: str) -> Metadata:
+    """The trailing metadata of a call that ends with `error`."""
+    pairs: Metadata = ((REQUEST_ID, request_id), (ERROR_CODE, error.code))
+    seconds = error.retry_after_s
+    if seconds is None:
+        return pairs
+    milliseconds = str(math.ceil(seconds * 1000))
+    return (*pairs, (RETRY_AFTER, milliseconds), (PUSHBACK, milliseconds))

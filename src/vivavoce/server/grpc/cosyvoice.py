@@ -1,0 +1,76 @@
+"""CosyVoice's own service, as its clients know it: one text, its audio piece by piece."""
+
+from __future__ import annotations
+
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.protos import message
+from vivavoce.server.grpc.calls import (
+    ENTRY_POINT,
+    FINISH_REASON,
+    REQUEST_ID,
+    Call,
+    Metadata,
+    parsed,
+)
+from vivavoce.service.audio.encoders import wav_header
+from vivavoce.service.audio.samples import to_int16
+from vivavoce.service.speech import Recording, SpeechRequest
+
+PROMPT_RATE = 16_000
+"""Samples per second of `prompt_audio`, which comes without a header."""
+WARNING = "x-warning"
+ADMISSION = "x-admission-seconds"
+"""How long the request took to be taken: its text, its voice, and the wait for room."""
+
+
+async def infer(call: Call) -> Metadata:
+    """`cosyvoice.CosyVoice/Inference`: speech for one request."""
+    deadline, speak, response = call.port.deadline(call), call.port.dispatcher.speak, message("cosyvoice.Response")
+    async with call.port.speaking(call) as content:
+        wanted, identity = _speech_request(content, call.principal.owner), call.request_id
+        active = await speak(call.principal, wanted, door=ENTRY_POINT, request_id=identity, deadline=deadline)
+        async with active:
+            waited = (ADMISSION, f"{active.admission_s:.3f}")
+            notes = ((WARNING, "; ".join(active.request.notes)),) if active.request.notes else ()
+            await call.context.send_initial_metadata(((REQUEST_ID, identity), waited, *notes))
+            async for event in active:
+                if isinstance(event, AudioChunk):  # each when the one before is on its way
+                    pcm = to_int16(event.samples).astype("<i2").tobytes()
+                    sending = call.context.write(response(tts_audio=pcm).SerializeToString())
+                    await active.sent_within(call.port.patience_s, sending)
+    return ((FINISH_REASON, active.whole().reason.value),)
+
+
+def _speech_request(content: bytes, owner: str) -> SpeechRequest:
+    """What a serialised `Request` asks for; InvalidRequest or InvalidAudio: it is malformed, or lacks something."""
+    request = parsed("cosyvoice.Request", content)
+    kind = request.WhichOneof("RequestPayload")
+    if kind is None:
+        raise InvalidRequest(
+            "request: holds nothing to do; set one of sft_request, zero_shot_request, cross_lingual_request, "
+            "instruct_request"
+        )
+    payload = getattr(request, kind)
+
+    def given(field: str) -> str:
+        value: str = getattr(payload, field)
+        if not value:
+            raise InvalidRequest(f"{field}: is missing; a {payload.DESCRIPTOR.name} needs it")
+        return value
+
+    text, mode = given("tts_text"), kind.removesuffix("_request")
+    voice = given("spk_id") if mode in ("sft", "instruct") else None
+    instruct = given("instruct_text") if mode == "instruct" else None
+    if voice is not None:
+        return SpeechRequest(text, voice, owner, mode=mode, instruct=instruct, reading="official")
+    transcript, samples = given("prompt_text") if mode == "zero_shot" else "", payload.prompt_audio
+    if not samples:
+        raise InvalidAudio(f"prompt_audio: is missing; send 16-bit mono samples at {PROMPT_RATE} Hz")
+    if len(samples) % 2:
+        raise InvalidAudio(
+            f"prompt_audio: {len(samples)} bytes are no whole number of 16-bit samples; "
+            f"send mono samples at {PROMPT_RATE} Hz, without a header"
+        )
+    recording = Recording(wav_header(PROMPT_RATE, len(samples) // 2) + samples, transcript)
+    return SpeechRequest(text, recording, owner, mode=mode, reading="official")

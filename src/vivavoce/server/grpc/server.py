@@ -1,0 +1,145 @@
+"""The gRPC port, in the event loop of the server's other entry points: its services, its bounds, its certificate, and
+what programs ask that know nothing of speech: the health check and reflection.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from itertools import starmap
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from vivavoce.protos import FILES, POOL, SERVICES, message
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
+from vivavoce.server.grpc.cosyvoice import PROMPT_RATE, infer
+from vivavoce.server.grpc.speech import PACKAGE as SPEECH
+from vivavoce.server.grpc.speech import add_voice, list_voices, remove_voice, speak
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.settings import ServerSection
+from vivavoce.service.audio.samples import MAX_REFERENCE_S
+
+MOST_BYTES = int(2 * PROMPT_RATE * MAX_REFERENCE_S) + 240_000
+"""Of a message: its recording, and texts of 20,000 characters in UTF-8."""
+CONNECTION_S, GRACE_S = 3_600, 6 * 3_600
+"""After an hour a connection takes no new calls; its last ones have longer than any speech."""
+HEALTH, REFLECTION = "grpc.health.v1", "grpc.reflection.v1"
+SERVING, NOT_SERVING = 1, 2
+
+
+async def start_grpc(
+    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection
+) -> tuple[grpc.aio.Server, int]:
+    """Serve `vivavoce.v1.Speech`, `cosyvoice.CosyVoice`, health and reflection in the running event loop.
+
+    Returns the server, and its port. The settings' grpc_port may be 0, for a free one.
+    InvalidRequest: the port cannot be taken, or the certificate and its key are no pair.
+    """
+    calls, patience_ms = Calls(dispatcher, keys, settings), int(1_000 * settings.request_timeout_s)
+    host, port = settings.host, settings.grpc_port or 0
+    # gRPC's own bound of all calls is left out: it would refuse health checks, too.
+    server = grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", min(MOST_BYTES, settings.max_body_bytes)),
+            ("grpc.http2.lookahead_bytes", 65_536),  # what a call may send that is not read
+            ("grpc.http2.bdp_probe", 0),  # which would raise that to megabytes
+            ("grpc.max_concurrent_streams", calls.at_once),  # of a connection
+            ("grpc.max_allowed_incoming_connections", settings.max_connections),
+            ("grpc.max_connection_idle_ms", 1_000 * settings.keep_alive_s),
+            ("grpc.max_connection_age_ms", 1_000 * CONNECTION_S),
+            ("grpc.max_connection_age_grace_ms", 1_000 * GRACE_S),
+            ("grpc.server_handshake_timeout_ms", patience_ms),  # of TLS
+            ("grpc.http2.settings_timeout", patience_ms),  # until a connection's first frame
+            ("grpc.so_reuseport", 0),  # else two servers share a port, and each gets some of the calls
+        )
+    )
+    answers: dict[str, dict[str, Answer]] = {
+        f"{SPEECH}.Speech": {
+            "Speak": speak,
+            "ListVoices": list_voices,
+            "AddVoice": add_voice,
+            "RemoveVoice": remove_voice,
+        },
+        "cosyvoice.CosyVoice": {"Inference": infer},
+        f"{REFLECTION}.ServerReflection": {"ServerReflectionInfo": reflect},
+        f"{REFLECTION}alpha.ServerReflection": {"ServerReflectionInfo": reflect},  # an older name of the same
+    }
+    # As streams: messages of unary calls are read before anything here sees the call, and its key.
+    services: Any = {f"{HEALTH}.Health": {"Check": grpc.stream_unary_rpc_method_handler(partial(check, calls))}}
+    for service, methods in answers.items():
+        stream = grpc.stream_stream_rpc_method_handler
+        services[service] = {name: stream(partial(calls.serve, answer)) for name, answer in methods.items()}
+    server.add_generic_rpc_handlers(tuple(starmap(grpc.method_handlers_generic_handler, services.items())))
+    address, certified = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", _credentials(settings)
+    try:
+        bound = server.add_secure_port(address, certified) if certified else server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        doubt = "" if certified is None else ", or the certificate and its key are no PEM files of a pair"
+        raise InvalidRequest(
+            f"grpc port: {port} on {host} cannot be taken{doubt}; choose another one, or end the program that has it"
+        )
+    await server.start()
+    return server, bound
+
+
+def _credentials(settings: ServerSection) -> grpc.ServerCredentials | None:
+    """The certificate of the settings, whose files were checked; None: the port has no TLS."""
+    certificate, key, client_ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None or key is None:
+        return None
+    return grpc.ssl_server_credentials(
+        [(key.read_bytes(), certificate.read_bytes())],
+        root_certificates=None if client_ca is None else client_ca.read_bytes(),
+        require_client_auth=client_ca is not None,
+    )
+
+
+async def check(calls: Calls, _: object, context: Context) -> bytes:
+    """`Health/Check`, as probes of orchestrators ask it, without a key: SERVING while requests are taken."""
+    try:
+        content = await calls.message(context, HEALTH)
+        service = parsed(f"{HEALTH}.HealthCheckRequest", content or b"").service
+    except Overloaded:
+        service = ""  # all are in the same health, and a probe is answered however many others do not end
+    except (DeadlineExceeded, InvalidRequest) as error:
+        await context.abort(grpc.StatusCode[error.grpc_status], str(error))
+    if service not in ("", *SERVICES):
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"service: {service[:100]!r} is not served here")
+    status = SERVING if calls.dispatcher.ready else NOT_SERVING
+    answer: bytes = message(f"{HEALTH}.HealthCheckResponse")(status=status).SerializeToString()
+    return answer
+
+
+async def reflect(call: Call) -> Metadata:
+    """`ServerReflection/ServerReflectionInfo`: the files that describe this port, by their names or what is in them."""
+    while (content := await call.port.message(call.context, call.principal.name)) is not None:
+        request = parsed(f"{REFLECTION}.ServerReflectionRequest", content)
+        answer: dict[str, Any]
+        if (kind := request.WhichOneof("message_request")) == "list_services":
+            answer = {"list_services_response": {"service": [{"name": name} for name in SERVICES]}}
+        elif (file := _file(kind, getattr(request, kind or "", ""))) is not None:
+            answer = {"file_descriptor_response": {"file_descriptor_proto": [file]}}
+        else:
+            reason = {"error_code": grpc.StatusCode.NOT_FOUND.value[0], "error_message": "it is not served here"}
+            answer = {"error_response": reason}
+        response = f"{REFLECTION}.ServerReflectionResponse"
+        await call.send(response, valid_host=request.host, original_request=request, **answer)
+    return ()
+
+
+def _file(kind: str | None, wanted: str) -> bytes | None:
+    """The serialised file of that name, or with that symbol; none has extensions."""
+    if kind == "file_containing_symbol":
+        for symbol in (wanted, wanted.rpartition(".")[0]):  # the pool does not find methods, but their services
+            with suppress(KeyError):
+                wanted = POOL.FindFileContainingSymbol(symbol).name
+                break
+    elif kind != "file_by_filename":
+        return None
+    return next((file.SerializeToString() for file in FILES.file if file.name == wanted), None)

@@ -1,0 +1,169 @@
+"""`vivavoce.v1.Speech`: text in while it is written, audio and marks out while it is spoken, and the voices for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from vivavoce.engine.request import SamplingParams
+from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.server.grpc.calls import ENTRY_POINT, FINISH_REASON, Call, Metadata, parsed
+from vivavoce.server.rate_limiter import voice_owner
+from vivavoce.server.utterance import Reply, StreamedUtterance
+from vivavoce.service.audio.encode import parse_format
+from vivavoce.service.speech import Recording, SpeechRequest
+from vivavoce.service.text.reading import parse_reading
+
+PACKAGE = "vivavoce.v1"
+IDLE_S = 120.0
+"""How long a client may send nothing while nothing is spoken."""
+
+
+async def speak(call: Call) -> Metadata:
+    """`Speak`: one utterance, until all was spoken, the client has left, or something was refused."""
+    deadline = call.port.deadline(call)
+    async with call.port.speaking(call) as content:
+        first = parsed(f"{PACKAGE}.SpeakRequest", content)
+        start, talk = first.start, Conversation(call)
+        ask = partial(call.port.dispatcher.speak, call.principal, _order(start, call.principal.owner))
+        utterance = StreamedUtterance(
+            call.request_id,
+            parse_format(start.response_format or "pcm", start.sample_rate or None),
+            call.port.dispatcher.speaker.about.sample_rate,
+            partial(ask, door=ENTRY_POINT, deadline=deadline),
+            talk.send,
+            _refuse,
+            grpc.aio.BaseError,
+        )
+        try:
+            if start.text:
+                utterance.end()
+            await talk.take_in(first, utterance)
+            await utterance.delivery
+        finally:
+            async with talk.turn:  # a message on its way is not given up: gRPC could send no status then
+                utterance.cancel()
+            await asyncio.wait({utterance.delivery})
+        ended = utterance.verdict()
+        told = {name: getattr(ended, name) for name in ("segments_spoken", "segments_given")}
+        told |= {"finish_reason": ended.reason.value, "audio_seconds": ended.audio_s}
+        await talk.send({"type": "done", **told})
+    return ((FINISH_REASON, ended.reason.value),)
+
+
+async def list_voices(call: Call) -> Metadata:
+    """`ListVoices`: the public ones, and the caller's own."""
+    await call.receive(f"{PACKAGE}.ListVoicesRequest")
+    with call.port.dispatcher.permitted(call.principal):
+        found = await call.port.dispatcher.speaker.voices(call.principal.owner)
+    await call.send(f"{PACKAGE}.ListVoicesResponse", voices=[asdict(voice) for voice in found])
+    return ()
+
+
+async def add_voice(call: Call) -> Metadata:
+    """`AddVoice`: keep the voice of a recording."""
+    asked = await call.receive(f"{PACKAGE}.AddVoiceRequest")
+    owner, name, sent = voice_owner(call.principal, asked.public), asked.name, asked.recording
+    if not name:
+        raise InvalidRequest("name: is missing; give the voice a name")
+    more = {"description": asked.description, "replace": asked.replace}
+    with call.port.dispatcher.permitted(call.principal):
+        voice = await call.port.dispatcher.speaker.add_voice(
+            owner, name, Recording(sent.content, sent.transcript), **more
+        )
+    await call.send(f"{PACKAGE}.Voice", **asdict(voice))
+    return ()
+
+
+async def remove_voice(call: Call) -> Metadata:
+    """`RemoveVoice`: forget a stored one."""
+    asked = await call.receive(f"{PACKAGE}.RemoveVoiceRequest")
+    with call.port.dispatcher.permitted(call.principal):
+        await call.port.dispatcher.speaker.remove_voice(voice_owner(call.principal, asked.public), asked.name)
+    await call.send(f"{PACKAGE}.RemoveVoiceResponse")
+    return ()
+
+
+class Conversation:
+    """A client that writes and hears one utterance at once."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.turn = asyncio.Lock()
+        """Messages of several tasks go out one at a time."""
+        self._segment = 0
+        self._clock = asyncio.get_running_loop().time
+        self._last_at = self._clock()
+        """When text came or something was sent."""
+
+    async def send(self, reply: Reply) -> None:
+        """Send an utterance's reply; ListenerStalled: the client has not read for too long."""
+        kind, fields = reply["type"], {name: value for name, value in reply.items() if name != "type"}
+        if kind == "segment":
+            self._segment = fields["segment"]
+        elif kind == "audio":
+            fields["segment"] = self._segment
+        async with self.turn:
+            await self._call.send(f"{PACKAGE}.SpeakResponse", **{kind: fields})
+        self._last_at = self._clock()
+
+    async def take_in(self, request: Any, utterance: StreamedUtterance) -> None:
+        """Hand on what the client sends, from its first request on, until it has ended or the utterance has."""
+        is_first = True
+        while request is not None:
+            kind = request.WhichOneof("message")
+            if kind == "text":
+                utterance.push(request.text)
+                self._last_at = self._clock() if request.text else self._last_at
+            elif kind == "flush":
+                await utterance.flush()
+            elif kind is None:
+                raise InvalidRequest("message: holds nothing that is known; send start, text or flush")
+            elif not is_first:
+                raise InvalidRequest("start: is not the first message; make a call for each utterance")
+            request, is_first = await self._next(utterance), False
+        utterance.end()
+
+    async def _next(self, utterance: StreamedUtterance) -> Any:
+        """The client's next request; None: there is no more, or the utterance has ended."""
+        reading = asyncio.ensure_future(self._call.context.read())
+        try:
+            while not (reading.done() or utterance.delivery.done()):
+                left_s = self._last_at + IDLE_S - self._clock()
+                if left_s <= 0 and utterance.waits_for_text:
+                    raise InvalidRequest(
+                        f"idle: no text came for {IDLE_S:g} s; close your side when all of it has come"
+                    )
+                wait_s, either = left_s if left_s > 0 else IDLE_S, {reading, utterance.delivery}
+                await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            content = reading.result() if reading.done() else None
+            return parsed(f"{PACKAGE}.SpeakRequest", content) if isinstance(content, bytes) else None
+        finally:
+            reading.cancel()
+
+
+async def _refuse(error: VivavoceError) -> None:
+    """A piece of text is not taken: the call ends with that."""
+    raise error
+
+
+def _order(start: Any, owner: str) -> SpeechRequest:
+    """What a `Start` asks for. InvalidRequest names the field that is out of its limits."""
+    recording = Recording(start.recording.content, start.recording.transcript)
+    return SpeechRequest(
+        text=start.text or None,
+        voice=recording if start.HasField("recording") else start.voice or None,
+        owner=owner,
+        mode=start.mode or None,
+        instruct=start.instructions or None,
+        speed=start.speed or 1.0,
+        seed=start.seed,
+        sampling=SamplingParams(**{field.name: value for field, value in start.sampling.ListFields()}),
+        policy=start.chunk_policy or None,
+        language=start.language or None,
+        reading=parse_reading(start.reading or "natural"),
+    )

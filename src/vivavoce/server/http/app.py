@@ -1,0 +1,129 @@
+"""The apps of a server's main port, of CosyVoice's own routes, and of its health alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from vivavoce.server.http import (
+    cosyvoice,
+    elevenlabs,
+    errors,
+    metrics,
+    normalize,
+    openai,
+    pages,
+    speech_url,
+    voices,
+    ws_session,
+)
+from vivavoce.server.http.app_state import SPEECH_HEADERS, AppState
+from vivavoce.server.http.middleware import RequestMiddleware
+from vivavoce.server.http.reference_page import reference_page
+from vivavoce.version import __version__
+
+_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""How a key is sent, as OpenAPI says it."""
+
+
+def build_app(state: AppState) -> FastAPI:
+    """All routes, with their limits."""
+    app = _BoundedApp(state, "vivavoce", "Text to speech: OpenAI's routes with true streaming, WebSockets, voices.")
+    routers = (openai.router, normalize.router, elevenlabs.router, speech_url.router, voices.router, ws_session.router)
+    for router in (*routers, pages.health_router):
+        app.include_router(router(state))
+    if state.settings.server.metrics and state.settings.server.health_port is None:
+        app.include_router(metrics.router(state))
+    if state.settings.server.web_page:
+        app.include_router(pages.router(state))
+    return app
+
+
+def build_legacy_app(state: AppState) -> FastAPI:
+    """CosyVoice's own routes, for a port of their own."""
+    app = _BoundedApp(state, "CosyVoice", "The routes of CosyVoice's own service, spoken by vivavoce.")
+    for router in (cosyvoice.router, pages.health_router):
+        app.include_router(router(state))
+    return app
+
+
+def build_health_app(state: AppState) -> FastAPI:
+    """Health and figures, for a port of their own that no client of the others can fill."""
+    app = _BoundedApp(state, "vivavoce's health", "Whether the server works, and figures for Prometheus.")
+    app.include_router(pages.health_router(state))
+    if state.settings.server.metrics:
+        app.include_router(metrics.router(state))
+    return app
+
+
+class _BoundedApp(FastAPI):
+    """An app without routes, bounded, that answers all failures in one shape."""
+
+    def __init__(self, state: AppState, title: str, description: str) -> None:
+        server = state.settings.server
+        super().__init__(
+            title=title,
+            description=description,
+            version=__version__,
+            openapi_url="/openapi.json" if server.docs else None,
+            docs_url=None,  # its page would load scripts from elsewhere; ours is below
+            redoc_url=None,
+            root_path=server.root_path,
+            # A slash too many is a mistake to be told, not a request to be sent twice with its body.
+            redirect_slashes=False,
+        )
+        self.state.vivavoce = state
+        errors.install(self)
+        self.router.default = _not_routed
+        if server.docs:
+            self.add_api_route("/docs", self._reference, include_in_schema=False)
+        if server.cors_origins:
+            self.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(server.cors_origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],  # OpenAI's package for browsers sends a dozen of its own
+                expose_headers=[*SPEECH_HEADERS, "retry-after"],
+            )
+        self.add_middleware(RequestMiddleware, state=state)  # the last one added is the outermost
+
+    async def _reference(self, request: Request) -> Response:
+        page = reference_page(self.openapi(), str(request.base_url).rstrip("/"))
+        return HTMLResponse(page, headers=pages.PAGE_HEADERS)
+
+    def openapi(self) -> dict[str, Any]:
+        """The app's description, without FastAPI's own answer to malformed requests: `errors` gives another status."""
+        state: AppState = self.state.vivavoce
+        description = super().openapi()
+        if state.keys.required:
+            description["components"]["securitySchemes"] = _SCHEMES
+            description["security"] = [{name: []} for name in _SCHEMES]
+            for path, operations in description["paths"].items():
+                for operation in operations.values():
+                    is_open = path != "/metrics" or not state.settings.server.metrics_key_required
+                    if is_open and "operation" in operation.get("tags", ()):
+                        operation["security"] = []
+        for operations in description["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            description.get("components", {}).get("schemas", {}).pop(name, None)
+        return description
+
+
+async def _not_routed(scope: Scope, receive: Receive, send: Send) -> None:
+    """Starlette itself refuses unknown WebSockets with 403, as if a key were wrong."""
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    message = f"path: there is no WebSocket at {scope['path'][:100]!r} here; text is taken at /v1/audio/stream"
+    await WebSocket(scope, receive, send).send_denial_response(errors.error_response(404, message, "not_found"))

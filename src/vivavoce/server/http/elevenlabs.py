@@ -1,0 +1,405 @@
+"""ElevenLabs' API: speech, voices and models over HTTP, and the messages of its two WebSockets (docs/elevenlabs.md)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, closing
+from functools import partial
+from itertools import pairwise
+from typing import Any, get_args
+
+from fastapi import APIRouter
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.server.dispatcher import ActiveRequest
+from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
+from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
+from vivavoce.server.http.speech_input import CommonFields, json_schema, read_json, validated
+from vivavoce.server.http.streaming import speak
+from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Start, Text, natural
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.segment_clock import SegmentClock
+from vivavoce.server.utterance import Reply
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.service.speaker import ModelAbout
+from vivavoce.service.speech import SegmentText
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
+from vivavoce.service.text.reading import Language
+from vivavoce.service.voices.names import VoiceSummary
+
+DOOR = "elevenlabs"
+DEFAULT_FORMAT = "mp3_44100_128"
+"""What ElevenLabs' service sends if nothing else is asked for."""
+_NAMES = ("Chinese", "English", "Japanese", "Korean", "German", "Spanish", "French", "Italian", "Russian")
+_LANGUAGES: dict[str, str] = dict(zip(get_args(Language), _NAMES, strict=True))
+_CODECS = frozenset(format.value for format in AudioFormat)
+_MAX_FAILED = 64
+"""Contexts that failed and whose text may still come."""
+_SPEECH = "/v1/text-to-speech/{voice_id}"
+_OUTPUT_FORMAT = {"name": "output_format", "in": "query", "schema": {"type": "string"}}
+_AUDIO = {"description": "Audio as it is made.", "content": {"audio/*": {"schema": {"type": "string"}}}}
+
+
+class VoiceSettings(BaseModel):
+    """Of these only `speed` means something here."""
+
+    model_config = ConfigDict(extra="ignore")
+    speed: float | None = Field(None, ge=0.5, le=2.0)
+
+
+class SpeechBody(BaseModel):
+    """What is to be spoken; all else that their clients send is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    text: str = Field(min_length=1, max_length=MAX_TEXT_CHARS)
+    voice_settings: VoiceSettings | None = None
+    language_code: str | None = None
+    seed: int | None = None
+
+
+class SocketMessage(BaseModel):
+    """Any message of their clients to a WebSocket."""
+
+    model_config = ConfigDict(extra="ignore")
+    text: str | None = Field(None, max_length=MAX_TEXT_CHARS)
+    flush: bool | None = None
+    voice_settings: VoiceSettings | None = None
+    xi_api_key: str | None = Field(None, max_length=200, validation_alias=AliasChoices("xi_api_key", "xi-api-key"))
+    authorization: str | None = Field(None, max_length=200)
+    context_id: str | None = Field(None, max_length=200, validation_alias=AliasChoices("context_id", "contextId"))
+    close_context: bool | None = None
+    close_socket: bool | None = None
+
+
+class _Start(Start):
+    output_format: str
+
+    def output(self) -> OutputFormat:
+        return output_format(self.output_format)
+
+
+def router(state: AppState) -> APIRouter:
+    """`/v1/text-to-speech/…`, `/v1/voices`, `/v2/voices`, `/v1/user`; `/v1/models` and the WebSockets lie elsewhere."""
+    routes = APIRouter()
+    dispatcher = state.dispatcher
+    told_as_json = "application/json"
+    body = {"required": True, "content": {told_as_json: {"schema": json_schema(SpeechBody)}}}
+    told = {"requestBody": body, "parameters": [TIMEOUT, _OUTPUT_FORMAT]}
+    for path, summary, form, media_type in (
+        ("", "Speak a text", None, ""),
+        ("/stream", "Speak a text", None, ""),
+        ("/with-timestamps", "Speak, and tell when each character is spoken", _one_object, told_as_json),
+        ("/stream/with-timestamps", "The same, an object to a line", _lines, told_as_json),
+    ):
+        routes.add_api_route(
+            _SPEECH + path,
+            _endpoint(state, form, media_type),
+            methods=["POST"],
+            response_class=Response,
+            summary=f"{summary}, as ElevenLabs' clients ask",
+            responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: _AUDIO},
+            openapi_extra=told,
+        )
+
+    async def voices_of(principal: Principal) -> list[dict[str, Any]]:
+        with dispatcher.permitted(principal):
+            return [_voice(voice) for voice in await dispatcher.speaker.voices(principal.owner)]
+
+    @routes.get("/v1/voices", summary="All voices, for ElevenLabs' clients", responses=failures(401, 429, 503))
+    async def voices(principal: ListReader) -> dict[str, Any]:
+        return {"voices": await voices_of(principal)}
+
+    @routes.get("/v2/voices", summary="All voices in one page", responses=failures(401, 429, 503))
+    async def found_voices(principal: ListReader, search: str = "") -> dict[str, Any]:
+        wanted, known = search.lower(), await voices_of(principal)
+        found = [one for one in known if wanted in f"{one['name']} {one['description']}".lower()]
+        return {"voices": found, "has_more": False, "total_count": len(found), "next_page_token": None}
+
+    @routes.get("/v1/voices/{voice_id}", summary="One voice", responses=failures(401, 404, 429, 503))
+    async def voice(voice_id: str, principal: ListReader) -> dict[str, Any]:
+        for one in await voices_of(principal):
+            if one["voice_id"] == voice_id:
+                return one
+        raise VoiceNotFound(f"voice: {voice_id[:80]!r} is not registered; GET /v1/voices lists those that are")
+
+    @routes.get("/v1/user", summary="Who asks", responses=ENGINE_FAILURES)
+    async def user(principal: KnownPrincipal) -> dict[str, Any]:
+        return {"user_id": principal.name, "workspace_id": principal.owner, **_USER}
+
+    @routes.get("/v1/user/subscription", summary="A subscription without limits", responses=ENGINE_FAILURES)
+    async def subscription(_: KnownPrincipal) -> dict[str, Any]:
+        return _SUBSCRIPTION
+
+    return routes
+
+
+_NO_LIMIT = 1_000_000_000
+_SUBSCRIPTION: dict[str, Any] = {
+    **{"tier": "self_hosted", "status": "active", "character_count": 0, "character_limit": _NO_LIMIT},
+    **dict.fromkeys(("voice_slots_used", "professional_voice_slots_used", "voice_add_edit_counter"), 0),
+    **{"professional_voice_slots_used_in_workspace": 0, "voice_limit": _NO_LIMIT, "professional_voice_limit": 0},
+    **dict.fromkeys(("can_extend_character_limit", "allowed_to_extend_character_limit"), False),
+    **{"can_extend_voice_limit": False, "can_use_instant_voice_cloning": False},
+    **{"can_use_professional_voice_cloning": False, "max_credit_limit_extension": 0, "open_invoices": []},
+    **{"has_open_invoices": False, "current_overage": {"amount": "0", "currency": "usd"}},
+}
+"""Their clients look here for what is left of a month's characters; the limits of a key are told where they are met."""
+_USER: dict[str, Any] = {
+    **{"created_at": 0, "seat_type": "workspace_admin", "subscription": _SUBSCRIPTION},
+    **dict.fromkeys(("is_new_user", "can_use_delayed_payment_methods"), False),
+    **dict.fromkeys(("is_onboarding_completed", "is_onboarding_checklist_completed"), True),
+}
+
+
+def _endpoint(
+    state: AppState, form: Callable[..., AsyncGenerator[bytes, None]] | None, media_type: str
+) -> Callable[[Request, str, KnownPrincipal, Deadline], Awaitable[Response]]:
+    async def text_to_speech(
+        request: Request, voice_id: str, principal: KnownPrincipal, deadline: Deadline
+    ) -> Response:
+        body = await read_json(request, SpeechBody)
+        output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
+        fields = validated(CommonFields, _fields(voice_id, body.voice_settings, body.seed, body.language_code))
+        wanted = await fields.request(
+            body.text, principal, state.dispatcher.speaker.about, rules=state.dispatcher.rules
+        )
+        made = None if form is None else partial(form, body.text)
+        return await speak(
+            request, principal, wanted, output, door=DOOR, deadline=deadline, form=made, media_type=media_type
+        )
+
+    return text_to_speech
+
+
+def is_elevenlabs(headers: Headers) -> bool:
+    """Whether one of their packages asks, or a program that sends their header: paths that OpenAI has too differ."""
+    return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
+
+
+def models(about: ModelAbout) -> list[dict[str, Any]]:
+    """The served model, as their clients know one."""
+    known = {"model_id": about.name, "name": about.name, "description": about.description}
+    languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]
+    others = ("can_be_finetuned", "can_do_voice_conversion", "can_use_style", "can_use_speaker_boost")
+    limit = {"maximum_text_length_per_request": MAX_TEXT_CHARS, "languages": languages}
+    return [{**known, "can_do_text_to_speech": True, **dict.fromkeys(others, False), **limit}]
+
+
+def output_format(name: str) -> OutputFormat:
+    """What one of their names asks for: codec_rate, or codec_rate_kbit. InvalidRequest: nothing here is called so."""
+    codec, _, numbers = name.partition("_")
+    rate, *kbits = map(natural, numbers.split("_"))
+    try:
+        if codec in _CODECS and rate is not None and len(kbits) <= 1 and None not in kbits:
+            return OutputFormat(AudioFormat(codec), rate, *[1000 * kbit for kbit in kbits if kbit is not None])
+    except InvalidRequest:
+        pass
+    raise InvalidRequest(
+        f"output_format: {name[:40]!r} is not made here; use {DEFAULT_FORMAT}, pcm_16000, wav_24000, ulaw_8000, "
+        "opus_48000_64 or another rate of these"
+    )
+
+
+def _fields(voice: str | None, settings: VoiceSettings | None, seed: Any, language: str | None) -> dict[str, Any]:
+    """The fields of `CommonFields` that theirs stand for."""
+    found = {"voice": voice, "seed": seed, "speed": settings.speed if settings else None}
+    if (language or "")[:2] in _LANGUAGES:
+        found["language"] = (language or "")[:2]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _voice(voice: VoiceSummary) -> dict[str, Any]:
+    settings = {"stability": 0.5, "similarity_boost": 0.75, "style": 0.0, "use_speaker_boost": True, "speed": 1.0}
+    return {
+        **{"voice_id": voice.name, "name": voice.name, "description": voice.description, "labels": {}},
+        **{"category": "cloned" if voice.kind == "stored" else "premade", "preview_url": None, "settings": settings},
+    }
+
+
+class Alignment:
+    """When each character of a text is spoken, as far as that is known: those of a segment share its time evenly."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text, self.last = text, " "
+        """What no time was told of."""
+        self._told = 0
+
+    def add(self, text: str) -> None:
+        """More text."""
+        self.text, self.last = self.text + text, text[-1]
+
+    def take(self, mark: Mapping[str, Any]) -> tuple[list[str], list[float]]:
+        """A complete segment's characters, with white space around it, and [characters + 1] seconds between them."""
+        end = max(0, mark["end_character"] - self._told)
+        while end < len(self.text) and self.text[end].isspace():
+            end += 1
+        characters, self.text = list(self.text[:end]), self.text[end:]
+        self._told += len(characters)
+        step = (mark["end"] - mark["start"]) / max(1, len(characters))
+        return characters, [mark["start"] + step * number for number in range(len(characters) + 1)]
+
+
+async def _timed(
+    text: str, active: ActiveRequest, output: OutputFormat
+) -> AsyncGenerator[tuple[bytes, dict[str, Any] | None], None]:
+    """All of a request's audio, each piece with the alignment of what was spoken before it."""
+    clock, told = SegmentClock(active.sample_rate, "", "done"), Alignment(text)
+
+    def alignment(marks: list[dict[str, Any]]) -> dict[str, Any] | None:
+        for mark in marks:
+            if mark["type"] == "done":
+                characters, times = told.take(mark)
+                times = [round(time, 3) for time in times]
+                starts, ends = "character_start_times_seconds", "character_end_times_seconds"
+                return {"characters": characters, starts: times[:-1], ends: times[1:]}
+        return None
+
+    with closing(output.open(active.sample_rate)) as encoder:
+        async for event in active:
+            if isinstance(event, SegmentText):
+                clock.announce(event)
+                continue
+            marks = clock.begin(event.segment)
+            data = await encode(output, partial(encoder.encode, event.samples))
+            clock.add(len(event.samples))
+            yield data, alignment(marks)
+        active.whole()
+        yield await encode(output, encoder.finish), alignment(clock.end())
+
+
+async def _lines(text: str, active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
+    async with aclosing(_timed(text, active, output)) as pieces:
+        async for data, found in pieces:
+            if data or found:
+                audio = base64.b64encode(data).decode()
+                yield _json({"audio_base64": audio, "alignment": found, "normalized_alignment": found}) + b"\n"
+
+
+async def _one_object(text: str, active: ActiveRequest, output: OutputFormat) -> AsyncGenerator[bytes, None]:
+    """The object's beginning goes out while its rest is made."""
+    head, rest, whole = b'{"audio_base64":"', b"", dict[str, list[Any]]()
+    async with aclosing(_timed(text, active, output)) as pieces:
+        async for data, found in pieces:
+            for name, values in (found or {}).items():
+                whole.setdefault(name, []).extend(values)
+            rest += data
+            size = len(rest) // 3 * 3  # base64 writes three bytes at a time
+            yield head + base64.b64encode(rest[:size])
+            head, rest = b"", rest[size:]
+    told = _json(whole)
+    yield base64.b64encode(rest) + b'","alignment":' + told + b',"normalized_alignment":' + told + b"}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class ElevenLabsDialect(Dialect):
+    """ElevenLabs' WebSockets, as far as they have a meaning here; docs/elevenlabs.md lists the rest.
+
+    voice: None for the model's first; query: of the address; several: `multi-stream-input`, where each text has a
+    context; else it is `stream-input`, with one text to a connection.
+    """
+
+    def __init__(self, voice: str | None, query: Mapping[str, str], several: bool = False) -> None:
+        self._voice, self._query, self.several, self.one_utterance = voice, query, several, not several
+        self._contexts: dict[str, Alignment] = {}
+        """Those that take text, or are spoken."""
+        self._closing: set[str] = set()
+        self._failed: deque[str] = deque(maxlen=_MAX_FAILED)
+
+    def context_of(self, fields: dict[str, Any]) -> str:
+        """The context that a frame speaks of, "" if it names none."""
+        given = fields.get("context_id") or fields.get("contextId")
+        return given[:200] if self.several and isinstance(given, str) else ""
+
+    def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
+        """The first frame of a context starts its utterance, whatever else it says."""
+        message, context = validated(SocketMessage, fields, "message"), self.context_of(fields)
+        if not self.several:
+            if message.context_id is not None or message.close_context:
+                raise InvalidRequest("context_id: here is one text to a connection; multi-stream-input knows several")
+            if message.text is None and not message.flush:
+                raise InvalidRequest("text: field required; send the text, or an empty one at its end")
+        elif message.close_socket:
+            return [Signal(type="close_all")]
+        elif message.close_context:
+            return self._closed(context)
+        elif not message.text and not message.flush:
+            return [Signal(type="ping")]
+        elif context in self._failed or context in self._closing or not (message.text or context in self._contexts):
+            return []
+        found: list[ClientMessage] = [] if context in self._contexts else [self._start(message)]
+        told = self._contexts.setdefault(context, Alignment())
+        text = message.text or ""
+        if self.several and message.flush and not (text or told.last)[-1].isspace():
+            text += " "  # a client knows by it that the last word is complete
+        if text:
+            told.add(text)
+            found.append(Text(text=text))
+        if message.flush:
+            found.append(Signal(type="flush"))
+        return found or [Signal(type="end")]
+
+    def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | None:
+        """Audio, times, the end, and failures. One after which the context is not open is its end."""
+        kind = reply["type"]
+        if kind == "error":
+            error = reply["error"]
+            frame = {"message": error["message"], "error": error["code"], "code": 1008}
+            if self.several and not is_open:
+                self._failed.append(context)
+                frame["isFinal"] = self._forget(context)
+        elif kind == "audio":
+            frame = self._frame(base64.b64encode(reply["audio"]).decode())
+        elif kind == "segment_done" and context in self._contexts:
+            alignment = self._aligned(self._contexts[context], reply)
+            if not alignment["chars"]:
+                return None
+            frame = self._frame("", alignment)
+        elif kind == "cancelled" or (kind == "done" and reply["verdict"]["error"] is None):
+            frame = {**self._frame(None), "isFinal": self._forget(context)}
+        else:
+            return None
+        if self.several:
+            frame["contextId"] = context or None
+            if frame.get("isFinal"):
+                frame["is_final"] = True  # as ElevenLabs' own description of these frames has it
+        return _json(frame).decode()
+
+    def _frame(self, audio: str | None, alignment: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"audio": audio, "isFinal": None, "normalizedAlignment": alignment, "alignment": alignment}
+
+    def _aligned(self, told: Alignment, mark: Reply) -> dict[str, Any]:
+        """Times from the segment's beginning on, as they are counted there; with `sync_alignment` from the first."""
+        characters, times = told.take(mark)
+        first = 0.0 if self._query.get("sync_alignment") == "true" else mark["start"]
+        places = [round(1000 * (time - first)) for time in times]
+        durations = [end - start for start, end in pairwise(places)]
+        return {"chars": characters, "charStartTimesMs": places[:-1], "charDurationsMs": durations}
+
+    def _closed(self, context: str) -> list[ClientMessage]:
+        if context in self._failed:
+            self._failed.remove(context)
+        if context not in self._contexts:
+            return []
+        self._closing.add(context)
+        return [Signal(type="close")]
+
+    def _forget(self, context: str) -> bool:
+        self._contexts.pop(context, None)
+        self._closing.discard(context)
+        return True
+
+    def _start(self, message: SocketMessage) -> Start:
+        output_format(named := self._query.get("output_format", DEFAULT_FORMAT))
+        fields = _fields(self._voice, message.voice_settings, self._query.get("seed"), self._query.get("language_code"))
+        fields["api_key"] = message.xi_api_key or (message.authorization or "").removeprefix("Bearer ") or None
+        return validated(_Start, {**fields, "output_format": named}, "message")

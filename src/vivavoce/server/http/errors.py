@@ -1,0 +1,186 @@
+"""Errors as clients of OpenAI's API know them: one JSON object with message, type, param and code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from vivavoce.errors import InvalidRequest, ModelNotFound, TooLarge, Unauthorized, VivavoceError, VoiceNotFound
+from vivavoce.server.http.app_state import REQUEST_ID_HEADER, request_id
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_FIELDS = {
+    "text": "input",
+    "instruct": "instructions",
+    "reference audio": "prompt_audio",
+    "chunk policy": "chunk_policy",
+}
+"""What messages call a field → what this API calls it."""
+_NOT_FIELDS = ("body", "query", "path", "form", "constrained-str", "VoiceId")
+"""Left out of a field's name: where it came, and the forms that one field may have."""
+_METHODS = ("GET", "POST", "DELETE")
+_MISTAKES = 10
+"""Mistakes that a message names."""
+_DESCRIPTIONS = {
+    400: "A field is missing, unknown or out of its limits.",
+    401: "No API key, or one that nobody has.",
+    403: "The key may not do this.",
+    404: "There is none of that name.",
+    408: "The body stopped coming.",
+    409: "The name is taken.",
+    413: "The body is too large.",
+    429: "No room now; Retry-After says when to come again.",
+    503: "The engine is starting or stopping; Retry-After says when to come again.",
+    504: "The time that x-request-timeout gave was over.",
+}
+
+
+class ErrorBody(BaseModel):
+    """What went wrong."""
+
+    message: str = Field(description="One line: the field, the value, the limit, the way out.")
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every failure, in OpenAI's shape."""
+
+    error: ErrorBody
+
+
+def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """How a route's failures are documented."""
+    return {status: {"model": ErrorAnswer, "description": _DESCRIPTIONS[status]} for status in statuses}
+
+
+ENGINE_FAILURES = failures(401, 503)
+"""Of routes that ask the engine's process for something."""
+BODY_FAILURES = failures(400, 401, 408, 413, 429, 503)
+"""Of routes with a body."""
+NOT_FOUND = failures(404)
+
+
+def install(app: FastAPI) -> None:
+    """Have the app answer every failure in one shape."""
+    app.add_exception_handler(VivavoceError, _refused)
+    app.add_exception_handler(RequestValidationError, _refused)
+    app.add_exception_handler(HTTPException, _not_routed)
+    app.add_exception_handler(Exception, _defect)
+
+
+def error_body(error: VivavoceError) -> dict[str, Any]:
+    """The value of "error" in an answer or an event."""
+    param = None
+    if isinstance(error, (InvalidRequest, VoiceNotFound, ModelNotFound)):  # its message begins with the field
+        name = str(error).partition(":")[0]
+        name = _FIELDS.get(name, name)
+        param = name if name.replace("_", "").replace(".", "").isalnum() else None
+    return _body(error.http_status, str(error), error.code, param)
+
+
+def response_of(error: VivavoceError) -> Response:
+    """The whole answer; with `Retry-After` in whole seconds where waiting helps."""
+    headers = {}
+    if (seconds := error.retry_after_s) is not None:
+        headers["retry-after"] = str(max(1, math.ceil(seconds)))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="vivavoce"'
+    if isinstance(error, TooLarge):
+        headers["connection"] = "close"
+    return JSONResponse({"error": error_body(error)}, status_code=error.http_status, headers=headers)
+
+
+def error_response(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of that shape for failures without a `VivavoceError`: what failed never became a request."""
+    return JSONResponse({"error": _body(status, message, code, None)}, status_code=status, headers=headers)
+
+
+def invalid(details: list[Any], where: str = "body") -> InvalidRequest:
+    """What a schema found wrong, as one line: the first mistake in each field, and how many more than ten there are."""
+    mistakes: list[str] = []
+    told: set[str] = set()
+    # Of the forms that one field may have, the one that goes deepest is meant.
+    for detail in sorted(details, key=lambda detail: -len(detail["loc"])):
+        path = ".".join(_printable(part) for part in detail["loc"] if part not in _NOT_FIELDS) or where
+        given, message = detail.get("input"), str(detail["msg"])
+        shown = "" if isinstance(given, (dict, list)) or given is None else f" (given: {str(given)[:40]!r})"
+        if path not in told:
+            mistakes.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
+        told |= {path, path.partition(".")[0]}
+    more = f"; {len(mistakes) - _MISTAKES} more" if len(mistakes) > _MISTAKES else ""
+    return InvalidRequest(f"{'; '.join(mistakes[:_MISTAKES])}{more}; see /openapi.json")
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Have errors name a route's fields as the route does; names: what messages call a field → its name there."""
+    try:
+        yield
+    except InvalidRequest as error:
+        field, _, rest = str(error).partition(":")
+        if field not in names:
+            raise
+        raise type(error)(f"{names[field]}:{rest}") from None
+
+
+def _printable(part: object) -> str:
+    """A field's name as a message may hold it: a client may have sent any string, of any length."""
+    name = str(part)
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and len(name) <= 40
+    return name if plain else f"{name[:40]!r}"
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        error = invalid(list(error.errors()))
+    assert isinstance(error, VivavoceError)
+    return response_of(error)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status, path = error.status_code, request.scope["path"][:100]
+    code, message = "invalid_request", str(error.detail)
+    if status == 404:
+        code, message = "not_found", f"path: there is no {path!r} here; /openapi.json lists what there is"
+    elif status == 405:
+        code = "method_not_allowed"
+        message = f"method: {request.method} is not what {path!r} takes; /openapi.json says what it does"
+        # A route knows its own methods alone, and several may share a path.
+        taken = [one for one in _METHODS if any(_takes(route, one, request.scope) for route in request.app.routes)]
+        return error_response(status, message, code, {"allow": ", ".join(taken).replace("GET", "GET, HEAD")})
+    return error_response(status, message, code, error.headers)
+
+
+def _takes(route: BaseRoute, method: str, scope: Scope) -> bool:
+    return route.matches({**scope, "method": method})[0] is Match.FULL
+
+
+async def _defect(request: Request, _: Exception) -> Response:
+    """An unforeseen exception: the log holds it, the answer does not."""
+    # This answer alone is given outside of the middleware, which marks the others.
+    message = "server: an internal error, which was logged; tell its operator the x-request-id of this answer"
+    return error_response(500, message, "internal_error", {REQUEST_ID_HEADER: request_id(request)})
+
+
+def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"message": message, "type": kind, "param": param, "code": code}

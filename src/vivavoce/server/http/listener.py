@@ -1,0 +1,404 @@
+"""An app on a port: uvicorn in an event loop that it shares with others, and what uvicorn itself does not bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, cast
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from websockets.frames import Close, CloseCode, Frame, Opcode
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.server.http.errors import error_response
+from vivavoce.server.settings import ServerSection
+
+log = logging.getLogger(__name__)
+
+BODIES_AT_ONCE = 16
+"""Bodies of the greatest size that may be in memory at once; messages of WebSockets likewise."""
+SMALL_BYTES = 1 << 16
+"""A WebSocket message of this size is taken whatever others send."""
+MARGIN = 64
+"""Connections above the limit that are still answered, if need be with 503; those above that wait to be taken."""
+PATIENCE_S = 1.0
+"""How long a client may say nothing although others want its place."""
+_BACKLOG = 1024
+"""Connections that wait in the operating system: with fewer, of a crowd that comes at once some wait for a second."""
+PAUSE_S = 0.1
+"""Between two attempts to take a connection where there is no room for one."""
+_UNSENT_BYTES = 32 * 1024
+"""Above this, what a client does not take waits in the engine and not in the operating system, which would take
+megabytes: minutes of speech that may never be heard."""
+_WEBSOCKET_SEND_BYTES = 8 * 1024
+"""Above this a sender waits: 170 ms of 16-bit samples, so that little is on its way when a listener interrupts."""
+_WEBSOCKET_QUEUE = 32
+_PING_S = 20.0
+
+
+class BoundedConnection(asyncio.Protocol):
+    """One connection, with the bounds that uvicorn's settings lack.
+
+    It stands between asyncio and uvicorn's protocol: to asyncio it is the protocol, to uvicorn the transport. It uses
+    only what asyncio documents of the two, so that uvicorn's own classes stay as they are.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._settings, self._connections = listener.settings, listener.connections
+        self._protocol: asyncio.Protocol = H11Protocol(listener.config, listener.server_state, listener.lifespan.state)
+        self.opening: asyncio.Task[None] | None = None
+        """Until it is made; with TLS that takes a handshake."""
+        self.waits_since = asyncio.get_running_loop().time()
+        """Since when the server waits for what the client has to send next, infinite: it does not."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._head_begun, self._may_answer_late_head = False, True
+        self._is_idle = False
+        """A request was answered, and no further one has begun."""
+        self._requests = 0
+        self._held = bytearray()
+        """What came while uvicorn did not want to read."""
+        self._is_paused = self._is_websocket = False
+        self._has_left = False
+        self.is_unread = False
+        """What was sent waits for the client to read."""
+        self.waiting = 0
+        """Bytes of a WebSocket that came since the app last took a message."""
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport, self.opening = cast(asyncio.Transport, transport), None
+        self.write = self._transport.write
+        self._protocol.connection_made(cast(asyncio.Transport, self))
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A client has sent something."""
+        if self._has_left:
+            return
+        if self._is_websocket:
+            self.waiting += len(data)
+            most = BODIES_AT_ONCE * self._settings.max_body_bytes
+            if self.waiting > SMALL_BYTES and sum(connection.waiting for connection in self._connections) > most:
+                self._turn_away()
+                return
+        elif not self._requests:
+            if self._is_idle:
+                self._is_idle = False
+                self._stop_timer("head")
+            self._head_begun = True
+            self._await_head()
+        if self._is_paused or self._held:
+            self._held += data
+            if len(self._held) > SMALL_BYTES:
+                self._transport.pause_reading()
+        else:
+            self._forward(data)
+
+    def eof_received(self) -> None:
+        """A client that closes its writing side has left; asyncio would tell that only when all sent was read."""
+        self._leave(None)
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more can be sent."""
+        self._connections.discard(self)
+        self._stop_timer("head")
+        self._stop_timer("unread")
+        self._leave(None)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as is written."""
+        self.is_unread = True
+        self._await_reader()
+        if not self._has_left:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self.is_unread = False
+        if not self._has_left:
+            if not self._transport.is_closing():
+                self._stop_timer("unread")
+            self._protocol.resume_writing()
+
+    # What uvicorn calls; `write` is the transport's own
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._transport, name)
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        """It becomes a WebSocket."""
+        self._protocol = protocol
+
+    def pause_reading(self) -> None:
+        """Give uvicorn nothing more. Reading goes on for a while, for only that tells that the client leaves."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """Give uvicorn what came meanwhile, and then what comes."""
+        self._is_paused = False
+        if self._held:
+            asyncio.get_running_loop().call_soon(self._forward_held)
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close when what was sent is read; one that does not read it in time is dropped."""
+        self._stop_timer("head")
+        self._await_reader()
+        self._transport.close()
+
+    # What the app's middleware calls
+
+    @property
+    def is_crowded(self) -> bool:
+        """More are being served than should be."""
+        most = self._settings.max_connections
+        return len(self._connections) > most < sum(each.waits_since == math.inf for each in self._connections)
+
+    def begin_request(self) -> None:
+        """A request's headers are complete."""
+        self._requests += 1
+        self._is_idle = False
+        self.waits_since = math.inf
+        self._stop_timer("head")
+
+    def end_request(self, *, body_was_read: bool) -> None:
+        """A request is answered. What comes next may be the rest of its body, which 408 would not answer."""
+        self._requests -= 1
+        self._head_begun = False
+        self._may_answer_late_head = body_was_read
+        if self._requests or self._has_left:
+            return
+        # What the client has still to read is not cut as soon as others come.
+        reading_s = self._settings.listener_timeout_s if self._transport.get_write_buffer_size() else 0.0
+        self.waits_since = asyncio.get_running_loop().time() + reading_s
+        if not self._is_websocket:
+            self._is_idle = True
+            # uvicorn closes idle connections, but not one whose next head had begun before the answer ended.
+            self._await_head(self._settings.keep_alive_s)
+
+    def accept_websocket(self) -> None:
+        """Bound what waits in this process; the operating system's own buffer is as it is."""
+        self._is_websocket = True
+        self._transport.set_write_buffer_limits(high=_WEBSOCKET_SEND_BYTES)
+
+    def message_taken(self) -> None:
+        """The app has taken a WebSocket's message, and there is room again."""
+        self.waiting = len(self._held)
+
+    # What the listener calls
+
+    def give_up(self) -> None:
+        """End it at once; its place is free."""
+        self._connections.discard(self)
+        if self.opening is None:
+            self._transport.abort()
+        else:
+            self.opening.cancel()
+
+    def _forward(self, data: bytes) -> None:
+        current_connection.set(self)  # uvicorn begins the app's task in this context
+        try:
+            self._protocol.data_received(data)
+        except h11.LocalProtocolError:  # a malformed body whose request is being answered
+            self._transport.abort()
+
+    def _forward_held(self) -> None:
+        if self._held and not self._is_paused and not self._has_left:
+            data, self._held = bytes(self._held), bytearray()
+            self._forward(data)
+
+    def _leave(self, exc: Exception | None) -> None:
+        """Tell uvicorn that the client has left. None: it closes the transport, too."""
+        if not self._has_left:
+            self._has_left = True
+            self._held.clear()
+            self._protocol.connection_lost(exc)
+
+    def _await_head(self, idle_s: float = 0.0) -> None:
+        self._start_timer("head", idle_s + self._settings.request_timeout_s, self._give_up_head)
+
+    def _await_reader(self) -> None:
+        # Longer than speech waits, whose verdict then tells the reason.
+        self._start_timer("unread", 2 * self._settings.listener_timeout_s, self._transport.abort)
+
+    def _start_timer(self, name: str, seconds: float, act: Callable[[], None]) -> None:
+        """Act after this time; a timer that runs goes on as it is, and a connection that is lost needs none."""
+        if name not in self._timers and self in self._connections:
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, act)
+
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+    def _give_up_head(self) -> None:
+        if not (self._head_begun and self._may_answer_late_head):
+            self._transport.abort()
+            return
+        message = f"headers: they were not complete within {self._settings.request_timeout_s:g} s; send them at once"
+        answer = error_response(408, message, "request_timeout", {"connection": "close"})
+        headers = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
+        self.write(b"HTTP/1.1 408 Request Timeout\r\n" + headers + b"\r\n" + bytes(answer.body))
+        self.close()
+
+    def _turn_away(self) -> None:
+        """Close a WebSocket; what its client still sends is read and dropped, so that it sees why."""
+        self.waiting = 0
+        self._leave(ConnectionAbortedError())
+        close = Close(CloseCode.TRY_AGAIN_LATER, "more is being sent to this server than it holds; try again in 2 s")
+        self.write(Frame(Opcode.CLOSE, close.serialize()).serialize(mask=False))
+        self._transport.resume_reading()
+        self._await_reader()
+
+
+current_connection: ContextVar[BoundedConnection] = ContextVar("current_connection")
+"""Of the request or WebSocket that a task serves."""
+
+
+def drop_connection() -> None:
+    """End the current request's or WebSocket's connection at once, whatever was still to be sent."""
+    current_connection.get().abort()
+
+
+def bind(host: str, port: int, field: str) -> socket.socket:
+    """A socket that listens there, 0: at a free port; InvalidRequest: the port is taken, or the address not our own."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Of a socket that names its protocol asyncio switches Nagle's algorithm off, which would hold small pieces back.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have what the socket has that takes them
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise InvalidRequest(
+            f"{field}: {port} at {host} cannot be listened at ({error.strerror or error}); choose another one"
+        ) from None
+    listening.setblocking(False)
+    return listening
+
+
+class Listener(uvicorn.Server):
+    """One port. Signals are left to the process that runs it."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket, settings: ServerSection) -> None:
+        self._socket, self.settings = listening, settings
+        self.port: int = listening.getsockname()[1]
+        """Where it listens."""
+        self.connections: set[BoundedConnection] = set()
+        """Those that are open, WebSockets among them."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="websockets-sansio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                proxy_headers=True,
+                h11_max_incomplete_event_size=settings.max_header_bytes,
+                timeout_keep_alive=settings.keep_alive_s,
+                timeout_graceful_shutdown=5,
+                # A message that is too large by less is told so; a larger one is not read at all.
+                ws_max_size=settings.max_body_bytes + SMALL_BYTES,
+                ws_per_message_deflate=False,  # audio does not shrink
+                ws_max_queue=_WEBSOCKET_QUEUE,
+                ws_ping_interval=_PING_S,
+                ws_ping_timeout=_PING_S,
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+                ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+                ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+            )
+        )
+        logging.getLogger("uvicorn.error").addFilter(_is_defect)
+
+    async def start(self) -> None:
+        """Answer from now on; raises what uvicorn cannot begin for."""
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup([])  # without sockets: connections are taken below
+        self._serving = asyncio.create_task(self.main_loop())
+        self._taking = asyncio.create_task(self._take_all())
+
+    async def stop(self) -> None:
+        """Take no more connections, and close those that are open."""
+        self._taking.cancel()
+        for connection in list(self.connections):
+            if connection.opening is not None:
+                connection.give_up()
+        self.should_exit = True
+        await self._serving
+        await self.shutdown([self._socket])
+
+    async def _take_all(self) -> None:
+        """Take connections for ever, and count them from the first moment: a TLS handshake has a place, too.
+
+        asyncio's own servers count and bound nothing, and log a line for each that they cannot take.
+        """
+        loop, told_at = asyncio.get_running_loop(), -math.inf
+        while True:
+            most = self.settings.max_connections
+            if len(self.connections) >= most + MARGIN and not self._make_room():
+                await asyncio.sleep(PAUSE_S)
+                continue
+            try:
+                client, _ = await loop.sock_accept(self._socket)
+                if len(self.connections) >= most:
+                    self._make_room()
+                connection = BoundedConnection(self)
+                self.connections.add(connection)
+                connection.opening = asyncio.create_task(self._open(connection, client))
+                await asyncio.sleep(0)  # those that are open go on, however many more wait
+            except Exception as error:
+                if loop.time() - told_at >= 1.0:
+                    told_at = loop.time()
+                    told = {"error": error}
+                    log.warning(
+                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)", told
+                    )
+                self._make_room()
+                await asyncio.sleep(PAUSE_S)
+
+    async def _open(self, connection: BoundedConnection, client: socket.socket) -> None:
+        context, patience_s = self.config.ssl, self.settings.request_timeout_s
+        try:
+            with suppress(OSError):  # its handshake failed, or took too long
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, client, ssl=context, ssl_handshake_timeout=patience_s if context else None
+                )
+        finally:
+            if connection.opening is not None:
+                self.connections.discard(connection)
+
+    def _make_room(self) -> bool:
+        """End the connection that has kept the server waiting for the longest; False: none has for a second."""
+        oldest = min(self.connections, key=lambda connection: connection.waits_since, default=None)
+        if oldest is None or asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
+            return False
+        oldest.give_up()
+        return True
+
+
+def _is_defect(record: logging.LogRecord) -> bool:
+    """Clients' mistakes that uvicorn logs as errors: text that is not UTF-8 (closed with 1007), refused WebSockets."""
+    return not str(record.msg).startswith(
+        ("Invalid UTF-8 sequence", "ASGI callable returned without completing handshake")
+    )

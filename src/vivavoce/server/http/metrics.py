@@ -1,0 +1,93 @@
+"""GET /metrics: Prometheus' page about a server and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+
+from fastapi import APIRouter, Depends
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vivavoce.errors import EngineStopped
+from vivavoce.server.http.app_state import AppState, current_principal
+from vivavoce.server.http.errors import failures
+from vivavoce.server.metrics import labelled, server_families, speaker_families
+from vivavoce.service.speaker import Speaker, engines_of
+
+log = logging.getLogger(__name__)
+
+_TYPES = ("text/plain", "application/openmetrics-text")
+PATIENCE_S = 2.0
+"""How long an engine may take to tell its figures; Prometheus itself waits for 10 s by default."""
+
+
+def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
+    """The route; it names no voice or text, and needs a key only if the operator says so.
+
+    It names callers only where it has a port of its own, which is for monitoring alone.
+    """
+    callers = state.settings.server.health_port is not None
+    wanted = [Depends(current_principal)] if state.settings.server.metrics_key_required else []
+    routes = APIRouter(tags=["operation"], dependencies=wanted)
+    dispatcher, process = state.dispatcher, ProcessCollector(registry=None)
+
+    @routes.get(
+        "/metrics",
+        summary="Figures for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {kind: {} for kind in _TYPES}}, **failures(401)},
+    )
+    async def metrics(request: Request) -> Response:
+        speaker = dispatcher.speaker
+        engines = engines_of(speaker)
+        told = await asyncio.gather(*(_of_speaker(one, patience_s) for one in (engines or {"": speaker}).values()))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # of a version that is no number
+            encode, content_type = choose_encoder("")
+        try:
+            model = speaker.about.name
+        except EngineStopped:
+            model = ""
+
+        def page() -> bytes:
+            server = server_families(model=model, draining=dispatcher.draining)
+            listeners = dispatcher.metrics.families(callers)
+            of_engines = labelled(dict(zip(engines, told, strict=True))) if engines else told[0]
+            return encode(_Page([*server, *listeners, *of_engines, *process.collect()]))
+
+        # A thousand lines take tens of milliseconds, for which no stream should wait.
+        body = await asyncio.to_thread(page)
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    return routes
+
+
+class _Page(Collector):
+    """The families of one scrape."""
+
+    def __init__(self, found: Sequence[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._found)
+
+
+async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric]:
+    """The speaker's metrics, that it is down if it did not answer, however that failed: monitoring outlives it."""
+    try:
+        statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
+        return list(speaker_families(statistics, speaker.ready))
+    except (TimeoutError, asyncio.TimeoutError):
+        log.warning("metrics: the engine did not tell its figures within %(seconds)g s", {"seconds": patience_s})
+    except EngineStopped:
+        pass  # it is being started or stopped: vivavoce_engine_up says so
+    except Exception as error:
+        log.warning("metrics: the engine could not tell its figures", exc_info=error)
+    return list(speaker_families(None, False))

@@ -1,0 +1,285 @@
+"""What happens to every request around its route: id, access log, connection and host checks, bounds of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from vivavoce.errors import Forbidden, Overloaded, RequestCancelled, TooLarge, VivavoceError
+from vivavoce.logs import current_scope, log_event, request_scope
+from vivavoce.server.http.app_state import REQUEST_ID_HEADER, AppState
+from vivavoce.server.http.errors import error_response, response_of
+from vivavoce.server.http.listener import BODIES_AT_ONCE, current_connection
+from vivavoce.server.settings import is_loopback
+
+access_log = logging.getLogger("vivavoce.access")
+
+LINGER_S = 10.0
+"""How long a body that is too large is still read and dropped: a client that writes all of it before it reads would
+not see the answer."""
+PAUSE_S = 1.0
+"""A client that writes nothing for this long meanwhile has stopped."""
+BODY_BYTES_PER_S = 16 * 1024
+"""The least rate of a body, beside the time that each of its parts may take."""
+CALLERS_SHARE = 4
+"""One caller's bodies may be such a part of all."""
+_HEALTH = "/health"
+"""Answered even if there are too many connections: what restarts servers must not take a full one for a broken one."""
+_QUIET = (_HEALTH, "/metrics", "/web/")
+"""What machines ask for all the time; logged for debugging only."""
+_MAX_LOGGED_PATH = 200
+_VERSIONS = ("1.0", "1.1")
+_CLOSE = {"connection": "close"}
+
+
+class RequestMiddleware:
+    """Around an app: answers carry `x-request-id`, each request ends with a line in the access log, and requests that
+    break a bound are refused.
+
+    Bodies have `max_body_bytes` at most, and `listener_timeout_s` between their parts, in all that long and what their
+    bytes take at the least rate. Those that are being read have 16 times that together, one caller's a quarter of it.
+    """
+
+    def __init__(self, app: ASGIApp, *, state: AppState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._clock = app, clock
+        self._request_log = state.dispatcher.request_log
+        self._hosts = allowed_hosts(state)
+        self.settings = state.settings.server
+        self.body_bytes: Counter[str] = Counter()
+        """Of requests that are not answered yet, by their callers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request or WebSocket."""
+        headers, connection = Headers(scope=scope), current_connection.get()
+        identity = self._request_log.accept_request_id(headers.get(REQUEST_ID_HEADER))
+        is_head = scope.get("method") == "HEAD"
+        scope.setdefault("state", {}).update(request_id=identity, is_head=is_head)
+        exchange = _Exchange(self, scope, headers, receive, send)
+        connection.begin_request()
+        began = self._clock()
+        trace = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
+        with request_scope(identity, **trace):
+            try:
+                refusal = self._refusal(scope, headers, connection.is_crowded)
+                if refusal is None:
+                    # Routes see a GET, whose body the server leaves out.
+                    seen = {**scope, "method": "GET"} if is_head else scope
+                    await self._app(seen, exchange.receive, exchange.send)
+                elif scope["type"] == "websocket":
+                    await WebSocket(scope, receive, exchange.send).send_denial_response(refusal)
+                else:
+                    await refusal(scope, receive, exchange.send)
+            except Exception:
+                exchange.fail()
+                raise
+            finally:
+                exchange.release_body()
+                connection.end_request(body_was_read=exchange.body_was_read)
+                exchange.log(self._clock() - began)
+
+    def _refusal(self, scope: Scope, headers: Headers, is_crowded: bool) -> Response | None:
+        if is_crowded and not scope["path"].startswith(_HEALTH):
+            message = "connections: there are as many as this server takes; try again in some seconds"
+            return error_response(503, message, "overloaded", {**_CLOSE, "retry-after": "2"})
+        version = scope.get("http_version", "1.1")
+        if scope["type"] == "http" and version not in _VERSIONS:
+            return error_response(505, "request: HTTP/1.1 is spoken here, and HTTP/1.0", "invalid_request", _CLOSE)
+        # uvicorn bounds headers that are not complete; those that come in one piece may be longer.
+        line = len(scope.get("raw_path", b"")) + len(scope["query_string"])
+        limit = self.settings.max_header_bytes
+        if line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
+            message = f"headers: with the path they are longer than the limit of {limit} bytes; send shorter ones"
+            return error_response(431, message, "invalid_request", _CLOSE)
+        # A proxy in front may take the other one of the two, and what follows for the next request.
+        if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
+            message = "headers: transfer-encoding goes neither with content-length nor with HTTP/1.0; leave it out"
+            return error_response(400, message, "invalid_request", _CLOSE)
+        host = headers.get("host")  # browsers always name one
+        if self._hosts is not None and host is not None and not _is_known(host, self._hosts):
+            message = f"host: {host[:100]!r} is no name that this server is known by; add it with --allowed-host"
+            return response_of(Forbidden(message))
+        return None
+
+
+class BodyStalled(VivavoceError):
+    """The next part of a request's body did not come in time."""
+
+    code = "request_timeout"
+    http_status = 408
+
+
+class _Exchange:
+    """The messages of one request or WebSocket between its server and the app."""
+
+    def __init__(self, bounds: RequestMiddleware, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        self._bounds, self._scope = bounds, scope
+        self._receive, self._send = receive, send
+        self._is_websocket = scope["type"] == "websocket"
+        promised = headers.get("content-length", "0")
+        self._promised = int(promised) if promised.isdigit() else 0
+        self.body_was_read = self._is_websocket or not (self._promised or "transfer-encoding" in headers)
+        self._size, self._caller = 0, ""
+        self._began = asyncio.get_running_loop().time()
+        self._closes = scope.get("http_version") == "1.0" or "close" in headers.get("connection", "").lower()
+        """The connection ends with the answer."""
+        self._status: int | None = None
+        """Of HTTP, or the code that closed a WebSocket."""
+        self._sent = 0
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """The next message; those after the body (that the client has left) may take any time.
+
+        A VivavoceError is the app's answer: the rest of the body will not come, or is not wanted.
+        """
+        if self._is_websocket:
+            message = await self._receive()
+            current_connection.get().message_taken()
+            return message
+        if self.body_was_read:
+            return await self._receive()
+        self._take(0)  # before the server asks the client for what it has promised
+        connection, now = current_connection.get(), asyncio.get_running_loop().time()
+        seconds = self._bounds.settings.listener_timeout_s
+        # Up to then what has come is worth its time: whoever is slower than the least rate falls behind.
+        connection.waits_since = self._began + self._size / BODY_BYTES_PER_S
+        try:
+            message = await asyncio.wait_for(self._receive(), min(seconds, connection.waits_since + seconds - now))
+        except (TimeoutError, asyncio.TimeoutError):
+            self._closes = True
+            slower = f"it came slower than {BODY_BYTES_PER_S} bytes a second"
+            raise BodyStalled(f"body: nothing of it came for {seconds:g} s, or {slower}; send it at once") from None
+        if message["type"] == "http.disconnect":
+            raise RequestCancelled("request: its client left before all of its body had come")
+        self.body_was_read = not message.get("more_body", False)
+        if self.body_was_read:
+            connection.waits_since = math.inf
+        self._take(len(message.get("body", b"")))
+        return message
+
+    def _take(self, added: int) -> None:
+        """Count a part of the body; TooLarge: it has too many bytes, Overloaded: all bodies or the caller's have."""
+        self._size += added
+        self._caller = self._caller or self._find_caller()
+        bodies = self._bounds.body_bytes
+        bodies[self._caller] += added
+        size, limit = max(self._size, self._promised), self._bounds.settings.max_body_bytes
+        together = BODIES_AT_ONCE * limit
+        bounds = ((bodies[self._caller], together // CALLERS_SHARE, " of yours"), (bodies.total(), together, ""))
+        over = [f"{got} bytes{whose} are being read, the limit is {most}" for got, most, whose in bounds if got > most]
+        self._closes = self._closes or size > limit or bool(over)
+        if size > limit:
+            raise TooLarge(f"body: {size} bytes are more than the limit of {limit}; send a shorter recording")
+        if over:
+            raise Overloaded(f"uploads: {over[0]}; try again when they have come", 2.0)
+
+    def _find_caller(self) -> str:
+        """The name of the key that the request was let in with, else the client's address."""
+        request, client = current_scope(), self._scope.get("client")
+        name = request.principal_name if request else ""
+        return f"key {name}" if name else f"address {client and client[0]}"
+
+    def release_body(self) -> None:
+        bodies = self._bounds.body_bytes
+        bodies[self._caller] -= self._size
+        self._size = 0
+        if not bodies[self._caller]:
+            del bodies[self._caller]
+
+    async def send(self, message: Message) -> None:
+        """Send on what the app answers.
+
+        A connection that is closed with unread data takes the answer along, so that its body is read for a while first.
+        """
+        self.release_body()  # speech may go on for minutes after what it needs of the body was handed over
+        kind = message["type"].removeprefix("websocket.")  # a WebSocket may be denied by an answer as of HTTP
+        if kind in ("http.response.start", "accept"):
+            headers = MutableHeaders(scope=message)
+            headers[REQUEST_ID_HEADER] = self._scope["state"]["request_id"]
+        if kind == "http.response.start":
+            self._status = message["status"]
+            self._closes = self._closes or headers.get("connection") == "close"
+            if self._closes:
+                headers["connection"] = "close"
+        elif kind == "http.response.body":
+            self._sent += len(message.get("body", b""))
+            self._is_whole = not message.get("more_body", False)
+            if self._is_whole and self._closes and not self.body_was_read:
+                await self._send({**message, "more_body": True})
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._discard(), LINGER_S)
+                message = {"type": message["type"], "body": b"", "more_body": False}
+        elif kind == "accept":
+            current_connection.get().accept_websocket()
+        elif kind == "send":
+            self._sent += len(message.get("bytes") or message.get("text") or b"")
+        elif kind == "close":
+            self._status, self._is_whole = message.get("code", 1000), True
+        await self._send(message)
+
+    async def _discard(self) -> None:
+        current_connection.get().waits_since = asyncio.get_running_loop().time()
+        while (await asyncio.wait_for(self._receive(), PAUSE_S)).get("more_body", False):
+            pass
+
+    def fail(self) -> None:
+        """An unforeseen exception: the answer of 500 is given further out, if none was begun."""
+        if self._status is None:
+            self._status, self._is_whole = 500, True
+
+    def log(self, seconds: float) -> None:
+        """A line of the path without its query, which may hold a key; the text is in the speech's own line."""
+        path, client = self._scope["path"], self._scope.get("client")
+        log_event(
+            access_log,
+            logging.DEBUG if path.startswith(_QUIET) else logging.INFO,
+            self._scope["type"],
+            method=self._scope.get("method"),
+            path=path if len(path) <= _MAX_LOGGED_PATH else f"{path[:_MAX_LOGGED_PATH]}…",
+            status=self._status,
+            sent=self._sent,
+            whole=self._is_whole,
+            seconds=seconds,
+            client=client[0] if client else None,
+        )
+
+
+def allowed_hosts(state: AppState) -> frozenset[str] | None:
+    """The names that the server may be asked under beside localhost and addresses; None: any.
+
+    A name's owner can make it point at 127.0.0.1 (DNS rebinding): browsers then take that server for one with the
+    page's own, and let the page read its answers. Only the name in the request tells. Where other machines reach the
+    server, or keys are wanted, a page gains nothing by a name, and a proxy in front may use any.
+    """
+    server = state.settings.server
+    if "*" in server.allowed_hosts:
+        return None
+    if not server.allowed_hosts and (state.keys.required or not is_loopback(server.host)):
+        return None
+    return frozenset(server.allowed_hosts)
+
+
+def _is_known(host: str, names: frozenset[str]) -> bool:
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False  # a bracket without its other one
+    if name == "localhost" or name.endswith(".localhost") or name in names:
+        return True
+    try:
+        ip_address(name)  # an address cannot be made to point elsewhere
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""OpenAI's speech routes, with true streaming."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vivavoce.server.http import elevenlabs
+from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
+from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
+from vivavoce.server.http.speech_input import SpeechFields, check_model, json_schema, read_speech
+from vivavoce.server.http.streaming import speak, speech_events
+from vivavoce.server.keys import SPEECH_PATH
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.request_log import RequestRecord
+from vivavoce.service.audio.encode import parse_format
+from vivavoce.service.speaker import ModelAbout
+
+DOOR = "openai"
+PCM_RATE = 24_000
+"""Of samples without a header: OpenAI's clients play them at this rate, whatever the model."""
+_AUDIO = {"schema": {"type": "string", "format": "binary"}}
+_EVENT = {"schema": {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}}
+"""Of a stream of server-sent events the schema is that of one: its data are JSON with a `type`."""
+SPEECH = {
+    "description": "Audio as it is made. A body that ends cleanly is whole; one that breaks off is cut.",
+    "content": {
+        **{f"audio/{name}": _AUDIO for name in ("mpeg", "ogg", "aac", "flac", "wav", "pcm", "PCMU", "PCMA")},
+        "text/event-stream": _EVENT,
+    },
+}
+
+
+class ModelEntry(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    description: str
+    sample_rate: int = Field(description="Samples per second of all audio.")
+    demo: bool = Field(description="It shows how the program works, and is no real voice.")
+    instructions: bool = Field(description="It follows instructions; else they are not spoken.")
+
+
+class ModelLabel(BaseModel):
+    """What a list of models to choose from needs."""
+
+    id: str
+    name: str
+
+
+class ModelList(BaseModel):
+    """All models that are served."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelEntry]
+    models: list[ModelLabel] = Field(description="The same ones, where Open WebUI looks for them.")
+
+
+class RequestEntry(BaseModel):
+    """What became of a request."""
+
+    id: str
+    object: Literal["audio.request"] = "audio.request"
+    status: Literal["running", "finished"]
+    door: str = Field(description="Where it came in.")
+    created: int
+    finish_reason: Literal["stop", "length", "cancelled", "error"] | None
+    audio_seconds: float = Field(description="Audio that was handed to the listener.")
+    segments_spoken: int
+    segments_given: int
+    first_audio_seconds: float | None
+    total_seconds: float | None
+    error: dict[str, Any] | None
+
+
+def router(state: AppState) -> APIRouter:
+    """`/v1/audio/speech`, `/v1/models`, `/v1/audio/requests`."""
+    routes = APIRouter()
+    began = int(time.time())
+    dispatcher = state.dispatcher
+
+    @routes.post("/audio/speech", include_in_schema=False)  # as Triton-OpenAI-Speech has it
+    @routes.post(
+        SPEECH_PATH,
+        response_class=Response,
+        summary="Speak a text",
+        responses={**BODY_FAILURES, **NOT_FOUND, **failures(504), 200: SPEECH},
+        openapi_extra={"requestBody": _request_body(), "parameters": [TIMEOUT]},
+    )
+    async def speech(request: Request, principal: KnownPrincipal, deadline: Deadline) -> Response:
+        fields, uploaded = await read_speech(request)
+        return await spoken(request, principal, deadline, fields, uploaded)
+
+    @routes.get("/v1/models", summary="The model that is served", response_model=ModelList, responses=ENGINE_FAILURES)
+    @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
+    async def models(request: Request, _: ListReader) -> ModelList | Response:
+        if elevenlabs.is_elevenlabs(request.headers):  # whose packages read a list
+            return JSONResponse(elevenlabs.models(dispatcher.speaker.about))
+        served = _model(dispatcher.speaker.about, began)
+        return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
+
+    @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
+    async def model(name: str, _: ListReader) -> ModelEntry:
+        about = dispatcher.speaker.about
+        check_model(name, about)
+        return _model(about, began).model_copy(update={"id": name})
+
+    @routes.get("/v1/audio/requests/{identity}", summary="What became of a request", responses=failures(401, 404))
+    async def requested(identity: str, principal: KnownPrincipal) -> RequestEntry:
+        return _entry(dispatcher.request_log.get(identity, principal))
+
+    return routes
+
+
+async def spoken(
+    request: Request, principal: Principal, deadline: float | None, fields: SpeechFields, uploaded: bytes | None = None
+) -> Response:
+    """The answer to these fields, and to a recording that came beside them."""
+    dispatcher = state_of(request).dispatcher
+    wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
+    rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
+    output = parse_format(fields.response_format, rate)
+    form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
+    return await speak(
+        request, principal, wanted, output, door=DOOR, deadline=deadline, form=form, media_type=media_type
+    )
+
+
+def _request_body() -> dict[str, Any]:
+    """The schema of a body that the route reads by itself, for it may be JSON or a form."""
+    inlined = json_schema(SpeechFields)
+    form = {**inlined, "properties": {**inlined["properties"], "prompt_audio": {"type": "string", "format": "binary"}}}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": inlined}, "multipart/form-data": {"schema": form}},
+    }
+
+
+def _model(about: ModelAbout, created: int) -> ModelEntry:
+    told = asdict(about)
+    return ModelEntry(id=told.pop("name"), created=created, owned_by="vivavoce", **told)
+
+
+def _entry(entry: RequestRecord) -> RequestEntry:
+    return RequestEntry(
+        id=entry.request_id,
+        status=entry.status,
+        door=entry.door,
+        created=int(entry.started),
+        finish_reason=None if entry.reason is None else entry.reason.value,
+        audio_seconds=round(entry.audio_s, 6),
+        segments_spoken=entry.segments_spoken,
+        segments_given=entry.segments_given,
+        first_audio_seconds=entry.first_audio_s,
+        total_seconds=entry.total_s,
+        error=None if entry.error is None else {"code": entry.error_code, "message": entry.error},
+    )

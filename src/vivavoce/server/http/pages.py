@@ -1,0 +1,145 @@
+"""The health routes, and the pages for people: a fixed set of files, served under a strict policy."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from vivavoce.errors import EngineStopped
+from vivavoce.server.dispatcher import RequestDispatcher
+from vivavoce.server.http.app_state import AppState, KnownPrincipal
+from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.service.speaker import engines_of
+
+PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
+RETRY_AFTER_S = 5
+"""What a client is told to wait while a server is not ready: an engine starts in some multiple of it."""
+_UNCACHED = {"cache-control": "no-store"}
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+PAGE_HEADERS = {
+    # Always asked for again, and then mostly answered with 304: another version of the server is seen at once.
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob: data:; object-src 'none'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def health_router(state: AppState) -> APIRouter:
+    """`/health/live` and `/health/ready`, for what restarts servers and sends them requests; they want no key."""
+    routes = APIRouter(tags=["operation"])
+
+    @routes.get("/health/live", summary="Whether the server's process works; if not, restart it")
+    async def live() -> Response:
+        return JSONResponse({"status": "live"}, headers=_UNCACHED)
+
+    @routes.get(
+        "/health/ready",
+        summary="Whether it takes requests now; if not, ask another server",
+        responses={503: {"description": "It takes none now.", "content": {"application/json": {}}}},
+    )
+    @routes.get("/health", include_in_schema=False)
+    async def ready() -> Response:
+        reason = _unready_reason(state.dispatcher)
+        told: dict[str, object] = {"status": "ready"}
+        if reason is not None:
+            told = {"status": "unavailable", "reason": reason}
+        if engines := engines_of(state.dispatcher.speaker):
+            told["engines"] = {name: "ready" if one.ready else "unavailable" for name, one in engines.items()}
+        if state.dispatcher.speaker.voice_store != "ok":
+            told["voice_store"] = "unavailable"  # what is wrong is in the log: it may name folders and machines
+        wait = {} if reason is None else {"retry-after": str(RETRY_AFTER_S)}
+        return JSONResponse(told, status_code=503 if reason else 200, headers={**_UNCACHED, **wait})
+
+    return routes
+
+
+def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
+    """Why no requests are taken; None: they are."""
+    if dispatcher.draining:
+        return "draining"
+    if dispatcher.speaker.ready:
+        return None
+    if dispatcher.speaker.stuck:
+        return "engine_stuck"  # it may go on; else its process is ended soon
+    try:
+        _ = dispatcher.speaker.about
+    except EngineStopped:
+        return "engine_starting"  # the model was never ready
+    return "engine_stopped"  # its process has ended, and is started again
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One file of the pages; tag: a quoted strong ETag."""
+
+    content: bytes
+    content_type: str
+    tag: str
+
+
+def router(state: AppState) -> APIRouter:
+    """`/`, `/voices`, `/status` and `/web/…`; the files want no key, what the pages then ask for may."""
+    routes = APIRouter(include_in_schema=False)
+    assets = load_assets()
+    served = {f"/web/{name}": asset for name, asset in assets.items() if name not in PAGES.values()}
+    served.update((path, assets[name]) for path, name in PAGES.items())
+
+    async def answer(request: Request) -> Response:
+        asset = served[request.scope["route"].path]
+        headers = {**PAGE_HEADERS, "etag": asset.tag}
+        known = request.headers.get("if-none-match", "").split(",")
+        # A weak tag, as proxies that compress make it, is as good here.
+        if any(tag.strip().removeprefix("W/") in (asset.tag, "*") for tag in known):
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, headers={**headers, "content-type": asset.content_type})
+
+    for path in served:
+        routes.add_api_route(path, answer, methods=["GET"])
+
+    @routes.post("/web/mp3")
+    async def mp3(
+        request: Request, principal: KnownPrincipal, rate: Annotated[int, Query(ge=8_000, le=48_000)]
+    ) -> Response:
+        """The body's samples (mono, int16, little endian) as MP3: a page saves what it played, unspoken anew."""
+        output, made, rest = OutputFormat(AudioFormat.MP3), [], b""
+        with state.dispatcher.permitted(principal), closing(output.open(rate)) as encoder:
+            async for part in request.stream():
+                whole = rest + part
+                even = len(whole) & ~1
+                samples, rest = np.frombuffer(whole[:even], "<i2").astype(np.float32) / np.float32(32_768), whole[even:]
+                made.append(await encode(output, partial(encoder.encode, samples)))
+            made.append(await encode(output, encoder.finish))
+        return Response(b"".join(made), headers={**_UNCACHED, "content-type": output.content_type(rate)})
+
+    return routes
+
+
+def load_assets() -> dict[str, Asset]:
+    """All files of the pages by name, read once: requests look among them and never on the disk."""
+    assets = {}
+    for entry in files("vivavoce.server.http").joinpath("web").iterdir():
+        content_type = _CONTENT_TYPES.get(entry.name[entry.name.rfind(".") :])
+        if content_type is not None:
+            content = entry.read_bytes()
+            assets[entry.name] = Asset(content, content_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return assets

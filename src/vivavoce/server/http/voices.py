@@ -1,0 +1,155 @@
+"""The routes of voices: list, add, remove."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+
+from vivavoce.errors import InvalidRequest
+from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
+from vivavoce.server.http.errors import BODY_FAILURES, failures, fields_named
+from vivavoce.server.http.speech_input import MULTIPART, Form, media_type, read_form
+from vivavoce.server.rate_limiter import voice_owner
+from vivavoce.service.speech import Recording
+from vivavoce.service.voices.names import VoiceSummary
+
+_MAX_FORM_FIELDS = 20
+_FILES = ("file", "audio_sample")
+_TEXTS = ("name", "transcript", "prompt_text", "description", "replace", "public", "consent")
+"""Fields of the form; `prompt_text` is the transcript, and `consent` is OpenAI's, and is for its rules only."""
+_NAMES = {"reference audio": "file", "voice name": "name", "prompt_text": "transcript", "text": "transcript"}
+"""What messages call a field → its name in the form."""
+_TEXT, _SWITCH = {"type": "string"}, {"type": "boolean"}
+_AUDIO = "0.5 to 30 s of clear speech (wav, flac, mp3, m4a, webm …); or `audio_sample`."
+_PUBLIC = "For all callers. Default: for the key's owner; without keys always for all."
+_PROPERTIES = {
+    "name": {**_TEXT, "description": "What requests call it: 1 to 100 letters, digits, - _ ."},
+    "file": {**_TEXT, "format": "binary", "description": _AUDIO},
+    "transcript": {**_TEXT, "description": "What is said there; or `prompt_text`."},
+    "description": _TEXT,
+    "replace": {**_SWITCH, "description": "In place of another voice of that name."},
+    "public": {**_SWITCH, "description": _PUBLIC},
+}
+_SCHEMA = {"type": "object", "required": ["name", "file"], "properties": _PROPERTIES}
+_FORM = {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}
+
+
+class VoiceEntry(BaseModel):
+    """A voice that may be asked for."""
+
+    id: str
+    name: str
+    object: Literal["voice"] = "voice"
+    kind: Literal["built_in", "stored", "alias"]
+    public: bool = Field(description="All callers see it; else its owner alone.")
+    description: str
+    transcript: str = Field(description='What its reference recording says, "" if unknown.')
+    has_prompt: bool = Field(description="It has reference speech, beside a speaker embedding.")
+    stands_for: str = Field(description='Of an alias: the voice that speaks, else "".')
+    created_at: int | None = Field(None, description="When it was stored (Unix time), in the answer that stores it.")
+
+
+class VoiceLabel(BaseModel):
+    """What a list of voices to choose from needs."""
+
+    id: str
+    name: str
+
+
+class VoiceList(BaseModel):
+    """All voices that the caller may ask for."""
+
+    object: Literal["list"] = "list"
+    data: list[VoiceEntry]
+    voices: list[VoiceLabel] = Field(description="The same ones, where Open WebUI looks for them.")
+
+
+class VoiceDeleted(BaseModel):
+    """A voice is gone."""
+
+    id: str
+    object: Literal["voice.deleted"] = "voice.deleted"
+    deleted: bool = True
+
+
+def router(state: AppState) -> APIRouter:
+    """`/v1/audio/voices`."""
+    routes = APIRouter()
+    dispatcher, speaker = state.dispatcher, state.dispatcher.speaker
+
+    @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=failures(401, 429, 503))
+    async def voices(principal: ListReader) -> VoiceList:
+        with dispatcher.permitted(principal):
+            found = await speaker.voices(principal.owner)
+        labels = [VoiceLabel(id=voice.name, name=voice.name) for voice in found]
+        return VoiceList(data=[_entry(voice) for voice in found], voices=labels)
+
+    @routes.post(
+        "/v1/audio/voices",
+        status_code=201,
+        summary="Add a voice from a recording",
+        responses={**BODY_FAILURES, **failures(403, 409)},
+        openapi_extra={"requestBody": _FORM},
+    )
+    async def add(request: Request, principal: KnownPrincipal) -> VoiceEntry:
+        refuse_foreign_page(request.headers, request.scope["scheme"], state.settings.server.cors_origins)
+        if media_type(request) != MULTIPART:
+            raise InvalidRequest("body: is no form; send multipart/form-data with name and file")
+        with dispatcher.permitted(principal):
+            form = await read_form(request, _MAX_FORM_FIELDS)
+            texts, content = _texts(form), _file(form)
+            name = texts.get("name", "")
+            if not name:
+                raise InvalidRequest("name: is missing; give the voice a name")
+            owner = voice_owner(principal, _flag("public", texts))
+            recording = Recording(content, texts.get("transcript", ""))
+            description, replace = texts.get("description", ""), _flag("replace", texts)
+            with fields_named(_NAMES):
+                voice = await speaker.add_voice(owner, name, recording, description=description, replace=replace)
+        return _entry(voice).model_copy(update={"created_at": int(time.time())})
+
+    @routes.delete(
+        "/v1/audio/voices/{name}",
+        summary="Remove a stored voice",
+        responses=failures(400, 401, 403, 404, 429, 503),
+    )
+    async def remove(name: str, principal: KnownPrincipal, public: bool = False) -> VoiceDeleted:
+        owner = voice_owner(principal, public)
+        with dispatcher.permitted(principal):
+            await speaker.remove_voice(owner, name)
+        return VoiceDeleted(id=name)
+
+    return routes
+
+
+def _texts(form: Form) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name, value in form.texts:
+        if name not in _TEXTS:
+            raise InvalidRequest(f"{name[:40]!r}: is no field of a voice; use {', '.join(_TEXTS)} and file")
+        texts["transcript" if name == "prompt_text" else name] = value
+    return texts
+
+
+def _file(form: Form) -> bytes:
+    for name, content in form.files:
+        if name not in _FILES:
+            raise InvalidRequest(f"{name[:40]!r}: a file came where none is taken; send it as file")
+        return content
+    raise InvalidRequest("file: is missing; send a recording of 0.5 to 30 s")
+
+
+def _flag(name: str, texts: dict[str, str]) -> bool:
+    value = texts.get(name, "false").strip().lower()
+    if value not in ("true", "1", "on", "yes", "false", "0", "off", "no", ""):
+        raise InvalidRequest(f"{name}: {value[:40]!r} is neither true nor false")
+    return value in ("true", "1", "on", "yes")
+
+
+def _entry(voice: VoiceSummary) -> VoiceEntry:
+    return VoiceEntry(id=voice.name, **asdict(voice))

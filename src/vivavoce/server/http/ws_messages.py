@@ -1,0 +1,130 @@
+"""The WebSocket's messages in this server's own form (docs/websocket.md); elevenlabs.py has those of its clients."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
+
+from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.server.http.errors import error_body
+from vivavoce.server.http.speech_input import CommonFields, check_separators, validated
+from vivavoce.server.utterance import Reply
+from vivavoce.service.audio.encode import OutputFormat, parse_format
+from vivavoce.service.text.checks import MAX_TEXT_CHARS, excerpt
+
+MAX_PAUSE_S = 180.0
+"""The longest `inactivity_timeout`, as ElevenLabs has it."""
+
+
+class Start(CommonFields):
+    """An utterance begins; everything has a default, and a text without a start begins one of defaults."""
+
+    type: Literal["start"] = "start"
+    response_format: Literal["pcm", "opus", "mp3", "wav", "flac", "aac", "ulaw", "alaw"] = Field(
+        "pcm", description="pcm: 16-bit little-endian mono samples."
+    )
+    audio: Literal["binary", "base64"] = Field("binary", description="base64: audio comes in JSON, for plain clients.")
+    text: str = Field("", max_length=MAX_TEXT_CHARS, description="A first piece of the text.")
+    api_key: str | None = Field(None, max_length=200, description="For browsers, which cannot send headers.")
+
+    def output(self) -> OutputFormat:
+        """What is sent. InvalidRequest: the rate is none that is made."""
+        return parse_format(self.response_format, self.sample_rate)
+
+
+class Text(BaseModel):
+    """More of the text, in pieces of any length; characters count as they come, white space too."""
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["text"] = "text"
+    text: str = Field(max_length=MAX_TEXT_CHARS)
+
+
+class Signal(BaseModel):
+    """flush: speak what has come; end: all of the text has come; cancel: drop what is not sent; ping: answer pong.
+
+    Of ElevenLabs' clients: close: end, and drop text that was not flushed; close_all: that for all, and disconnect.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["flush", "end", "cancel", "ping", "close", "close_all"]
+
+
+ClientMessage = Start | Text | Signal
+_TYPES: dict[str, type[ClientMessage]] = {
+    **{"start": Start, "text": Text},
+    **dict.fromkeys(("flush", "end", "cancel", "ping"), Signal),
+}
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The object that a text frame holds. InvalidRequest: not JSON, not an object, or one of too many values."""
+    check_separators(text, "message")
+    try:
+        found = from_json(text)
+    except ValueError as error:
+        raise InvalidRequest(f"message: no JSON ({error}); send one object to a frame") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f'message: {excerpt(text)} is no JSON object; send {{"type": …}}')
+    return found
+
+
+def error_reply(error: VivavoceError) -> Reply:
+    """An error as all entrypoints word it; what HTTP's body calls input is called text here."""
+    body = error_body(error)
+    return {"type": "error", "error": {**body, "param": "text" if body["param"] == "input" else body["param"]}}
+
+
+class Dialect:
+    """How a client writes and reads; this one is the server's own, as docs/websocket.md has it."""
+
+    one_utterance = False
+    """The connection ends with its first utterance."""
+    several = False
+    """Several utterances go on at once, each of a context that has a name."""
+    is_base64 = False
+    """Audio goes out in JSON."""
+
+    def context_of(self, _: dict[str, Any]) -> str:
+        """The context that a frame's object speaks of, "" where there is one alone."""
+        return ""
+
+    def messages(self, fields: dict[str, Any]) -> list[ClientMessage]:
+        """The messages in a frame's object; InvalidRequest names the field that is wrong."""
+        kind = fields.get("type")
+        model = _TYPES.get(kind) if isinstance(kind, str) else None
+        if model is None:
+            raise InvalidRequest(f"type: {str(kind)[:40]!r} is unknown; use one of {', '.join(_TYPES)}")
+        return [validated(model, fields, "message")]
+
+    def render(self, reply: Reply, context: str = "", is_open: bool = False) -> str | bytes | None:
+        """The text frame of a reply, or the binary one; None: this client does not know it. is_open: its context is."""
+        if reply["type"] != "audio":
+            return _json(reply)
+        data: bytes = reply["audio"]
+        return _json({"type": "audio", "audio": base64.b64encode(data).decode()}) if self.is_base64 else data
+
+
+def pause_s(query: Mapping[str, str], usual: float) -> float:
+    """Seconds that a client may send nothing. InvalidRequest: its `inactivity_timeout` is no number, 0 or too large."""
+    given = query.get("inactivity_timeout")
+    if given is None:
+        return usual
+    seconds = natural(given)
+    if seconds is None or not 0 < seconds <= MAX_PAUSE_S:
+        raise InvalidRequest(f"inactivity_timeout: {given[:20]!r} is not in 1 … {MAX_PAUSE_S:g} s; leave it out")
+    return float(seconds)
+
+
+def natural(digits: str) -> int | None:
+    """The number of these digits; None: it has other characters, or is larger than all that could be meant."""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 9 else None
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,356 @@
+"""WebSockets: text in while it is written, audio out while it is made; docs/websocket.md describes the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from vivavoce.errors import (
+    EngineStopped,
+    Forbidden,
+    InvalidRequest,
+    ListenerStalled,
+    TooLarge,
+    Unauthorized,
+    VivavoceError,
+    VoiceNotFound,
+)
+from vivavoce.server.dispatcher import sent_within
+from vivavoce.server.http.app_state import AppState, deadline_of, is_own_page, request_id
+from vivavoce.server.http.elevenlabs import ElevenLabsDialect
+from vivavoce.server.http.errors import response_of
+from vivavoce.server.http.listener import drop_connection
+from vivavoce.server.http.speech_input import off_loop
+from vivavoce.server.http.streaming import verdict_body
+from vivavoce.server.http.ws_messages import (
+    ClientMessage,
+    Dialect,
+    Signal,
+    Start,
+    Text,
+    error_reply,
+    json_object,
+    pause_s,
+)
+from vivavoce.server.keys import token_in
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.utterance import Reply, StreamedUtterance
+
+log = logging.getLogger(__name__)
+
+DOOR = "websocket"
+MAX_CONTEXTS = 5
+"""Utterances of one connection at once, as ElevenLabs has it."""
+IDLE_S = 120.0
+"""How long a client may send nothing while nothing is spoken."""
+KEY_S = 10.0
+"""How long a client may take to send the key that it has not sent with its request."""
+CLOSING_S = 2.0
+"""How long a connection that is being closed may take for its last frames."""
+NORMAL, GOING_AWAY, POLICY, TOO_BIG, DEFECT, NO_KEY = 1000, 1001, 1008, 1009, 1011, 4401
+"""Close codes of RFC 6455, and one of our own."""
+
+
+def router(state: AppState) -> APIRouter:
+    """`/v1/audio/stream`, and ElevenLabs' `/v1/text-to-speech/{voice_id}/stream-input` and `multi-stream-input`."""
+    routes = APIRouter()
+
+    @routes.websocket("/v1/audio/stream")
+    async def stream(socket: WebSocket) -> None:
+        await Session(socket, state, Dialect()).serve()
+
+    @routes.websocket("/v1/text-to-speech/{voice_id}/stream-input")
+    async def stream_input(socket: WebSocket, voice_id: str) -> None:
+        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params)).serve()
+
+    @routes.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
+    async def multi_stream_input(socket: WebSocket, voice_id: str) -> None:
+        await Session(socket, state, ElevenLabsDialect(voice_id, socket.query_params, several=True)).serve()
+
+    return routes
+
+
+class Session:
+    """One WebSocket from its request to its close: messages come in while audio goes out."""
+
+    def __init__(self, socket: WebSocket, state: AppState, dialect: Dialect) -> None:
+        self._socket, self._state, self._dialect = socket, state, dialect
+        self._loop = asyncio.get_running_loop()
+        self._began = self._last_at = self._loop.time()
+        """Of `_last_at`: when something last came or was sent; while an utterance is open, text or audio."""
+        self._idle_s = IDLE_S
+        self._is_closed = False
+        self._token: str | None = None
+        self._principal: Principal | None = None
+        """None: it has not sent the key that is wanted."""
+        self._has_spoken = False
+        """The client has sent an object, which told its dialect."""
+        self._open: dict[str, StreamedUtterance] = {}
+        """What is spoken or waits for text, by its context: "" where there is one alone."""
+        self._is_leaving = False
+        """The client wants no more than what is open."""
+        self._stray: Literal["begins", "is refused", "is ignored"] = "begins"
+        """What a text without an utterance does: it begins one of defaults, or belongs to one that has ended."""
+        self._next_id: str | None = request_id(socket)
+
+    async def serve(self) -> None:
+        """Until either side closes; nothing is left behind."""
+        socket = self._socket
+        try:
+            if not is_own_page(socket.headers, socket.scope["scheme"], self._state.settings.server.cors_origins):
+                origin = socket.headers["origin"][:100]
+                raise Forbidden(f"origin: pages of {origin!r} may not connect; allow it in cors_origins")
+            if not self._state.dispatcher.ready:  # a proxy can ask another server only before it is accepted
+                raise EngineStopped("server: it takes no requests now; ask another one, or again in some seconds")
+            await deadline_of(socket)  # one that cannot be is told before anything else
+        except VivavoceError as refusal:
+            await socket.send_denial_response(response_of(refusal))
+            return
+        try:
+            await socket.accept()
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            return
+        try:
+            self._token = token_in(socket.headers) or socket.query_params.get("api_key")
+            if self._token is not None or not self._state.keys.required:  # else the first message has to bring it
+                self._principal = self._state.keys.authenticate(self._token)
+            self._idle_s = pause_s(socket.query_params, IDLE_S)
+        except VivavoceError as refusal:
+            with suppress(WebSocketDisconnect, VivavoceError, TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._send(error_reply(refusal)), CLOSING_S)
+                await self._close(NO_KEY if isinstance(refusal, Unauthorized) else POLICY, str(refusal))
+            return
+        await self._run()
+
+    async def _run(self) -> None:
+        receiving = asyncio.create_task(self._socket.receive())
+        try:
+            while not self._is_closed:
+                waited = {receiving, *(utterance.delivery for utterance in self._open.values())}
+                done, _ = await asyncio.wait(waited, timeout=self._pause_left(), return_when=asyncio.FIRST_COMPLETED)
+                for context, utterance in [*self._open.items()]:
+                    if utterance.delivery in done:
+                        await self._conclude(context, utterance)
+                if receiving in done and not self._is_closed:
+                    message = receiving.result()
+                    if message["type"] == "websocket.disconnect":
+                        return
+                    receiving = asyncio.create_task(self._socket.receive())
+                    await self._received(message)
+                await self._check_pause()  # a client without a key, or without text, may not stay by sending
+        except WebSocketDisconnect:
+            pass
+        except ListenerStalled as error:
+            await self._close(POLICY, str(error))
+        except Exception:
+            log.exception("websocket failed")
+            await self._close(DEFECT, "internal error, which was logged")
+        finally:
+            receiving.cancel()
+            for utterance in self._open.values():
+                utterance.cancel()
+
+    async def _received(self, message: Message) -> None:
+        if not self._open or self._dialect.several:
+            self._last_at = self._loop.time()
+        is_start, context = False, ""
+        try:
+            text: str | None = message.get("text")
+            if text is None:
+                raise InvalidRequest("message: a binary frame came; send JSON in text frames")
+            size, limit = len(text), self._state.settings.server.max_body_bytes
+            if size > limit:
+                raise TooLarge(f"message: {size} characters are larger than {limit}; send a shorter recording")
+            fields = await off_loop(size, lambda: json_object(text))
+            is_start = fields.get("type") == "start"
+            own = not (self._dialect.one_utterance or self._dialect.several)
+            if own and not self._has_spoken and "type" not in fields and "text" in fields:
+                query = self._socket.query_params
+                self._dialect = ElevenLabsDialect(query.get("voice_id"), query)
+            self._has_spoken = True
+            context = self._dialect.context_of(fields)
+            for found in await off_loop(size, lambda: self._dialect.messages(fields)):
+                await self._handle(found, context)
+        except ListenerStalled:
+            raise
+        except VivavoceError as error:
+            if self._stray == "begins":
+                self._stray = "is refused"
+            if not self._open and is_start:
+                self._stray = "is ignored"
+            await self._send(error_reply(error), context)
+            await self._close_after(error)
+
+    async def _close_after(self, error: VivavoceError) -> None:
+        """Some failures leave nothing to go on with."""
+        if isinstance(error, Unauthorized):
+            await self._close(NO_KEY, "API key: none, or unknown")
+        elif isinstance(error, TooLarge):
+            await self._close(TOO_BIG, "message too large")
+        elif not self._open and (self._dialect.one_utterance or self._dialect.several):
+            await self._close(POLICY, str(error))
+        elif not self._open:
+            await self._close_if_done()
+
+    async def _handle(self, message: ClientMessage, context: str) -> None:
+        if self._principal is None:
+            self._token = message.api_key if isinstance(message, Start) else None
+            self._principal = self._state.keys.authenticate(self._token)
+        if isinstance(message, Text) and message.text:
+            self._last_at = self._loop.time()
+        if isinstance(message, Start):
+            await self._start(message, context)
+        elif message.type == "ping":
+            await self._send({"type": "pong"}, context)
+        elif message.type == "cancel":
+            await self._cancel(context)
+        elif message.type in ("close", "close_all"):
+            await self._leave(message.type == "close_all", context)
+        elif context in self._open or self._stray != "is ignored":
+            await self._speak(message, context)
+
+    async def _start(self, start: Start, context: str) -> None:
+        if len(self._open) >= MAX_CONTEXTS:
+            raise InvalidRequest(f"context_id: {MAX_CONTEXTS} contexts are open already; close one before the next")
+        if context in self._open:
+            raise InvalidRequest("start: an utterance goes on; send cancel, or end and wait for done, before the next")
+        self._stray = "is ignored"  # until it is known to be good
+        dispatcher = self._state.dispatcher
+        principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
+        about = dispatcher.speaker.about
+        wanted = await start.request(None, principal, about, rules=dispatcher.rules)
+        self._dialect.is_base64 = start.audio == "base64"
+        identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
+        self._next_id = None
+        deadline = await deadline_of(self._socket)
+        start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
+        send = partial(self._send, context=context)
+        output, rate, left = start.output(), about.sample_rate, WebSocketDisconnect
+        utterance = StreamedUtterance(
+            identity, output, rate, start_request, send, lambda error: send(error_reply(error)), left
+        )
+        self._open[context] = utterance
+        if start.text:
+            utterance.push(start.text)
+
+    async def _speak(self, message: Text | Signal, context: str) -> None:
+        if context not in self._open and isinstance(message, Text) and self._stray == "begins":
+            await self._start(Start(), context)
+        utterance = self._open.get(context)
+        if utterance is None:
+            raise InvalidRequest(f"{message.type}: no utterance is open; send start first")
+        if isinstance(message, Text):
+            utterance.push(message.text)
+        elif message.type == "flush":
+            await utterance.flush()
+        else:
+            utterance.end()
+
+    async def _leave(self, is_all: bool, context: str) -> None:
+        """End an utterance, or all; one with text that was not flushed, or that has ended before, is interrupted."""
+        for one in [*self._open] if is_all else [context]:
+            utterance = self._open.get(one)
+            if utterance is None or (is_all and utterance.has_ended):
+                continue
+            if utterance.has_ended or not utterance.is_flushed:
+                await self._cancel(one)
+            else:
+                utterance.end()
+        self._is_leaving = self._is_leaving or is_all
+        await self._close_if_done()
+
+    async def _cancel(self, context: str) -> None:
+        utterance = self._open.pop(context, None)
+        if utterance is None:
+            await self._send({"type": "cancelled", "request_id": None, "audio_seconds": 0.0, "reached": None})
+            return
+        utterance.cancel()
+        await asyncio.wait({utterance.delivery})
+        self._stray = "is ignored"
+        await self._send(utterance.cancelled(), context)
+        await self._close_if_done()
+
+    async def _conclude(self, context: str, utterance: StreamedUtterance) -> None:
+        """All was sent, or it failed."""
+        del self._open[context]
+        failure = WebSocketDisconnect() if utterance.delivery.cancelled() else utterance.delivery.exception()
+        if failure is not None and (isinstance(failure, ListenerStalled) or not isinstance(failure, VivavoceError)):
+            raise failure
+        if failure is not None:
+            await self._send(error_reply(failure), context)
+        # The rest of a text that broke off is not to be spoken in another voice.
+        self._stray = "is refused" if failure is None else "is ignored"
+        verdict = verdict_body(utterance.request_id, utterance.verdict(failure))
+        await self._send({"type": "done", "verdict": verdict}, context)
+        if self._dialect.one_utterance or (self._dialect.several and isinstance(failure, VoiceNotFound)):
+            await self._close(NORMAL if failure is None else POLICY, "" if failure is None else str(failure))
+        await self._close_if_done()
+
+    async def _send(self, reply: Reply, context: str = "") -> None:
+        """Send a reply, if the dialect has a frame for it; returns when the transport has taken it.
+
+        Frames of several tasks go out whole, in the order they were given. ListenerStalled: the listener has not read
+        for too long; WebSocketDisconnect: it has left.
+        """
+        frame = self._dialect.render(reply, context, context in self._open)
+        if frame is None:
+            return
+        if self._is_closed:
+            raise WebSocketDisconnect(1006)
+        patience_s = self._state.settings.server.listener_timeout_s
+        sending = self._socket.send_bytes(frame) if isinstance(frame, bytes) else self._socket.send_text(frame)
+        try:
+            await sent_within(patience_s, sending)
+        except (OSError, RuntimeError):
+            raise WebSocketDisconnect(1006) from None  # as Starlette says it, and as it says it afterwards
+        if not self._open or reply["type"] == "audio":
+            self._last_at = self._loop.time()
+
+    def _pause_left(self) -> float | None:
+        """Seconds until the client has paused for too long; None: nothing has to come from it now."""
+        if not all(utterance.waits_for_text for utterance in self._open.values()):
+            return None
+        # Without a key it has this long, whatever else it sends.
+        until = self._began + KEY_S if self._principal is None else self._last_at + self._idle_s
+        return max(0.0, until - self._loop.time())
+
+    async def _check_pause(self) -> None:
+        """End a connection whose client has paused for too long."""
+        if self._pause_left() != 0.0:
+            return
+        if self._principal is None:
+            error = Unauthorized(f"API key: none came within {KEY_S:g} s; send it in the first message")
+            await self._send(error_reply(error))
+            await self._close(NO_KEY, "API key: none")
+            return
+        reason = f"idle: no message came for {self._idle_s:g} s; send ping to stay"
+        for context in self._open:
+            reason = f"idle: no text came for {self._idle_s:g} s; send end when all of it has come"
+            await self._send(error_reply(InvalidRequest(reason)), context)
+        await self._close(NORMAL, reason)
+
+    async def _close_if_done(self) -> None:
+        if self._is_leaving and not self._open:
+            await self._close(NORMAL, "")
+        if self._state.dispatcher.draining and not self._open:
+            await self._close(GOING_AWAY, "the server shuts down")
+
+    async def _close(self, code: int, reason: str) -> None:
+        """End the connection; one whose listener does not even read that is dropped. A second time: nothing happens."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        short = reason.encode()[:123].decode(errors="ignore")  # more does not go into a closing frame
+        try:
+            await asyncio.wait_for(self._socket.close(code, short), CLOSING_S)
+        except (TimeoutError, asyncio.TimeoutError):
+            drop_connection()
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            pass  # it has left by itself

@@ -1,0 +1,384 @@
+"""API keys: a file of hashes that the server reads again when it changes, and that the commands add to and cut from.
+
+::
+
+    [[key]]
+    name = "team-a"
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    owner = "team-a"               # whose voices it sees and keeps; default: its name
+    may_publish = false            # may add and remove public voices
+    requests_per_minute = 60
+    characters_per_minute = 20000
+    concurrent = 4
+    expires = 2027-01-01           # from 00:00 UTC of that day on it is refused
+
+A key is 32 random bytes, which cannot be guessed, so one SHA-256 of it is all that the file needs.
+
+A URL that speaks for a while without a key is signed with a secret that is derived from that SHA-256: whoever has the
+key or the file can sign, and the URL tells neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from vivavoce.errors import InvalidRequest, Unauthorized
+from vivavoce.files import locked, replacing, untrusted
+from vivavoce.server.rate_limiter import ANONYMOUS, Principal
+from vivavoce.server.toml_file import TomlFile, closest, parse_toml, read_toml
+
+_log = logging.getLogger(__name__)
+
+FIELD = "auth.keys_file"
+"""The setting that errors name."""
+_HOW = "send yours as `Authorization: Bearer KEY`"
+SPEECH_PATH = "/v1/audio/speech"
+"""The one path whose URLs are signed."""
+MAX_SIGNED_S = 7 * 86_400
+"""The longest time for which a URL is signed."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class KeyEntry(Principal):
+    """One key, and who sends it; sha256: in hexadecimal; expires: None: never."""
+
+    may_publish: bool = False
+    sha256: str = field(default="", repr=False)
+    expires: datetime | None = None
+
+    def has_expired(self, now: float) -> bool:
+        """Whether it is refused for its age; now: seconds since 1970."""
+        return self.expires is not None and now >= self.expires.timestamp()
+
+
+class KeyRing:
+    """The keys that hold now; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
+
+    InvalidRequest: the file is missing, malformed, or everyone may write it.
+    """
+
+    def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self._path, self._clock = path, clock
+        # Noted before the file is read, so that no change is missed.
+        self._state = None if path is None else _state_of(path)
+        self._entries = () if path is None else read_keys(path)
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key."""
+        return self._path is not None
+
+    def authenticate(self, token: str | None) -> Principal:
+        """The principal of a key. Unauthorized, without the key: it is needed, and missing, unknown or expired.
+
+        The time taken does not tell how much of a key is right.
+        """
+        if self._path is None:
+            return ANONYMOUS
+        if not token:
+            raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
+        digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+        found = self._find(self._path, digest, lambda entry: entry.sha256)
+        if found is None:
+            raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
+        return found
+
+    def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
+        """The principal of the key that signed a URL with this query; Unauthorized: none did, or its time is over.
+
+        Without keys anyone may, whatever the URL says.
+        """
+        if self._path is None:
+            return ANONYMOUS
+        if not any(name == "signature" for name, _ in fields):
+            raise Unauthorized(f"API key: none was sent, and the URL is not signed; {_HOW}, or ask for a signed URL")
+        signed = [(name, value) for name, value in fields if name != "signature"]
+        given = "".join(value for name, value in fields if name == "signature")
+        digest, until = _digest_of(signed), dict(signed).get("expires", "")
+        found = self._find(self._path, given, lambda entry: _signature(entry, digest))
+        if found is None:
+            raise Unauthorized("signature: is not right for this URL, or its key is gone; ask for a new URL")
+        if self._clock() >= int(until):  # as the signature says, it is a number
+            raise Unauthorized("expires: the time of this URL is over; ask for a new one")
+        return found
+
+    def named(self, name: str) -> Principal:
+        """The principal of the key of this name, for callers who cannot send one. Unauthorized: as `authenticate`."""
+        if self._path is None:
+            return ANONYMOUS
+        if (found := self._find(self._path, name, lambda entry: entry.name)) is None:
+            raise Unauthorized(f"API key: there is none of the name {name!r}, which speaks for this port; add it")
+        return found
+
+    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
+        """The entry whose wanted value was given; Unauthorized: it has expired."""
+        self._refresh(path)
+        found, sent = None, given.encode("utf-8", "surrogatepass")
+        for entry in self._entries:  # all of them, so that the time does not tell which one fits
+            if hmac.compare_digest(wanted(entry).encode(), sent):
+                found = entry
+        if found is not None and found.expires is not None and found.has_expired(self._clock()):
+            moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+            raise Unauthorized(
+                f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
+            )
+        return found
+
+    def _refresh(self, path: Path) -> None:
+        state = _state_of(path)
+        if state == self._state:
+            return
+        self._state = state
+        try:
+            self._entries = read_keys(path)
+            _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
+        except InvalidRequest as error:
+            # A typing mistake must not lock everyone out: the keys that were known go on.
+            told = {"error": error, "count": len(self._entries)}
+            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", told)
+
+
+def token_in(headers: Mapping[str, str]) -> str | None:
+    """The key of `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; headers by lower-case names."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return token.strip() or None
+    return headers.get("x-api-key") or headers.get("xi-api-key") or None
+
+
+def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
+    """The query with which these fields are spoken on a key's account, and until when, in seconds since 1970.
+
+    InvalidRequest: the time is under a second or longer than a week, or the fields are those of a signed URL.
+    """
+    if taken := {"expires", "signature"} & dict(fields).keys():
+        raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
+    if not 1 <= seconds <= MAX_SIGNED_S:
+        raise InvalidRequest(f"expires_in: {seconds:g} s is outside of 1 … {MAX_SIGNED_S}; choose a time inside")
+    until = math.ceil(now + seconds)
+    signed = [*fields, ("expires", str(until))]
+    return urlencode([*signed, ("signature", _signature(entry, _digest_of(signed)))], quote_via=quote), until
+
+
+def _digest_of(fields: Sequence[tuple[str, str]]) -> bytes:
+    """Of path and query, however the query is ordered and encoded on its way."""
+    return hashlib.sha256(f"{SPEECH_PATH}?{urlencode(sorted(fields))}".encode()).digest()
+
+
+def _signature(entry: KeyEntry, digest: bytes) -> str:
+    secret = hmac.digest(bytes.fromhex(entry.sha256), b"vivavoce: URLs that speak", "sha256")
+    return hmac.digest(secret, digest, "sha256").hex()
+
+
+def read_keys(path: Path) -> tuple[KeyEntry, ...]:
+    """All entries of a file; InvalidRequest: it is missing, malformed, or everyone may write it."""
+    file = read_toml(path, FIELD)
+    problem, mode = None, 0
+    if os.name == "posix":
+        with contextlib.suppress(OSError):  # it went away since it was read
+            problem, mode = untrusted(path, any_owner=True), stat.S_IMODE(path.stat().st_mode)
+    if problem is not None:
+        raise InvalidRequest(f"{FIELD}: {path} {problem}")
+    if mode & (stat.S_IWGRP | stat.S_IROTH):
+        told = {"path": path, "mode": f"{mode:o}"}
+        _log.warning("keys open: %(path)s may be used by others than its owner (mode %(mode)s); chmod 600 it", told)
+    return _entries_of(file)
+
+
+def new_key() -> str:
+    """A new key: "vv_", by which a search finds one that was published, and 43 letters, digits, dashes, underscores."""
+    return f"vv_{secrets.token_urlsafe(32)}"
+
+
+def new_entry(key: str, name: str, **others: object) -> KeyEntry:
+    """The entry of a key; others: fields as the file has them, None: left out. InvalidRequest names a wrong one."""
+    given = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **others}
+    checked = {one: _value(one, value) for one, value in given.items() if value is not None}
+    return KeyEntry(**{"owner": name, **checked})
+
+
+def add_key(path: Path, entry: KeyEntry) -> None:
+    """Append an entry; a new file gets the mode 0600. InvalidRequest: its name has a key, or the file is no good."""
+    with _changing(path):
+        old = read_keys(path) if path.exists() else ()
+        text = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        if any(entry.name == other.name for other in old):
+            raise InvalidRequest(f"name: {entry.name!r} has a key in {path} already; remove it, or choose another name")
+        gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        _replace(path, text + gap + _written(entry), (*old, entry))
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove the entry of that name; comments above others stay. InvalidRequest: as `add_key`, or there is none."""
+    with _changing(path):
+        old = read_keys(path)
+        names = [entry.name for entry in old]
+        if name not in names:
+            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(names) or 'none'}")
+        text = _without(path.read_bytes().decode("utf-8-sig"), names.index(name))
+        _replace(path, text, tuple(entry for entry in old if entry.name != name))
+
+
+def _state_of(path: Path) -> tuple[int, int, int, int] | None:
+    """Changes with the file; None: it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _expiry(value: object) -> datetime | None:
+    """A day (00:00 UTC) or a moment, as TOML or as text: 2027-01-01, 2027-01-01T12:00:00Z; without a zone: UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(re.sub(r"[Zz]$", "+00:00", value))
+        except ValueError:
+            return None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime) or not 1970 <= value.year < 9999:
+        return None
+    return value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else None
+
+
+def _digest(value: object) -> str | None:
+    return value.lower() if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value.lower()) else None
+
+
+def _rate(value: object) -> float | None:
+    return value if isinstance(value, (int, float)) and value is not True and 0 < value < math.inf else None
+
+
+_NAME_WANTED = "1 to 64 letters, digits, dots, dashes or underscores that begin with a letter or digit"
+_RATE_WANTED = "a number above 0, or leave it out for no limit"
+_FIELDS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "name": (_name, _NAME_WANTED),
+    "sha256": (_digest, "the SHA-256 of the key, 64 hexadecimal digits; `vivavoce keys add` writes it"),
+    "owner": (_name, _NAME_WANTED),
+    "may_publish": (lambda value: value if isinstance(value, bool) else None, "true or false"),
+    "requests_per_minute": (_rate, _RATE_WANTED),
+    "characters_per_minute": (_rate, _RATE_WANTED),
+    "concurrent": (
+        lambda value: value if type(value) is int and value >= 1 else None,
+        "a whole number from 1 on, or leave it out for no limit",
+    ),
+    "expires": (_expiry, "a day such as 2027-01-01"),
+}
+"""Each field's value as an entry has it (None: it cannot be), and what is wanted."""
+_TWICE = {"name": "is there twice; give each key a name of its own", "sha256": "has another's key; make one for each"}
+
+
+def _value(name: str, value: object, place: str = "") -> Any:
+    read, wanted = _FIELDS[name]
+    if (found := read(value)) is None:
+        # A key that was pasted for its hash must not come to light.
+        shown = "what it holds" if name == "sha256" else repr(value)
+        raise InvalidRequest(f"{place}{name}: {shown} cannot be; give {wanted}")
+    return found
+
+
+def _entries_of(file: TomlFile) -> tuple[KeyEntry, ...]:
+    for name in file.values:
+        if name != "key":
+            raise InvalidRequest(f"{file.place(name)}: {name!r} is unknown; a key begins with [[key]]")
+    tables = file.values.get("key", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidRequest(f"{file.place('key')}: key is no array of tables; begin each key with [[key]]")
+    entries: list[KeyEntry] = []
+    for index, table in enumerate(tables):
+        checked: dict[str, Any] = {}
+        for name, value in table.items():
+            place = file.place(f"key[{index}].{name}")
+            if name not in _FIELDS:
+                raise InvalidRequest(f"{place}: {name!r} is unknown in [[key]]; {closest(name, _FIELDS)}")
+            checked[name] = _value(name, value, f"{place}: ")
+        for name, problem in _TWICE.items():
+            if name not in checked:
+                raise InvalidRequest(f"{file.place(f'key[{index}]')}: key {index + 1} lacks {name}; give it")
+            if any(checked[name] == getattr(other, name) for other in entries):
+                place = file.place(f"key[{index}].{name}")
+                raise InvalidRequest(f"{place}: {name}: {checked['name']!r} {problem}")
+        entries.append(KeyEntry(**{"owner": checked["name"], **checked}))
+    return tuple(entries)
+
+
+def _written(entry: KeyEntry) -> str:
+    """The entry as TOML, defaults left out; its names need no escapes."""
+    usual = {one.name: one.default for one in fields(entry)} | {"owner": entry.name}
+    lines = ["[[key]]"]
+    for name in _FIELDS:
+        value = getattr(entry, name)
+        if isinstance(value, datetime):
+            value = value.astimezone(timezone.utc).isoformat().removesuffix("T00:00:00+00:00")
+        elif isinstance(value, float) and value == int(value):
+            value = int(value)
+        if value != usual[name]:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _without(text: str, index: int) -> str:
+    """The text without its n-th table, from its header to its last field."""
+    lines = text.splitlines(keepends=True)
+    headers = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    if index >= len(headers):
+        return text
+    begin, end = headers[index], [*headers, len(lines)][index + 1]
+    while end > begin and re.match(r"\s*(#.*)?$", lines[end - 1]):
+        end -= 1
+    return "".join(lines[:begin] + lines[end:]).lstrip("\r\n")
+
+
+def _replace(path: Path, text: str, meant: tuple[KeyEntry, ...]) -> None:
+    """Put the text in the file's place, if it reads as it is meant to."""
+    try:
+        read = _entries_of(parse_toml(text, path))
+    except InvalidRequest:
+        read = None
+    if read != meant:
+        raise InvalidRequest(f"{FIELD}: {path} is written in a way that only a person can change; edit it by hand")
+    path = path.resolve()  # a link stays a link
+    found = path.stat() if path.exists() else None
+    with replacing(path, private=True, sync=True) as file:
+        if found is not None:  # the server that reads it may be another user
+            with contextlib.suppress(PermissionError):
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o640)
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """One process at a time; the folder is locked, because the file itself is replaced."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InvalidRequest(f"{FIELD}: {path.parent} is missing; make the folder")
+    try:
+        with locked(folder):
+            yield
+    except OSError as error:
+        raise InvalidRequest(
+            f"{FIELD}: {path} cannot be written ({error.strerror}); check the place and its permissions"
+        ) from None

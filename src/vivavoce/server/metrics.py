@@ -1,0 +1,208 @@
+"""A server's metrics for Prometheus.
+
+Labels are doors, codes, reasons and stages: few, and named by the program. Callers, as many as there are keys, are
+shown at a port for monitoring alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import accumulate, chain
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from vivavoce.engine.cost_model import Stage
+from vivavoce.engine.statistics import Histogram as EngineHistogram
+from vivavoce.engine.statistics import StatisticsSnapshot, log_bounds
+from vivavoce.server.request_log import RequestRecord
+from vivavoce.service.speaker import SpeakerStatistics
+from vivavoce.service.speech import FinishReason
+from vivavoce.version import __version__
+
+SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_decade=5))
+"""1 ms … 1000 s: listeners notice nothing shorter."""
+_REFUSED = "refused"
+MOST_CALLERS, OTHERS = 1_000, "(others)"
+"""Keys that have series of their own, and what stands for further ones."""
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class RequestMetrics:
+    """What listeners met since the server began; registry: its metrics, without callers."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._of_callers = CollectorRegistry()
+        self._callers: set[str] = set()
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"vivavoce_{name}", text, labels, buckets=SECONDS, registry=registry)
+
+        def counter(name: str, text: str, *labels: str, of: CollectorRegistry = registry) -> Counter:
+            return Counter(f"vivavoce_{name}", text, labels, registry=of)
+
+        self._active = Gauge(
+            "vivavoce_streams_active", "Requests for speech that were taken and have not ended.", registry=registry
+        )
+        text = "Requests for speech that came to an end, by how: a verdict's reason, or refused."
+        self._requests = counter("requests", text, "door", "outcome")
+        self._refused = counter("refused", "Requests for speech that were not taken, by error code.", "door", "code")
+        self._first_audio = histogram("first_audio_seconds", "From a request to its first audio.", "door")
+        self._wall = histogram("request_seconds", "From a request to its end, of those that ended.", "door")
+        self._gap = histogram("gap_seconds", "Between two pieces of audio of one stream.")
+        self._late = histogram("late_seconds", "How late audio came whose listener had played all before it.")
+        self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
+        self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
+        self._characters = counter("characters", "Characters of text taken in.")
+        usage = {
+            "requests": "Requests for speech that were taken and ended, by the name of their key.",
+            "characters": "Characters of their texts.",
+            "audio_seconds": "Seconds of audio handed to them.",
+        }
+        self._usage = [counter(f"caller_{name}", text, "caller", of=self._of_callers) for name, text in usage.items()]
+
+    def admitted(self, record: RequestRecord) -> None:
+        """A request was taken."""
+        self._show(record.door)
+        self._active.inc()
+
+    def first_audio(self, record: RequestRecord) -> None:
+        """Its first audio is handed over."""
+        self._first_audio.labels(record.door).observe(record.first_audio_s or 0.0)
+
+    def ended(self, record: RequestRecord) -> None:
+        """It ended, or was refused."""
+        if record.admission_s is None:
+            self.refuse(record.door, record.error_code or "")
+            return
+        assert record.reason is not None
+        self._active.dec()
+        self._requests.labels(record.door, record.reason.value).inc()
+        self._wall.labels(record.door).observe(record.total_s or 0.0)
+        self._audio_s.inc(record.audio_s)
+        if name := record.principal_name:
+            name = name if name in self._callers or len(self._callers) < MOST_CALLERS else OTHERS
+            self._callers.add(name)
+            for counted, amount in zip(self._usage, (1, record.characters, record.audio_s), strict=True):
+                counted.labels(name).inc(amount)
+
+    def refuse(self, door: str, code: str) -> None:
+        """A request was not taken, with this `VivavoceError.code`."""
+        self._show(door)
+        self._requests.labels(door, _REFUSED).inc()
+        self._refused.labels(door, code).inc()
+
+    def characters(self, count: int) -> None:
+        """Count characters of text that were taken in, at once or piece by piece."""
+        self._characters.inc(count)
+
+    def next_audio(self, gap_s: float, late_s: float) -> None:
+        """A listener got audio after its first, gap_s after the last; late_s > 0: it had played everything before."""
+        self._gap.observe(gap_s)
+        if late_s > 0:
+            self._late.observe(late_s)
+            self._underruns.inc()
+
+    def families(self, callers: bool = False) -> Iterator[Metric]:
+        """All of them, bounds of buckets written as those of the engine: "1", where the library writes "1.0".
+
+        callers: what each key has had, too.
+        """
+        for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
+            for place, sample in enumerate(family.samples):
+                if "le" in sample.labels:
+                    labels = {**sample.labels, "le": sample.labels["le"].removesuffix(".0")}
+                    family.samples[place] = sample._replace(labels=labels)
+            yield family
+
+    def _show(self, door: str) -> None:
+        """A door that was used has all its series, zeros too."""
+        for outcome in (*(reason.value for reason in FinishReason), _REFUSED):
+            self._requests.labels(door, outcome)
+        self._first_audio.labels(door)
+        self._wall.labels(door)
+
+
+def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
+    """Of the server as a whole. model: "" until it is known."""
+    yield InfoMetricFamily("vivavoce_build", "What runs here.", {"version": __version__, "model": model})
+    yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
+
+
+def speaker_families(speaker: SpeakerStatistics | None, up: bool) -> Iterator[Metric]:
+    """Of one engine at one moment. speaker: what it told, if anything; up: it takes requests and told its figures."""
+    yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
+    if speaker is None:
+        return
+    yield _gauge("engine_streams", "Requests that the engine was sent and has not ended.", speaker.streams)
+    yield _gauge("engine_capacity", "Streams that the engine keeps up with, as it measured itself.", speaker.capacity)
+    yield _counter("engine_starts", "Engine processes begun; above 1: it was restarted.", speaker.starts)
+    yield _gauge("device_memory_bytes", "Memory in use on the engine's device.", speaker.memory_used)
+    yield _gauge("device_memory_total_bytes", "Memory of the engine's device.", speaker.memory_total)
+    yield _counter("voices_extracted", "Recordings whose voices were extracted.", speaker.voices_extracted)
+    yield _counter("voices_remembered", "Recordings whose voices were remembered.", speaker.voices_remembered)
+    store_ok = speaker.voice_store == "ok"
+    yield _gauge("voice_store_ok", "1 if stored voices can be read and written, else 0.", store_ok)
+    yield from _engine_families(speaker.engine)
+
+
+def labelled(engines: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """Families of several engines, by the engines' names, as one family each, whose samples have the label `engine`."""
+    merged: dict[str, Metric] = {}
+    for engine, families in engines.items():
+        for family in families:
+            samples = [one._replace(labels={**one.labels, "engine": engine}) for one in family.samples]
+            family.samples = []
+            merged.setdefault(family.name, family).samples += samples
+    return list(merged.values())
+
+
+def _engine_families(engine: StatisticsSnapshot) -> Iterator[Metric]:
+    text = "What happened to requests at the engine."
+    events = CounterMetricFamily("vivavoce_engine_requests", text, labels=["event"])
+    for event, count in asdict(engine.requests).items():
+        events.add_metric([event], count)
+    yield events
+    yield _gauge("requests_waiting", "Requests that the engine took and has not begun.", engine.waiting)
+    text = "From a stream's acceptance by the engine to its first chunk."
+    yield _histogram("engine_first_chunk_seconds", text, {"": engine.streams.first_chunk_s})
+    text = "How late the engine made chunks whose listener had played all before them."
+    yield _histogram("engine_late_seconds", text, {"": engine.streams.lateness_s})
+    yield _gauge("slots_used", "Sequences that are decoded now.", engine.slots.used)
+    yield _gauge("slots_peak", "The most sequences that were decoded at once.", engine.slots.peak)
+    yield _gauge("slots", "The most sequences that can be decoded at once.", engine.slots.total)
+    yield _counter("prompt_cache_hits", "Voices whose state was in memory.", engine.prompt_cache_hits)
+    yield _counter("prompt_cache_misses", "Voices whose state was made anew.", engine.prompt_cache_misses)
+    yield _counter("engine_audio_seconds", "Seconds of audio made, heard or not.", engine.audio_s)
+    tokens = engine.stage(Stage.DECODE).rows
+    yield _counter("speech_tokens", "Speech tokens decoded, end tokens included.", tokens)
+    for name, field, text in (
+        ("batch_size", "batch_size", "Rows of a stage's batches."),
+        ("busy_seconds", "busy_s", "Seconds of a stage's batches."),
+        ("queued_seconds", "queued_s", "Seconds that rows waited for a stage's batch."),
+    ):
+        counted = {entry.stage.value: getattr(entry, field) for entry in engine.stages}
+        yield _histogram(f"stage_{name}", text, counted, ["stage"])
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"vivavoce_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    """`name` without "_total"."""
+    return CounterMetricFamily(f"vivavoce_{name}", text, value=value)
+
+
+def _histogram(name: str, text: str, counted: dict[str, EngineHistogram], labels: Sequence[str] = ()) -> Metric:
+    """One histogram, or one for each value of a label; Prometheus' buckets hold everything up to their bounds."""
+    family = HistogramMetricFamily(f"vivavoce_{name}", text, labels=labels)
+    for label, one in counted.items():
+        bounds = [*(f"{bound:.4g}" for bound in one.bounds), "+Inf"]
+        buckets = [(bound, float(below)) for bound, below in zip(bounds, accumulate(one.counts), strict=True)]
+        family.add_metric([label] if labels else [], buckets, one.total)
+    return family

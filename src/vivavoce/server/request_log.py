@@ -1,0 +1,200 @@
+"""The log of requests: one record each, from which its log line, the metrics, its trace and the answer to
+`GET /v1/audio/requests/{id}` follow. Bounded; used in one event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vivavoce.errors import InvalidRequest, RequestNotFound
+from vivavoce.logs import RequestScope, current_scope, log_event, note_principal, texts_are_logged
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.service.speech import FinishReason, Verdict
+
+CAPACITY = 10_000
+"""Finished requests in memory."""
+_CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_CLIENT_ERRORS = {InvalidRequest.code, *(kind.code for kind in InvalidRequest.__subclasses__())}
+"""Errors that a client causes."""
+
+_ENDED, _REFUSED = "speech ended", "speech refused"
+_log = logging.getLogger("vivavoce.speech")
+
+
+@dataclass(eq=False)
+class RequestRecord:
+    """One request, so far or at its end.
+
+    principal_name: of the key, "" where none is needed; door: "openai", "grpc" …; started: Unix time in seconds;
+    characters: of text that was taken in; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
+    runs; reason, error, error_code: of its verdict, None while it runs; figures: of the engine, why it had no room;
+    admission_s: seconds from its start until it was taken, None if it is not taken yet or was refused; first_audio_s,
+    total_s: until its first audio was handed over (None: there was none), and to its end; deadline: the moment of the
+    dispatcher's clock at which it is given up, None: never; notes: what is not as its caller wished; scope: of the task
+    in which it came.
+    """
+
+    request_id: str
+    principal_name: str
+    door: str
+    started: float
+    characters: int = 0
+    audio_s: float = 0.0
+    segments_spoken: int = 0
+    segments_given: int = 0
+    reason: FinishReason | None = None
+    error: str | None = None
+    error_code: str | None = None
+    figures: str | None = None
+    admission_s: float | None = None
+    first_audio_s: float | None = None
+    total_s: float | None = None
+    deadline: float | None = None
+    notes: tuple[str, ...] = ()
+    scope: RequestScope | None = None
+
+    @property
+    def status(self) -> str:
+        """ "running" or "finished"."""
+        return "running" if self.reason is None else "finished"
+
+
+class RequestLog:
+    """Running requests, and the last that finished; the one that finished first is forgotten first.
+
+    Each request's end is a line of the program's log, whatever its door; later lines of its task name its principal.
+    capacity: finished and running records together, ≥ 1. Running ones stay: admission bounds their number.
+    observers: learn of each request's end, or refusal (`admission_s` is None), once; they must not raise.
+    """
+
+    def __init__(self, capacity: int = CAPACITY, observers: Iterable[Callable[[RequestRecord], None]] = ()) -> None:
+        self._capacity = capacity
+        self.observers = list(observers)
+        # By principal and id: what one chooses tells another nothing, and takes nothing from it.
+        self._running: dict[tuple[str, str], RequestRecord] = {}
+        self._finished: dict[tuple[str, str], RequestRecord] = {}
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._running)
+
+    @property
+    def finished(self) -> list[RequestRecord]:
+        """The finished requests in memory, the first to finish first."""
+        return list(self._finished.values())
+
+    def begin(self, request_id: str, principal_name: str, door: str, at: float) -> RequestRecord:
+        """A request comes in; at: Unix time in seconds. InvalidRequest: another of the principal has the id."""
+        if self._find(request_id, principal_name) is not None:
+            raise InvalidRequest(
+                f"x-request-id: {request_id!r} is another request's; choose a new one, or leave it out"
+            )
+        record = RequestRecord(request_id, principal_name, door, at, scope=current_scope())
+        self._running[principal_name, request_id] = record
+        note_principal(principal_name)
+        self._forget()
+        return record
+
+    def end(self, record: RequestRecord, verdict: Verdict, total_s: float) -> None:
+        """It ended, `total_s` after its start; a second end changes nothing."""
+        if self._running.pop((record.principal_name, record.request_id), None) is None:
+            return
+        for field in ("reason", "error", "error_code", "audio_s", "segments_spoken", "segments_given"):
+            setattr(record, field, getattr(verdict, field))
+        record.total_s = total_s
+        self._finished[record.principal_name, record.request_id] = record
+        self._forget()
+        _write_line(record)
+        for observer in self.observers:
+            observer(record)
+
+    def get(self, request_id: str, principal: Principal) -> RequestRecord:
+        """The record of a principal's own request; RequestNotFound: unknown, forgotten, or another's (not told)."""
+        if (record := self._find(request_id, principal.name)) is None:
+            raise RequestNotFound(
+                f"request: none of id {request_id[:128]!r} is remembered (up to {self._capacity} are); "
+                "take the id from the x-request-id header of the answer"
+            )
+        return record
+
+    def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
+        """A client's id, if it is valid and the principal (None: not known yet) has not used it; or a new one."""
+        free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
+        return header if header and free else new_request_id()
+
+    def _find(self, request_id: str, principal_name: str) -> RequestRecord | None:
+        key = principal_name, request_id
+        return self._running.get(key) or self._finished.get(key)
+
+    def _forget(self) -> None:
+        while self._finished and len(self._running) + len(self._finished) > self._capacity:
+            del self._finished[next(iter(self._finished))]
+
+
+def _write_line(record: RequestRecord) -> None:
+    """A warning if the server failed."""
+    refused, client_error = record.admission_s is None, record.error_code in _CLIENT_ERRORS
+    failed = record.reason is FinishReason.ERROR and not refused and not client_error
+    # The messages of client errors, and of an upstream server, may quote what was sent.
+    quotes = client_error or record.error_code == "server_refused"
+    log_event(
+        _log,
+        logging.WARNING if failed else logging.INFO,
+        _REFUSED if refused else _ENDED,
+        request_id=record.request_id,
+        door=record.door,
+        caller=record.principal_name or None,
+        reason=record.reason.value if record.reason else None,
+        seconds=record.total_s,
+        admission_s=record.admission_s,
+        first_audio_s=record.first_audio_s,
+        characters=record.characters,
+        audio_s=record.audio_s,
+        segments_spoken=record.segments_spoken,
+        segments_given=record.segments_given,
+        warning="; ".join(record.notes) or None,
+        error_code=record.error_code,
+        figures=record.figures or None,
+        error=None if quotes and not texts_are_logged() else record.error,
+    )
+
+
+@dataclass
+class Usage:
+    """What one key has had. requests: that were taken; refused: that were not; last: when the last one ended, or ""."""
+
+    requests: int = 0
+    refused: int = 0
+    characters: int = 0
+    audio_s: float = 0.0
+    last: str = ""
+
+
+def usage_in(lines: Iterable[str]) -> dict[str, Usage]:
+    """The usage of each key, by its name ("": none was needed), in lines of logs as JSON; others are passed over."""
+    found: defaultdict[str, Usage] = defaultdict(Usage)
+    for line in lines:
+        try:
+            told = json.loads(line[line.find("{") :])  # compose puts a name before it
+        except ValueError:
+            continue
+        if isinstance(told, dict) and told.get("event") in (_ENDED, _REFUSED):
+            used = found[str(told.get("caller", ""))]
+            used.requests += told["event"] == _ENDED
+            used.refused += told["event"] == _REFUSED
+            used.characters += int(told.get("characters", 0))
+            used.audio_s = round(used.audio_s + float(told.get("audio_s", 0.0)), 3)
+            used.last = max(used.last, str(told.get("time", "")))
+    return dict(found)
+
+
+def new_request_id() -> str:
+    """A new id that cannot be guessed: "req_" and 22 letters, digits, "-" or "_"."""
+    return f"req_{secrets.token_urlsafe(16)}"

@@ -1,0 +1,345 @@
+"""One set of settings from all sources: default < file < environment < flag, with the origin of each value.
+
+Each source is validated by itself, so that a value which another source overrules is checked too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.server.settings import ServerSettings
+from vivavoce.server.settings_checks import contradictions
+from vivavoce.server.toml_file import closest, read_toml
+
+DEFAULT = "default"
+"""The origin of a value that no source gives."""
+_ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
+"""Variables that every command reads."""
+_OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
+"""Variables that are no settings; those of `training` are not a server's."""
+_CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
+_LOGIN = re.compile(r"://.*@", re.DOTALL)
+_SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGNORECASE)
+_SHOWN_CHARS = 80
+_EXAMPLE_HEAD = """\
+# Settings of `vivavoce serve`. Every line that is commented out shows the default, or an example where there is none.
+# A variable of the environment comes before this file, and a flag before both.
+"""
+_KINDS = {
+    "string": "a text",
+    "boolean": "true or false",
+    "array": "a list of texts",
+    "object": "a table of texts",
+    "integer": "a whole number",
+    "number": "a number",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of one section.
+
+    name: as in messages, "server.port"; variable: of the environment; flag_spec: its flag of `vivavoce serve` as it is
+    declared; flag: "--port", "": it has none; default: as TOML and JSON write it, None: unset; example: a value as a
+    file could have it; kind: the JSON schema of a value that is not unset; wanted: the values that it may have.
+    """
+
+    section: str
+    field: str
+    name: str
+    variable: str
+    flag_spec: str
+    flag: str
+    meaning: str
+    default: Any
+    example: Any
+    kind: Mapping[str, Any]
+    wanted: str
+
+
+def _settings() -> Iterator[Setting]:
+    schema = ServerSettings.model_json_schema()
+
+    def resolved(part: dict[str, Any]) -> dict[str, Any]:
+        return {**schema["$defs"][part["$ref"].rpartition("/")[2]], **part} if "$ref" in part else part
+
+    for section, fields in schema["properties"].items():
+        for field, part in resolved(fields)["properties"].items():
+            found = resolved(part)
+            kind, default, flag = found.get("anyOf", [found])[0], found["default"], found.get("x-flag", "")
+            yield Setting(
+                section=section,
+                field=field,
+                name=f"{section}.{field}",
+                variable=f"VIVAVOCE_{section}_{field}".upper(),
+                flag_spec=flag,
+                flag=re.split(r"[ :]", flag)[0],
+                meaning=found.get("description", ""),
+                default=default,
+                example=found.get("x-example", default),
+                kind=kind,
+                wanted=_wanted(kind),
+            )
+
+
+def _wanted(kind: Mapping[str, Any]) -> str:
+    """The values of a schema: "a whole number in 0 … 65535"."""
+    if "enum" in kind:
+        return f"one of {', '.join(kind['enum'])}"
+    if kind.get("format") == "path":
+        return "a path"
+    text, least, most = _KINDS[kind["type"]], kind.get("minimum"), kind.get("maximum")
+    if least is not None and most is not None:
+        return f"{text} in {least} … {most}"
+    if "minLength" in kind:
+        text += " that is not empty"
+    if "exclusiveMinimum" in kind:
+        text += f" above {kind['exclusiveMinimum']}"
+    return text if most is None else f"{text}, {most} at most"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings of a server; origins: where each value comes from, by its name ("server.port")."""
+
+    settings: ServerSettings
+    origins: Mapping[str, str]
+
+    def value(self, name: str) -> Any:
+        """A setting's value by its name."""
+        return attrgetter(name)(self.settings)
+
+
+def resolve_settings(
+    config: Path | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    flags: Mapping[str, object] = MappingProxyType({}),
+) -> Resolved:
+    """The settings of a server; InvalidRequest names the first thing that is wrong: field, value, origin and limits.
+
+    config: the TOML file; None: the one that VIVAVOCE_CONFIG names in the environment, if it does. flags: values by
+    the settings' names ("server.port"); None: not given.
+    """
+    resolved, problems = try_settings(config, environment, flags)
+    if resolved is None:
+        more = f" (and {len(problems) - 1} more: `vivavoce config check`)" if problems[1:] else ""
+        raise InvalidRequest(f"{problems[0]}{more}")
+    return resolved
+
+
+def try_settings(
+    config: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]
+) -> tuple[Resolved | None, list[str]]:
+    """The settings, or one line for each thing that is wrong."""
+    named = str(config) if config else environment.get("VIVAVOCE_CONFIG")
+    try:
+        sources = [_file(Path(os.path.expanduser(named)))] if named else []
+    except VivavoceError as error:
+        return None, [str(error)]
+    problems: list[str] = []
+    values: dict[str, dict[str, Any]] = {}
+    origins = dict.fromkeys(SETTINGS, DEFAULT)
+    for source in (*sources, _environment(environment), _flags(flags)):
+        try:
+            found = source.validated()
+        except ValidationError as error:
+            problems += source.problems(error)
+            continue
+        for section, fields in found.model_dump(exclude_unset=True).items():
+            values.setdefault(section, {}).update(fields)
+            origins |= {name: source.origin(name) for name in (f"{section}.{field}" for field in fields)}
+    if problems:
+        return None, problems
+    resolved = Resolved(ServerSettings.model_validate(values), MappingProxyType(origins))
+    for problem in contradictions(resolved.settings):
+        name, _, rest = problem.partition(":")
+        origin = origins.get(name, DEFAULT)
+        problems.append(problem if origin == DEFAULT else f"{name} ({origin}):{rest}")
+    return (None, problems) if problems else (resolved, [])
+
+
+@dataclass(frozen=True)
+class _Source:
+    """values: by sections and fields, as given; origin: where a setting's value stands; unknown: the line about a
+    section and field that are no setting; typed: a text is not a number.
+    """
+
+    values: Mapping[str, Any]
+    origin: Callable[[str], str]
+    unknown: Callable[[str, str], str] = "{}.{}: is no setting".format
+    typed: bool = False
+
+    def validated(self) -> ServerSettings:
+        """The values in their own types."""
+        if self.typed:
+            # In JSON a text may be a path or a choice, and a list a tuple; otherwise types are what they are. A date,
+            # which no setting is, becomes a list that no field takes.
+            return ServerSettings.model_validate_json(json.dumps(self.values, default=lambda _: [None]), strict=True)
+        return ServerSettings.model_validate(self.values)
+
+    def problems(self, error: ValidationError) -> list[str]:
+        """A line for each name that is unknown, and then for each value that is wrong."""
+        unknown: list[str] = []
+        wrong: dict[str, str] = {}
+        for detail in error.errors():
+            section, field, *_ = *map(str, detail["loc"]), ""
+            setting = SETTINGS.get(f"{section}.{field}")
+            if setting is None:
+                unknown.append(self.unknown(section, field))
+            elif setting.name not in wrong:
+                way_out = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else setting.wanted
+                unset = ", or leave it out" if setting.default is None else ""
+                value, origin = _shown(self.values[section][field]), self.origin(setting.name)
+                wrong[setting.name] = f"{setting.name}: {value} cannot be ({origin}); give {way_out}{unset}"
+        return [*unknown, *wrong.values()]
+
+
+def _file(path: Path) -> _Source:
+    """A TOML file; InvalidRequest: it is missing, cannot be read or is no TOML."""
+    file = read_toml(path, "config")
+
+    def unknown(section: str, field: str) -> str:
+        if section not in SECTIONS:
+            return f"{section}: is no section ({file.place(section)}); {closest(section, SECTIONS)}"
+        if not field:
+            return f"{section}: is a section ({file.place(section)}); write [{section}] above its fields"
+        elsewhere = [setting.section for setting in SETTINGS.values() if setting.field == field]
+        known = (setting.field for setting in _of(section))
+        meant = f"it belongs to [{elsewhere[0]}]" if elsewhere else closest(field, known)
+        return f"{section}.{field}: is no setting ({file.place(f'{section}.{field}')}); {meant}"
+
+    return _Source(file.values, file.place, unknown, typed=True)
+
+
+class _Variables(ServerSettings, BaseSettings):
+    """What variables are called; no object of it is made."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="VIVAVOCE_", env_nested_delimiter="_", env_nested_max_split=1, enable_decoding=False
+    )
+
+
+def _environment(environment: Mapping[str, str]) -> _Source:
+    """Variables; an empty one counts as none."""
+    known, given = {setting.variable: setting for setting in SETTINGS.values()}, _given(environment)
+    variables = {own: name for name, own in _ALIASES.items() if name in given}
+    sections = {f"VIVAVOCE_{section}".upper() for section in SECTIONS}
+    variables |= {name: name for name in given if name not in sections}
+    reader = EnvSettingsSource(_Variables)
+    reader.env_vars = {own.lower(): given[name] for own, name in variables.items()}
+
+    def unknown(section: str, field: str) -> str:
+        variable = f"VIVAVOCE_{section}_{field}".upper()
+        return f"{variable}: is no setting (environment); {closest(variable, known)}"
+
+    return _Source(reader(), lambda name: variables[SETTINGS[name].variable], unknown)
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, str]:
+    # Kubernetes sets variables such as VIVAVOCE_SERVER_PORT=tcp://10.0.0.1:8880 for a service of that name.
+    return {
+        name: value
+        for name, value in environment.items()
+        if value and name.isupper() and not value.startswith(("tcp://", "udp://")) and not _CLUSTER.search(name)
+    }
+
+
+def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable that nobody reads, though its name is like ours; those of a section are errors."""
+    sections = tuple(f"VIVAVOCE_{section}_".upper() for section in SECTIONS)
+    for name in _given(environment):
+        if name.startswith("VIVAVOCE_") and not name.startswith(sections) and name not in _OTHERS:
+            own, known = (
+                name.removeprefix("VIVAVOCE_"),
+                {one.name.replace(".", "_").upper() for one in SETTINGS.values()},
+            )
+            meant = [f"{one.section}_{own}".upper() for one in SETTINGS.values() if one.field.upper() == own]
+            meant += difflib.get_close_matches(own, known, n=1)
+            end = f"did you mean VIVAVOCE_{meant[0]}?" if meant else "`vivavoce config example` has those that are"
+            yield f"{name} is read by nobody; {end}"
+
+
+def _flags(flags: Mapping[str, object]) -> _Source:
+    """Flags by the settings' names; None and empty lists are not given."""
+    values: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+    for name, value in flags.items():
+        if value not in (None, [], ()):
+            values[SETTINGS[name].section][SETTINGS[name].field] = value
+    return _Source(values, lambda name: f"flag {SETTINGS[name].flag or name}")
+
+
+def example_file() -> str:
+    """A TOML file with every setting, its meaning, limits, default and variable; it sets nothing."""
+    blocks = [_EXAMPLE_HEAD]
+    for section, about in SECTIONS.items():
+        blocks.append(f"\n[{section}]  # {about}\n")
+        for setting in _of(section):
+            facts = f"Default: {written(setting.default)}; {setting.wanted}. Variable: {setting.variable}"
+            blocks.append(f"\n# {setting.meaning}\n# {facts}\n#{setting.field} = {written(setting.example)}\n")
+    return "".join(blocks)
+
+
+def reference() -> str:
+    """All settings as Markdown: a table for each section."""
+    lines = []
+    for section, about in SECTIONS.items():
+        lines += [f"### `[{section}]`", "", about, "", "| setting | default | what it may be | flag | meaning |"]
+        lines.append("|---|---|---|---|---|")
+        for setting in _of(section):
+            flag = f"`{setting.flag}`" if setting.flag else ""
+            cells = (f"`{setting.field}`", f"`{written(setting.default)}`", setting.wanted, flag, setting.meaning)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as TOML and JSON have it, secrets in addresses masked."""
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    if isinstance(value, Enum):
+        return value.value
+    return masked(str(value)) if isinstance(value, (str, Path)) else value
+
+
+def written(value: Any) -> str:
+    """A value as TOML writes it, which for these types is JSON; "unset" for None."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{written(name)} = {written(one)}' for name, one in value.items())}}}"
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def masked(text: str) -> str:
+    """The text with the secrets of an address masked: redis://***@host."""
+    return _LOGIN.sub("://***@", _SECRET.sub(r"\1***", text))
+
+
+def _of(section: str) -> Iterator[Setting]:
+    return (setting for setting in SETTINGS.values() if setting.section == section)
+
+
+def _shown(value: object) -> str:
+    text = repr(masked(value)) if isinstance(value, str) else masked(repr(value))
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+
+
+SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _settings()})
+"""All settings by name, in the order of the models."""
+SECTIONS: Mapping[str, str] = MappingProxyType(
+    {name: str(part.annotation and part.annotation.__doc__) for name, part in ServerSettings.model_fields.items()}
+)
+"""The sections and what they are about."""

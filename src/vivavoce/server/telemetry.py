@@ -1,0 +1,102 @@
+"""Traces for OpenTelemetry: each request for speech as a span with its parts, in the trace of its sender."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vivavoce.errors import MissingDependency
+from vivavoce.server.request_log import RequestRecord
+from vivavoce.service.speech import FinishReason
+from vivavoce.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+
+class Tracing:
+    """Writes spans; made by `exporting` for a collector.
+
+    A request is one span, "speech", of kind SERVER; its parent is the span of the `traceparent` header that came with
+    it. Below it: "admission" (until it was taken: voice, text, room), "first audio" (from there to the first audio that
+    was handed over) and "stream" (to the end). The text is not written.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer: Tracer = provider.get_tracer("vivavoce", __version__)
+
+    @classmethod
+    def exporting(cls, endpoint: str, service_name: str) -> Tracing:
+        """Send to a collector that takes OTLP over HTTP, in a thread of its own, which drops what it cannot send.
+
+        Sampling and headers follow OpenTelemetry's variables (OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS).
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise MissingDependency(
+                f"telemetry: traces need OpenTelemetry ({error}); pip install 'vivavoce[telemetry]'"
+            ) from error
+        resource = Resource.create({"service.name": service_name, "service.version": __version__})
+        # The server flushes what is left itself, within its own time.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_address(endpoint))))
+        return cls(provider)
+
+    def write(self, record: RequestRecord) -> None:
+        """The spans of a request that has ended, with their own times, maybe in another task than its own."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        def at(seconds: float) -> int:
+            return int((record.started + seconds) * 1_000_000_000)
+
+        scope, parent, total_s = record.scope, Context(), record.total_s or 0.0
+        if scope is not None and scope.traceparent:
+            sent = {"traceparent": scope.traceparent, "tracestate": scope.tracestate}
+            parent = TraceContextTextMapPropagator().extract(sent, parent)
+        span = self._tracer.start_span("speech", parent, SpanKind.SERVER, _attributes(record), start_time=at(0.0))
+        if record.reason is FinishReason.ERROR:
+            span.set_status(Status(StatusCode.ERROR, record.error_code))
+        for name, begin_s, end_s in _parts(record, total_s):
+            self._tracer.start_span(name, set_span_in_context(span), start_time=at(begin_s)).end(at(end_s))
+        span.end(at(total_s))
+
+    def close(self) -> None:
+        """Send what is left; blocks for some seconds at most."""
+        self._provider.shutdown()
+
+
+def traces_address(endpoint: str) -> str:
+    """Where traces go, of a collector at `endpoint`, as http://localhost:4318; a path other than / stays as it is."""
+    scheme, _, rest = endpoint.partition("://")
+    return f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/v1/traces'}"
+
+
+def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, float]]:
+    """Name, begin and end of a request's parts, in seconds from its start; of a refused one only the admission."""
+    if record.admission_s is None:
+        return [("admission", 0.0, total_s)]
+    first_s = total_s if record.first_audio_s is None else record.first_audio_s
+    parts = [("admission", 0.0, record.admission_s), ("first audio", record.admission_s, first_s)]
+    return parts if record.first_audio_s is None else [*parts, ("stream", first_s, total_s)]
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
+    known: dict[str, str | int | float | None] = {
+        "vivavoce.request_id": record.request_id,
+        "vivavoce.door": record.door,
+        "vivavoce.audio_seconds": record.audio_s,
+        "vivavoce.segments_spoken": record.segments_spoken,
+        "vivavoce.segments_given": record.segments_given,
+        "vivavoce.caller": record.principal_name or None,
+        "vivavoce.reason": record.reason and record.reason.value,
+        "error.type": record.error_code,
+        "vivavoce.first_audio_seconds": record.first_audio_s,
+    }
+    return {name: value for name, value in known.items() if value is not None}

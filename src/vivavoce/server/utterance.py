@@ -1,0 +1,273 @@
+"""One utterance, spoken while it is written: text in by pieces, audio out in order, by one engine request or more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
+from vivavoce.server.dispatcher import ActiveRequest
+from vivavoce.server.segment_clock import SegmentClock
+from vivavoce.service.audio.encode import OutputFormat, encode
+from vivavoce.service.audio.encoders import Encoder
+from vivavoce.service.speech import FinishReason, SegmentText, Verdict
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
+
+log = logging.getLogger(__name__)
+
+PIECES_PER_S = 10
+"""Frames of a second of audio at least: so finely it can be stopped."""
+MAX_WAITING = 200
+"""Flushed passages that have not been spoken."""
+
+Reply = dict[str, Any]
+"""What a listener is sent, with its "type"; audio as {"type": "audio", "audio": bytes}."""
+
+
+@dataclass(eq=False)
+class Passage:
+    """A stretch of the text that is spoken as one request: it grows until it is flushed or the text ends."""
+
+    first_character: int
+    texts: asyncio.Queue[str | None] = field(default_factory=asyncio.Queue)
+    """Its pieces, and None where it ends."""
+    length: int = 0
+    is_blank: bool = True
+    """It has no text but white space."""
+    is_open: bool = True
+    flushes: int = 0
+    """Flushes to be confirmed when its audio was sent."""
+
+    def push(self, text: str) -> None:
+        """More of its text."""
+        if text:  # any number of empty pieces would have room
+            self.length += len(text)
+            self.is_blank = self.is_blank and not text.strip()
+            self.texts.put_nowait(text)
+
+    def end(self) -> None:
+        """All of its text has come. A second time: nothing happens."""
+        if self.is_open:
+            self.is_open = False
+            self.texts.put_nowait(None)
+
+
+class StreamedUtterance:
+    """From a start to its done, cancelled or error.
+
+    Its passages are spoken one after the other, each as a request: one listener is one stream, and two at once would be
+    refused where there is room for one. sample_rate: the speech's. start_request: takes the request's id as
+    `request_id`; send: sends a reply, and raises `left` where the listener has gone; refuse: is told of a piece of text
+    that is not taken, and raises where the utterance is to end with that.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        output: OutputFormat,
+        sample_rate: int,
+        start_request: Callable[..., Awaitable[ActiveRequest]],
+        send: Callable[[Reply], Awaitable[None]],
+        refuse: Callable[[VivavoceError], Awaitable[None]],
+        left: type[Exception],
+    ) -> None:
+        self.request_id, self._output, self._sample_rate = request_id, output, sample_rate
+        self._start_request, self._send = start_request, send
+        self._refuse, self._left = refuse, left
+        self._characters = 0
+        self._lead_in = ""
+        """White space since the last flush, which belongs to what follows."""
+        self._waiting: asyncio.Queue[Passage | None] = asyncio.Queue()
+        self._unspoken = 0
+        """Passages whose audio was not sent yet."""
+        self._active: ActiveRequest | None = None
+        self._verdicts: list[Verdict] = []
+        self._clock = SegmentClock(sample_rate, "segment", "segment_done")
+        self._is_stopped = False
+        self.has_ended = False
+        """All of its text has come."""
+        self._passage = self._begin_passage(0)  # at once, so that a bad voice is known at once
+        self.delivery = asyncio.create_task(self._deliver())
+        """Ends when all audio was sent; raises VivavoceError, or `left`."""
+        # A door that closes does not look at it, and asyncio is not to report it.
+        self.delivery.add_done_callback(lambda delivery: delivery.cancelled() or delivery.exception())
+
+    @property
+    def waits_for_text(self) -> bool:
+        """Nothing is to be spoken before more comes from the client."""
+        return not self.has_ended and self._unspoken <= self._passage.is_open
+
+    @property
+    def is_flushed(self) -> bool:
+        """All of its text is to be spoken, whatever comes."""
+        return not self._passage.is_open
+
+    def push(self, text: str) -> None:
+        """More text. InvalidRequest: all of it had come already, or it is too long; nothing is taken."""
+        if self.has_ended:
+            raise InvalidRequest("text: it comes after the end; wait for done, then send start")
+        if self._passage.is_open:
+            advice = "send flush after a sentence, and the piece again"
+            _check_length(self._passage.length + len(text), "without a flush", advice)
+            self._passage.push(text)
+        else:
+            whole = self._lead_in + text
+            _check_length(len(whole), "since the last flush", "leave white space out")
+            if whole.strip():
+                self._passage = self._begin_passage(self._characters - len(self._lead_in))
+                self._passage.push(whole)
+                whole = ""
+            self._lead_in = whole
+        self._characters += len(text)
+
+    async def flush(self) -> None:
+        """Speak what has come, and confirm when it was sent. InvalidRequest: too much is flushed and not spoken."""
+        passage = self._passage
+        if passage.is_open and not passage.is_blank:
+            if self._unspoken >= MAX_WAITING:
+                raise InvalidRequest(f"flush: {MAX_WAITING} are waiting already; send more when some are confirmed")
+            passage.end()
+            passage.flushes += 1
+        elif not passage.is_open and self._unspoken:
+            passage.flushes += 1
+        else:
+            await self._send({"type": "flushed"})
+
+    def end(self) -> None:
+        """All of the text has come. A second time: nothing happens."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._passage.end()
+            self._waiting.put_nowait(None)
+
+    def cancel(self) -> None:
+        """Stop: the engine has the cancellation, and when `delivery` has ended nothing more is sent."""
+        self._is_stopped = True
+        if self._active is not None:
+            self._active.cancel()
+        self.delivery.cancel()
+
+    def cancelled(self) -> Reply:
+        """The reply after a cancellation: how much was sent, and where in the text that ends."""
+        place, reached = self._clock.reached, None
+        if place is not None:
+            characters = {"from_character": place["start_character"], "to_character": place["end_character"]}
+            reached = {"segment": place["segment"], **characters}
+        sent = {"audio_seconds": self._clock.seconds, "reached": reached}
+        return {"type": "cancelled", "request_id": self.request_id, **sent}
+
+    def verdict(self, error: VivavoceError | None = None) -> Verdict:
+        """The verdict of all its requests together."""
+        reasons = {verdict.reason for verdict in self._verdicts}
+        reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
+        return Verdict(
+            FinishReason.ERROR if error else reason,
+            self._clock.seconds,
+            sum(verdict.segments_spoken for verdict in self._verdicts),
+            sum(verdict.segments_given for verdict in self._verdicts),
+            str(error) if error else None,
+            error.code if error else None,
+        )
+
+    def _begin_passage(self, first_character: int) -> Passage:
+        passage = Passage(first_character)
+        self._unspoken += 1
+        self._waiting.put_nowait(passage)
+        return passage
+
+    async def _deliver(self) -> None:
+        try:
+            with closing(self._output.open(self._sample_rate)) as encoder:
+                while (passage := await self._waiting.get()) is not None:
+                    await self._speak(passage, encoder)
+                    self._unspoken -= 1
+                    for _ in range(passage.flushes):
+                        await self._reply({"type": "flushed"})
+                if rest := await encode(self._output, encoder.finish):
+                    await self._send({"type": "audio", "audio": rest})
+        except Exception as error:
+            raise self._failure_of(error) from None
+
+    async def _speak(self, passage: Passage, encoder: Encoder) -> None:
+        number = len(self._verdicts) + 1
+        # No client can choose an id with this sign for another request.
+        identity = self.request_id if number == 1 else f"{self.request_id}~{number}"
+        active = self._active = await self._start_request(request_id=identity)
+        feeding = asyncio.create_task(self._feed(active, passage))
+        try:
+            self._check_stopped()
+            if number == 1:
+                rate = self._output.rate_of(self._sample_rate)
+                started: Reply = {"sample_rate": rate, "response_format": self._output.codec.value}
+                started |= {"warnings": notes} if (notes := list(active.request.notes)) else {}
+                await self._reply({"type": "started", "request_id": self.request_id, **started})
+            await self._send_speech(active, passage, encoder)
+        except Exception as error:
+            raise self._failure_of(error, active) from None
+        finally:
+            feeding.cancel()
+            active.cancel()
+            if active.verdict is not None:
+                self._verdicts.append(active.verdict)
+
+    async def _feed(self, active: ActiveRequest, passage: Passage) -> None:
+        """Hand the passage's text on, while its audio is sent."""
+        try:
+            while (text := await passage.texts.get()) is not None:
+                try:
+                    await active.push(text)
+                except (InvalidRequest, Overloaded) as error:
+                    await self._refuse(error)
+            await active.end()
+        except Exception as error:
+            self._failure_of(error, active)
+
+    def _failure_of(self, error: Exception, active: ActiveRequest | None = None) -> Exception:
+        """What the client is told of an error, with which its request ends; one that was not foreseen is logged."""
+        if isinstance(error, self._left):
+            if active is not None:
+                active.cancel()
+            return error
+        if not isinstance(error, VivavoceError):
+            log.error("request failed: %(request_id)s", {"request_id": self.request_id}, exc_info=error)
+            error = StageFailed("server: an internal error, which was logged; tell its operator the request's id")
+        if active is not None:
+            active.fail(error)
+        return error
+
+    async def _send_speech(self, active: ActiveRequest, passage: Passage, encoder: Encoder) -> None:
+        self._clock.begin_request(passage.first_character)
+        step = self._sample_rate // PIECES_PER_S
+        async for event in active:
+            if isinstance(event, SegmentText):
+                self._clock.announce(event)
+                continue
+            await self._reply(*self._clock.begin_through(event.segment))
+            for start in range(0, len(event.samples), step):
+                samples = event.samples[start : start + step]
+                if data := await encode(self._output, partial(encoder.encode, samples)):
+                    await self._send({"type": "audio", "audio": data})
+                self._clock.add(len(samples))
+                self._check_stopped()
+        active.whole()
+        await self._reply(*self._clock.end_request())
+
+    async def _reply(self, *replies: Reply) -> None:
+        for reply in replies:
+            await self._send(reply)
+            self._check_stopped()
+
+    def _check_stopped(self) -> None:
+        """A cancellation can be lost in what waits for the transport, so that it is looked for, too."""
+        if self._is_stopped:
+            raise asyncio.CancelledError
+
+
+def _check_length(length: int, since: str, advice: str) -> None:
+    if length > MAX_TEXT_CHARS:
+        raise InvalidText(f"text: {length} characters {since} are more than the limit of {MAX_TEXT_CHARS}; {advice}")

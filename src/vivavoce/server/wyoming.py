@@ -1,0 +1,321 @@
+"""The Wyoming protocol, by which Home Assistant speaks, at a port of its own.
+
+An event is a line of JSON, then its data as JSON, then its payload. The protocol has neither keys nor TLS: whoever
+reaches the port speaks as one caller, anonymous or of the key that the settings name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
+
+from vivavoce.engine.request import AudioChunk
+from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
+from vivavoce.logs import note_principal, request_scope
+from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
+from vivavoce.server.keys import KeyRing
+from vivavoce.server.rate_limiter import Principal
+from vivavoce.server.settings import ServerSection, is_loopback
+from vivavoce.service.audio.samples import to_int16
+from vivavoce.service.speech import SpeechRequest
+from vivavoce.service.text.checks import MAX_TEXT_CHARS
+from vivavoce.version import __version__
+
+ENTRY_POINT = "wyoming"
+LINE_BYTES, DATA_BYTES = 65_536, 262_144
+"""Of an event: of its line and its payload, and of its data, which may hold a text of 20,000 characters."""
+TEXT_PAUSE_S = 120.0
+"""How long the next piece of a text may take to come."""
+PATIENCE_S = 1.0
+"""How long a client may say nothing although another wants its place."""
+CLOSING_S = 2.0
+"""How long a client may take to read the last of what was sent."""
+SEND_BYTES = 8 * 1024
+"""Above this a sender waits: 170 ms of audio."""
+SERVICE = "_wyoming._tcp.local."
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def serving_wyoming(
+    dispatcher: RequestDispatcher, keys: KeyRing, settings: ServerSection, listening: socket.socket
+) -> AsyncIterator[int]:
+    """Answer in the running event loop at a socket that listens, until the context is left; its port."""
+    connections: dict[_Connection, asyncio.Task[None] | None] = {}
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection(dispatcher, keys, settings, reader, writer)
+        if len(connections) >= settings.max_connections:
+            oldest = min(connections, key=lambda one: one.waits_since)
+            if asyncio.get_running_loop().time() - oldest.waits_since < PATIENCE_S:
+                writer.transport.abort()
+                return
+            oldest.writer.transport.abort()
+            connections.pop(oldest, None)
+        connections[connection] = asyncio.current_task()
+        try:
+            await connection.serve()
+        finally:
+            connections.pop(connection, None)
+
+    server, port = await asyncio.start_server(connected, sock=listening, limit=LINE_BYTES), listening.getsockname()[1]
+    try:
+        async with nullcontext() if is_loopback(settings.host) else _announced(settings.host, port):
+            yield port
+    finally:
+        server.close()
+        for connection in connections:
+            connection.writer.transport.abort()
+        await asyncio.gather(*(task for task in connections.values() if task is not None), return_exceptions=True)
+
+
+class _Connection:
+    """One client: its events come in while audio goes out. waits_since: infinite while something is spoken."""
+
+    def __init__(
+        self,
+        dispatcher: RequestDispatcher,
+        keys: KeyRing,
+        settings: ServerSection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._dispatcher, self._keys, self._settings = dispatcher, keys, settings
+        self._reader, self.writer = reader, writer
+        self.waits_since = asyncio.get_running_loop().time()
+        self._speaking: asyncio.Task[None] | None = None
+        self._active: ActiveRequest | None = None
+        self._is_over = False
+        """Nothing more is to be spoken."""
+        self._texts: asyncio.Queue[str | None] | None = None
+        """Of a text that arrives, until all of it has come; None ends it."""
+        self._characters = 0
+        writer.transport.set_write_buffer_limits(high=SEND_BYTES)
+
+    async def serve(self) -> None:
+        """Until either side closes; nothing is left behind. After an error the connection ends, as clients expect."""
+        reading = asyncio.ensure_future(self._read())
+        try:
+            while True:
+                waited = {reading} if self._speaking is None else {reading, self._speaking}
+                done, _ = await asyncio.wait(waited, timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED)
+                if self._speaking in done:
+                    await self._spoken()
+                if reading in done:
+                    if (event := reading.result()) is None:
+                        return
+                    await self._handle(*event)
+                    reading = asyncio.ensure_future(self._read())
+                if not done:
+                    if self._texts is None:
+                        return
+                    raise InvalidRequest(f"text: none came for {TEXT_PAUSE_S:g} s; send synthesize-stop at its end")
+        except VivavoceError as error:
+            if self._speaking is None or not self._speaking.done():  # else the dispatcher has counted it
+                self._dispatcher.metrics.refuse(ENTRY_POINT, error.code)
+            await self._end_with(error)
+        except OSError:
+            pass  # it has left
+        except Exception:
+            log.exception("wyoming failed")
+            await self._end_with(StageFailed("server: an internal error, which was logged; tell its operator"))
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, self._stop(), return_exceptions=True)
+            self.writer.close()
+            asyncio.get_running_loop().call_later(CLOSING_S, self.writer.transport.abort)
+
+    @property
+    def _pause_s(self) -> float | None:
+        """Seconds that the next event may take; None: as long as what is spoken."""
+        if self._texts is not None:
+            return TEXT_PAUSE_S
+        return None if self._speaking is not None else float(self._settings.keep_alive_s)
+
+    async def _read(self) -> tuple[str, dict[str, Any]] | None:
+        """The next event's type and data; None: the client has left. InvalidRequest: what came is no event."""
+        try:
+            if not (line := await self._reader.readline()):
+                return None
+            head = _json_object(line)
+            sizes = [head.get(name) or 0 for name in ("data_length", "payload_length")]
+            for size, limit in zip(sizes, (DATA_BYTES, LINE_BYTES), strict=True):
+                if not isinstance(size, int) or not 0 <= size <= limit:
+                    raise InvalidRequest(f"event: its data or payload of {str(size)[:20]} bytes is over {limit}")
+            data = dict(head.get("data") or {})
+            if sizes[0]:
+                data |= _json_object(await self._reader.readexactly(sizes[0]))
+            await self._reader.readexactly(sizes[1])
+        except asyncio.IncompleteReadError:
+            return None
+        except (ValueError, TypeError, RecursionError):
+            raise InvalidRequest(f"event: no line of JSON with up to {LINE_BYTES} bytes; speak Wyoming here") from None
+        return str(head.get("type")), data
+
+    async def _handle(self, kind: str, data: dict[str, Any]) -> None:
+        """Act on an event; those that mean nothing to one that speaks are left, as the protocol wants it."""
+        if kind == "describe":
+            await self._send("info", await self._info())
+        elif kind == "ping":
+            await self._send("pong", {"text": data.get("text")})
+        elif kind == "synthesize-start":
+            await self._begin(data, None)
+        elif kind == "synthesize" and self._texts is None:  # within a stream it repeats the text for older servers
+            await self._begin(data, _text_of(data))
+        elif kind == "synthesize-chunk" and self._texts is not None:
+            text = _text_of(data)
+            self._characters += len(text)
+            if self._characters > MAX_TEXT_CHARS:
+                raise InvalidText(
+                    f"text: {self._characters} characters are more than the limit of {MAX_TEXT_CHARS}; "
+                    "send synthesize-stop, and the rest in a stream of its own"
+                )
+            if text:
+                self._texts.put_nowait(text)
+        elif kind == "synthesize-stop" and self._texts is not None:
+            self._texts.put_nowait(None)
+            self._texts = None
+
+    async def _begin(self, data: dict[str, Any], text: str | None) -> None:
+        """Begin to speak a text, once the one before is spoken; None: it arrives."""
+        if self._speaking is not None:
+            await asyncio.wait({self._speaking})
+            await self._spoken()
+        voice = data.get("voice")
+        name = voice.get("name") if isinstance(voice, dict) else None
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest("voice: its name is no text; send one of those in info")
+        texts: asyncio.Queue[str | None] | None = asyncio.Queue() if text is None else None
+        self._texts, self._characters, self.waits_since = texts, 0, math.inf
+        self._speaking = asyncio.create_task(self._speak(text, name or None, texts))
+
+    async def _spoken(self) -> None:
+        """Take note of the end of what was spoken; raises what it failed with."""
+        assert self._speaking is not None
+        self._speaking.result()
+        self._speaking, self._texts = None, None
+        self.waits_since = asyncio.get_running_loop().time()
+
+    async def _speak(self, text: str | None, voice: str | None, texts: asyncio.Queue[str | None] | None) -> None:
+        principal = self._principal()
+        request_id = self._dispatcher.request_log.accept_request_id(None, principal)
+        with request_scope(request_id):
+            note_principal(principal.name)
+            wanted = SpeechRequest(text, voice, principal.owner)
+            speak = self._dispatcher.speak
+            active = self._active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id)
+            if self._is_over:
+                active.cancel()
+            feeding = None if texts is None else asyncio.create_task(_feed(active, texts))
+            try:
+                async with active:
+                    await self._send_speech(active)
+            finally:
+                if feeding is not None:
+                    feeding.cancel()
+        if texts is not None:
+            await self._send("synthesize-stopped", {})
+
+    async def _send_speech(self, active: ActiveRequest) -> None:
+        form, samples = {"rate": active.sample_rate, "width": 2, "channels": 1}, 0
+
+        def moment() -> dict[str, int]:
+            return {"timestamp": samples * 1000 // active.sample_rate}
+
+        patience_s = self._settings.listener_timeout_s
+        await active.sent_within(patience_s, self._send("audio-start", {**form, **moment()}))
+        async for event in active:
+            if isinstance(event, AudioChunk):
+                pcm = to_int16(event.samples).astype("<i2").tobytes()
+                await active.sent_within(patience_s, self._send("audio-chunk", {**form, **moment()}, pcm))
+                samples += len(event.samples)
+        active.whole()
+        await active.sent_within(patience_s, self._send("audio-stop", moment()))
+
+    async def _info(self) -> dict[str, Any]:
+        """What can be asked for: every voice of the caller, with the languages of the model."""
+        about, principal = self._dispatcher.speaker.about, self._principal()
+        with self._dispatcher.permitted(principal):
+            voices = await self._dispatcher.speaker.voices(principal.owner)
+        common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
+        described = [
+            {**common, "name": one.name, "description": one.description or one.name, "languages": about.languages}
+            for one in voices
+        ]
+        program = {**common, "name": "vivavoce", "description": about.name, "voices": described}
+        return {"tts": [{**program, "supports_synthesize_streaming": True}]}
+
+    def _principal(self) -> Principal:
+        return self._keys.named(self._settings.wyoming_key or "")
+
+    async def _send(self, kind: str, data: dict[str, Any], payload: bytes = b"") -> None:
+        """Returns when the transport has taken it; OSError: the client has left."""
+        content = json.dumps(data, ensure_ascii=False).encode()
+        head = {"type": kind, "data_length": len(content), "payload_length": len(payload)}
+        self.writer.write(json.dumps(head).encode() + b"\n" + content + payload)
+        await self.writer.drain()
+
+    async def _stop(self, error: VivavoceError | None = None) -> None:
+        """Give up what is spoken. A cancellation can be lost in a wait that ends just then: the request ends, too."""
+        self._is_over = True
+        if self._active is not None and error is not None:
+            self._active.fail(error)
+        elif self._active is not None:
+            self._active.cancel()
+        if self._speaking is not None:
+            self._speaking.cancel()
+            await asyncio.gather(self._speaking, return_exceptions=True)
+
+    async def _end_with(self, error: VivavoceError) -> None:
+        await self._stop(error)
+        with suppress(OSError, TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._send("error", {"text": str(error), "code": error.code}), CLOSING_S)
+
+
+async def _feed(active: ActiveRequest, texts: asyncio.Queue[str | None]) -> None:
+    """Hand an arriving text on; a piece that cannot be spoken ends the request."""
+    try:
+        while (text := await texts.get()) is not None:
+            await active.push(text)
+        await active.end()
+    except (InvalidRequest, Overloaded) as error:
+        active.fail(error)
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    """ValueError: it is none."""
+    if not isinstance(found := json.loads(content), dict):
+        raise ValueError
+    return found
+
+
+def _text_of(data: dict[str, Any]) -> str:
+    if not isinstance(text := data.get("text"), str):
+        raise InvalidRequest("text: is missing; a synthesize event needs one")
+    return text
+
+
+@asynccontextmanager
+async def _announced(host: str, port: int) -> AsyncIterator[None]:
+    """Tell the local network where the server is, so that Home Assistant finds it, if zeroconf is installed."""
+    try:
+        from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+    except ImportError:
+        yield
+        return
+    addresses = [host] if host not in ("0.0.0.0", "::") else socket.gethostbyname_ex(socket.gethostname())[2]
+    name = f"vivavoce-{socket.gethostname().partition('.')[0]}-{port}"
+    info = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", port=port, parsed_addresses=addresses)
+    zeroconf = AsyncZeroconf(interfaces=addresses)
+    try:
+        await zeroconf.async_register_service(info)
+        yield
+    finally:
+        await zeroconf.async_close()

@@ -1,0 +1,188 @@
+"""What programs that were written for OpenAI's service send beyond what there is here, by its package and by curl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.fake_speaker import RATE, FakeSpeaker, Unguided
+from tests.server.http.serving import Served, make_state, serving
+from vivavoce.server.http.app import build_app, build_legacy_app
+from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
+from vivavoce.server.settings import ServerSettings
+
+TEXT = "Hello there."
+INSTRUCTIONS = "You will receive partial sentences. Do not complete the sentence just read out the text. " * 40
+STRICT = {"instructions": "refuse", "speed": "refuse", "empty_text": "refuse", "unknown_fields": "ignore"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(build_app, lambda: make_state(Unguided())) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Served]:
+    settings = ServerSettings.model_validate({"requests": STRICT})
+    with serving(build_app, lambda: make_state(Unguided(), settings)) as served:
+        yield served
+
+
+def speech(server: Served, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/audio/speech", json={"input": TEXT, "response_format": "pcm", **fields})
+
+
+def refusal(answer: httpx.Response) -> tuple[str, str]:
+    """The field and the message."""
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    return error["param"], error["message"]
+
+
+def last_order(server: Served) -> Any:
+    speaker = server.state.dispatcher.speaker
+    assert isinstance(speaker, FakeSpeaker)
+    return speaker.orders[-1]
+
+
+def test_the_package_gets_through_with_all_that_it_may_send(server: Served) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused") as client:
+        answer = client.audio.speech.with_raw_response.create(
+            model="gpt-4o-mini-tts", voice="anna", input=TEXT, instructions=INSTRUCTIONS, speed=4, response_format="pcm"
+        )
+        order = last_order(server)
+        assert (order.instruct, order.mode, order.speed) == (None, None, 2.0)
+        assert answer.headers["x-speed"] == "2"
+        assert answer.headers["x-warning"].split("; ") == [
+            "speed: 4 is not in 0.5 to 2",
+            "it is spoken at 2",
+            "instructions: the model that speaks cannot follow them",
+            "they were left out",
+        ]
+        assert client.models.retrieve("tts-1").id == "tts-1"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("whisper-1")
+        assert caught.value.param == "model"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.audio.speech.create(model="tts-1", voice="nobody", input=TEXT)
+        assert caught.value.param == "voice"
+        created = client.audio.voices.create(name="me", audio_sample=("me.wav", b"RIFF"), consent="cons_1")
+        assert created.created_at > 1_700_000_000
+
+
+def test_what_is_as_wished_has_no_warning(server: Served) -> None:
+    answer = speech(server, speed=1.25)
+    assert answer.headers["x-speed"] == "1.25"
+    assert "x-warning" not in answer.headers
+
+
+def test_an_operator_may_have_it_refused(strict: Served) -> None:
+    assert refusal(speech(strict, instructions="Slowly.")) == (
+        "instructions",
+        "instruct: the model that speaks cannot follow instructions; leave them out",
+    )
+    assert refusal(speech(strict, speed=0.25)) == (
+        "speed",
+        "speed: 0.25 is not in 0.5 to 2; choose a number inside",
+    )
+    field, message = refusal(speech(strict, input=" \n"))
+    assert (field, "can be spoken" in message) == ("input", True)
+
+
+@pytest.mark.parametrize(
+    "field", ["speed", "response_format", "stream_format", "seed", "voice", "instructions", "model"]
+)
+def test_null_is_as_good_as_left_out(server: Served, field: str) -> None:
+    wanted: dict[str, Any] = {"input": TEXT, field: None}
+    answer = httpx.post(f"{server.url}/v1/audio/speech", json=wanted)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/mpeg")
+
+
+def test_an_empty_voice_is_none(server: Served) -> None:
+    assert speech(server, voice="").status_code == 200
+    assert last_order(server).voice is None
+
+
+def test_unknown_fields_are_named_or_ignored_as_the_operator_likes(server: Served, strict: Served) -> None:
+    unknown = {"lang_code": "a", "stream": True, "user": None}
+    field, message = refusal(speech(server, **unknown))
+    assert field == "lang_code"
+    assert all(f"{name}: extra inputs are not permitted" in message for name in unknown)
+    assert speech(strict, **unknown).status_code == 200
+    form = httpx.post(f"{strict.url}/v1/audio/speech", data={"input": TEXT, "stream": "true"})
+    assert form.status_code == 200
+
+
+def test_all_mistakes_are_named_at_once(server: Served) -> None:
+    mistakes = {"speed": 9, "seed": -1, "voice": {"id": ""}, "sampling": {"top_p": 3, "top_k": 0}, "mode": "best"}
+    field, message = refusal(httpx.post(f"{server.url}/v1/audio/speech", json=mistakes))
+    named = [part.partition(":")[0] for part in message.split("; ")]
+    assert sorted(named) == [
+        "input",
+        "mode",
+        "sampling.top_k",
+        "sampling.top_p",
+        "see /openapi.json",
+        "seed",
+        "speed",
+        "voice.id",
+    ]
+    assert field in named
+    many = {f"field{number}": 1 for number in range(5_000)}
+    _, message = refusal(speech(server, **many))
+    assert message.endswith("; 4990 more; see /openapi.json")
+    assert len(message) < 1_000
+
+
+def test_json_without_its_content_type_is_told(server: Served) -> None:
+    body = b' {"input": "Tom & Jerry = friends"}'
+    headers = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d sends it
+    _, message = refusal(httpx.post(f"{server.url}/v1/audio/speech", content=body, headers=headers))
+    assert message == (
+        "content-type: the body is JSON and came as application/x-www-form-urlencoded; "
+        "send content-type: application/json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "path", "asked"),
+    [
+        (build_app, "/v1/audio/speech", {"json": {"input": "  ", "response_format": "pcm"}}),
+        (build_legacy_app, "/inference_sft", {"data": {"tts_text": "  ", "spk_id": "anna"}}),
+    ],
+)
+def test_a_text_with_nothing_to_say_is_a_short_silence(build: Any, path: str, asked: dict[str, Any]) -> None:
+    with serving(build) as server:
+        answer = httpx.post(server.url + path, **asked)
+        assert (answer.status_code, set(answer.content)) == (200, {0})
+        assert len(answer.content) == 2 * RATE // 5
+        records = server.state.dispatcher.request_log.finished
+        assert [(record.reason, record.segments_spoken, record.audio_s) for record in records] == [("stop", 1, 0.2)]
+
+
+def test_lists_are_open_if_the_operator_says_so(tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.toml", new_key()
+    add_key(path, new_entry(key, "team"))
+    lists = ("/v1/models", "/v1/audio/models", "/v1/models/tts-1", "/v1/audio/voices")
+    for open_lists in (False, True):
+        settings = ServerSettings.model_validate({"auth": {"open_lists": open_lists}})
+        with serving(build_app, lambda: make_state(None, settings, KeyRing(path))) as server:  # noqa: B023
+            mine = {"data": {"name": "mine"}, "files": {"file": ("me.wav", b"RIFF")}, "headers": {"x-api-key": key}}
+            assert httpx.post(f"{server.url}/v1/audio/voices", **mine).status_code == 201  # type: ignore[arg-type]
+            for where in lists:
+                assert httpx.get(server.url + where).status_code == (200 if open_lists else 401)
+                assert httpx.get(server.url + where, headers={"x-api-key": "vv_wrong"}).status_code == 401
+            known = httpx.get(f"{server.url}/v1/audio/voices", headers={"x-api-key": key}).json()["voices"]
+            assert [voice["id"] for voice in known] == ["anna", "mine"]
+            assert speech(server).status_code == 401
+            assert httpx.delete(f"{server.url}/v1/audio/voices/mine").status_code == 401
+            if open_lists:
+                seen = httpx.get(f"{server.url}/v1/audio/voices").json()
+                assert [voice["id"] for voice in seen["voices"]] == ["anna"]
+                assert httpx.get(f"{server.url}/v1/audio/models").json()["models"] == [{"id": "fake", "name": "fake"}]

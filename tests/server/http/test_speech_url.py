@@ -1,0 +1,246 @@
+"""Speech at an address: what plays, for whom, and for how long; and addresses and methods that there are not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Origin
+
+from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.http.serving import Served, make_state, serving
+from vivavoce.server.http.app import build_app
+from vivavoce.server.keys import KeyRing, add_key, new_entry, remove_key
+from vivavoce.server.settings import ServerSection, ServerSettings
+
+KEY, TEXT, SPEECH = "vv_1", "Grüß Gott, all of you.", "/v1/audio/speech"
+FOREIGN = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "image", "referer": "https://app.example/page?a=b"}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    with serving(build_app) as served:
+        yield served
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    add_key(tmp_path / "keys.toml", new_entry(KEY, "a", owner="house", requests_per_minute=2.0))
+    return tmp_path / "keys.toml"
+
+
+@pytest.fixture
+def guarded(keys: Path) -> Iterator[Served]:
+    """A server that wants keys."""
+    with serving(build_app, lambda: make_state(keys=KeyRing(keys))) as served:
+        yield served
+
+
+def orders(served: Served) -> list[Any]:
+    return served.state.dispatcher.speaker.orders
+
+
+def message_of(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["error"]["message"])
+
+
+def test_an_address_plays_what_the_post_answers(shared: Served) -> None:
+    fields = {"input": TEXT, "voice": "anna", "speed": 1.5, "seed": 7, "response_format": "pcm"}
+    posted = httpx.post(f"{shared.url}/audio/speech", json=fields)  # the address of another project, without /v1
+    played = httpx.get(f"{shared.url}{SPEECH}", params=fields)
+    assert (played.status_code, played.content) == (200, posted.content)
+    assert played.headers["content-type"] == posted.headers["content-type"]
+    assert (played.headers["cache-control"], played.headers["referrer-policy"]) == ("no-store", "no-referrer")
+    assert orders(shared)[-1] == orders(shared)[-2]
+    assert "speech.audio.done" in httpx.get(f"{shared.url}{SPEECH}?input=Hello.&stream_format=sse").text
+
+
+def test_a_head_tells_what_a_get_would_and_speaks_nothing(shared: Served) -> None:
+    before = len(orders(shared))
+    looked_at = httpx.head(f"{shared.url}{SPEECH}?input=Hello.&response_format=wav")
+    assert (looked_at.status_code, looked_at.headers["content-type"]) == (200, "audio/wav")
+    assert "content-length" not in looked_at.headers
+    assert httpx.head(f"{shared.url}{SPEECH}").status_code == 400
+    assert len(orders(shared)) == before
+    models = httpx.get(f"{shared.url}/v1/models")
+    assert httpx.head(f"{shared.url}/v1/models").headers["content-length"] == str(len(models.content))
+    assert httpx.head(f"{shared.url}/v1/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("", "input: field required"),
+        ("input=Hello.&tone=happy", "tone: extra inputs"),
+        ("input=Hello.&input=Bye.", "query: holds a field twice"),
+        ("input=%ff", "input: is no UTF-8"),
+        ("input=Hello.&prompt_text=Hi.", "prompt_text: has no room in a URL"),
+        ("input=Hello.&response_format=midi", "response_format: "),
+    ],
+)
+def test_what_cannot_be_played_is_said(shared: Served, query: str, message: str) -> None:
+    told = message_of(httpx.get(f"{shared.url}{SPEECH}?{query}"), 400)
+    assert told[: len(message)] == message
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed", "status"),
+    [
+        ({}, (), 200),
+        ({"sec-fetch-site": "none", "sec-fetch-dest": "document"}, (), 200),  # typed into the address bar
+        ({"sec-fetch-site": "same-origin", "sec-fetch-dest": "audio"}, (), 200),
+        ({"referer": "http://{host}/page"}, (), 200),
+        (FOREIGN, (), 403),
+        ({**FOREIGN, "sec-fetch-dest": "document"}, (), 403),
+        ({**FOREIGN, "sec-fetch-site": "same-site", "referer": "http://127.0.0.1:1/"}, (), 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-dest": "audio"}, (), 403),  # a page that tells no referrer
+        ({"referer": "https://app.example/page"}, (), 403),
+        (FOREIGN, ("https://app.example",), 200),
+        (FOREIGN, ("https://app.example:8443",), 403),
+        ({"sec-fetch-site": "cross-site"}, ("*",), 200),
+    ],
+)
+def test_a_foreign_page_makes_nothing_speak(headers: dict[str, str], allowed: tuple[str, ...], status: int) -> None:
+    settings = ServerSettings(server=ServerSection(cors_origins=allowed))
+    with serving(build_app, lambda: make_state(settings=settings)) as served:
+        sent = {name: value.format(host=f"127.0.0.1:{served.port}") for name, value in headers.items()}
+        answer = httpx.get(f"{served.url}{SPEECH}?input=Hello.", headers=sent)
+        assert answer.status_code == status
+        assert len(orders(served)) == (status == 200)
+        if status == 403:
+            assert message_of(answer, 403).endswith("may not play speech; allow it in cors_origins")
+
+
+def signed(served: Served, seconds: int = 60, **fields: str) -> str:
+    """A URL that the server makes."""
+    answer = httpx.post(
+        f"{served.url}{SPEECH}/url?expires_in={seconds}",
+        json={"input": TEXT, "response_format": "pcm", **fields},
+        headers={"authorization": f"Bearer {KEY}"},
+    )
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    assert made["url"].startswith(f"{served.url}{SPEECH}?")
+    assert "input=Gr%C3%BC%C3%9F%20Gott" in made["url"]
+    assert 0 < made["expires_at"] - time.time() <= seconds + 1
+    return str(made["url"])
+
+
+def test_with_keys_a_signed_address_plays_for_everyone_and_counts_for_its_key(guarded: Served) -> None:
+    url = signed(guarded, voice="anna")
+    assert KEY not in url
+    assert "house" not in url
+    assert httpx.get(url, headers=FOREIGN).status_code == 200  # that is what it is made for
+    assert orders(guarded)[-1].owner == "house"
+    again = "&".join(reversed(urlsplit(url).query.split("&")))  # however a proxy writes it
+    assert httpx.get(f"{guarded.url}{SPEECH}?{again}").status_code == 200
+    assert httpx.get(url).status_code == 429  # its two in a minute
+
+
+def test_with_keys_nothing_else_plays(guarded: Served) -> None:
+    url = signed(guarded)
+    plain = f"{guarded.url}{SPEECH}?input=Hello."
+    assert "or ask for a signed URL" in message_of(httpx.get(plain), 401)
+    for wrong in (
+        url.replace("Gott", "Gotf"),
+        url.replace("expires=", "expires=9"),
+        f"{url}&seed=1",
+        f"{url}&expires=99999999999",
+        f"{url}&signature=0",
+        url[:-1],
+        f"{plain}&expires=99999999999&signature=%C3%BC",
+    ):
+        assert "signature: is not right" in message_of(httpx.get(wrong), 401), wrong
+    assert httpx.post(f"{guarded.url}{SPEECH}/url", json={"input": TEXT}).status_code == 401
+    assert orders(guarded) == []
+    assert httpx.get(plain, headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+
+
+def test_a_signed_address_ends_with_its_time_and_with_its_key(keys: Path) -> None:
+    now = time.time()
+    ring = KeyRing(keys, clock=lambda: now)
+    with serving(build_app, lambda: make_state(keys=ring)) as served:
+        url = signed(served, 60)
+        now += 70
+        assert message_of(httpx.get(url), 401) == "expires: the time of this URL is over; ask for a new one"
+        now -= 70
+        remove_key(keys, "a")
+        assert "its key is gone" in message_of(httpx.get(url), 401)
+        add_key(keys, new_entry(KEY, "a", expires="2001-01-01"))
+        assert "has expired" in message_of(httpx.get(url), 401)
+
+
+@pytest.mark.parametrize(
+    ("query", "fields", "message"),
+    [
+        ("expires_in=0", {}, "expires_in: "),
+        ("expires_in=604801", {}, "expires_in: "),
+        ("", {"input": ""}, "input: "),
+        ("", {"prompt_audio": "AAAA"}, "prompt_audio: has no room"),
+        ("", {"sampling": {"top_k": 3}}, "sampling: has no room"),
+        ("", {"input": "字" * 4_000}, "input: its URL would have"),
+    ],
+)
+def test_what_no_address_can_say_is_told(guarded: Served, query: str, fields: dict[str, Any], message: str) -> None:
+    key = {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(f"{guarded.url}{SPEECH}/url?{query}", json={"input": TEXT, **fields}, headers=key)
+    assert message_of(answer, 400)[: len(message)] == message
+
+
+def test_without_keys_an_address_is_plain(shared: Served) -> None:
+    made = httpx.post(f"{shared.url}{SPEECH}/url", json={"input": TEXT, "voice": {"id": "anna"}}).json()
+    assert made == {"url": f"{shared.url}{SPEECH}?voice=anna&input={quote(TEXT)}", "expires_at": None}
+    assert httpx.get(made["url"]).status_code == 200
+
+
+def test_a_listener_who_leaves_frees_the_place() -> None:
+    speaker = FakeSpeaker(gate=Gate(pieces=1))
+    with serving(build_app, lambda: make_state(speaker)) as served:
+        with httpx.stream("GET", f"{served.url}{SPEECH}?input={TEXT}&response_format=pcm", timeout=60) as answer:
+            next(answer.iter_raw())
+        served.call(speaker.streams[0].cancelled.wait)
+        assert served.call(lambda: served.state.dispatcher.active) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        (SPEECH, {"GET", "HEAD", "POST"}),
+        (f"{SPEECH}/url", {"POST"}),
+        ("/v1/audio/voices", {"GET", "HEAD", "POST"}),
+        ("/v1/audio/voices/anna", {"DELETE"}),
+        ("/health/live", {"GET", "HEAD"}),
+        ("/health", {"GET", "HEAD"}),
+        ("/", {"GET", "HEAD"}),
+    ],
+)
+def test_a_wrong_method_is_told_all_right_ones(shared: Served, path: str, allow: set[str]) -> None:
+    refused = httpx.put(f"{shared.url}{path}")
+    assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, allow)
+    assert refused.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_an_unknown_websocket_is_not_found_and_a_refused_one_is_no_error(
+    shared: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = shared.url.replace("http", "ws")
+    with caplog.at_level(logging.WARNING):
+        for path, origin, status, code in (
+            ("/v1/realtime", None, 404, "not_found"),
+            (SPEECH, None, 404, "not_found"),
+            ("/v1/audio/stream", Origin("https://evil.example"), 403, "forbidden"),
+        ):
+            with pytest.raises(InvalidStatus) as refused, connect(f"{url}{path}", origin=origin):
+                pass
+            assert refused.value.response.status_code == status
+            assert code in (refused.value.response.body or b"").decode()
+    assert caplog.records == []
