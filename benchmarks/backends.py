@@ -26,10 +26,10 @@ import torch
 import vivavoce
 from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import origin, reader
+from vivavoce.cli.console import print_table
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.entrypoints.cli.console import print_table
 from vivavoce.errors import VivavoceError
 from vivavoce.service.model_choice import choose_device, model_folder
 from vivavoce_bench.measure import save_json

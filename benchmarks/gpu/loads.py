@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
+from vivavoce.cli.console import Reporter
+from vivavoce.cli.model import EngineChoice, ModelChoice
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 

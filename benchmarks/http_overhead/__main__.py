@@ -47,7 +47,7 @@ Found = dict[str, Any]
 def main() -> None:
     """Measure, print as it comes, write JSON."""
     options = _parser().parse_args()
-    # What the command line sets for the server's processes holds for the engine beside it: see entrypoints/cli/main.py.
+    # What the command line sets for the server's processes holds for the engine beside it: see cli/main.py.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with tempfile.TemporaryDirectory(prefix="vivavoce-http-") as name:
         found = _measure(options, _settings(options, Path(name) / "voices"), Path(name))

@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.http_overhead.trace import TraceLog
+from vivavoce.cli import server
+from vivavoce.cli.main import main
 from vivavoce.engine.request import AudioChunk
-from vivavoce.entrypoints.cli import server
-from vivavoce.entrypoints.cli.main import main
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.service.engine_process.client import EngineClient

@@ -13,8 +13,8 @@ from typing import Any, cast
 import torch
 
 from benchmarks.plain.talker import PlainTalker
-from vivavoce.entrypoints.cli.console import Reporter, print_error
-from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice
+from vivavoce.cli.console import Reporter, print_error
+from vivavoce.cli.model import EngineChoice, ModelChoice
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import VivavoceError
 from vivavoce.service.model_choice import model_folder

@@ -11,7 +11,7 @@ import sys
 if __name__ == "__main__" and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(__file__))]:
     del sys.path[0]
 
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

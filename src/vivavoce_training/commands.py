@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group, shared
+from vivavoce.cli.flags import REQUIRED, argument, command, flag, group, shared
 from vivavoce.errors import InvalidRequest
 from vivavoce_training.record import log
 

@@ -17,12 +17,12 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.cli.model import ModelChoice
 from vivavoce.engine.backends import table
 from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
 from vivavoce.engine.settings import EngineSettings, has_language_model
-from vivavoce.entrypoints.cli.model import ModelChoice
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import Row, RowKind

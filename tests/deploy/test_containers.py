@@ -16,8 +16,8 @@ import pytest
 import typer
 import yaml
 
-from vivavoce.entrypoints.cli.main import app
-from vivavoce.entrypoints.cli.serve import flag_values
+from vivavoce.cli.main import app
+from vivavoce.cli.serve import flag_values
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.settings_sources import resolve_settings, unread_variables
 

@@ -17,7 +17,7 @@ import typer
 from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
 from tests.server.http.serving import make_state
-from vivavoce.entrypoints.cli.main import app, main
+from vivavoce.cli.main import app, main
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.service.synthesizer import Synthesizer
 

@@ -10,7 +10,7 @@ import torch
 from vivavoce.checkpoint.folder import SPEAKERS, TextStream, read_card
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.checkpoint.weights import read_tensors
-from vivavoce.service.inspection import inspect_model
+from vivavoce.cli.inspection import inspect_model
 from vivavoce.service.model_choice import MINI, model_folder
 from vivavoce_training.assemble import NOTICE, VOICES
 from vivavoce_training.weights import MINI as TEMPLATE

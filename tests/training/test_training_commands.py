@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 
 COMMANDS = (
     *("corpus", "sentences", "text-tokenizer", "tokenizer", "speaker", "lm", "flow", "vocoder"),
@@ -36,9 +36,7 @@ def test_each_command_is_listed_explains_itself_and_stands_in_the_page(
 
 
 def test_help_comes_without_torch() -> None:
-    code = (
-        "import sys; from vivavoce.entrypoints.cli.main import main; main(['train', 'lm', '-h']); print(*sys.modules)"
-    )
+    code = "import sys; from vivavoce.cli.main import main; main(['train', 'lm', '-h']); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--sequences" in run.stdout
     assert not {"torch", "numpy"} & set(run.stdout.splitlines()[-1].split())
@@ -48,7 +46,7 @@ def test_where_the_package_is_missing_a_line_says_so(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src" / "vivavoce", tmp_path / "vivavoce", ignore=shutil.ignore_patterns("*.pt", "*.onnx"))
     code = (
         f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if not p.endswith('src'))]; "
-        "from vivavoce.entrypoints.cli.main import main; sys.exit(main(['train', 'lm']))"
+        "from vivavoce.cli.main import main; sys.exit(main(['train', 'lm']))"
     )
     run = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr.count("\n")) == (2, 1)

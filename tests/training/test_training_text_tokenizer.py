@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce_training.text_tokenizer import NUM_MERGES, learn_tokenizer
 from vivavoce_training.weights import MINI

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, progress
-from vivavoce.entrypoints.cli.flags import command, examples, flag, with_flags
-from vivavoce.entrypoints.cli.model import (
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter, progress
+from vivavoce.cli.flags import command, examples, flag, with_flags
+from vivavoce.cli.model import (
     BackendChoice,
     EngineChoice,
     ModelChoice,
@@ -25,7 +25,7 @@ from vivavoce.entrypoints.cli.model import (
     named_voices,
     note_if_no_real_model,
 )
-from vivavoce.entrypoints.cli.output import check_report_places, print_figures
+from vivavoce.cli.output import check_report_places, print_figures
 from vivavoce.errors import InvalidRequest, Overloaded
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vivavoce.checkpoint.folder import BACKBONE, ModelCard
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
+from vivavoce.cli.model import ModelChoice
 from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
 from vivavoce.engine.engine import Engine, build_stages
 from vivavoce.engine.lm_stage import plain_run
@@ -32,7 +33,6 @@ from vivavoce.engine.request import (
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.engine.stages import VocoderInterface
 from vivavoce.engine.vocoder_stage import Piece
-from vivavoce.entrypoints.cli.model import ModelChoice
 from vivavoce.models.build import LanguageModel, Models, build_language_model, build_models
 from vivavoce.models.generations import MAX_FRAMES
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end

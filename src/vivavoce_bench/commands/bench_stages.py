@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.cli.flags import flag
-from vivavoce.entrypoints.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
-from vivavoce.entrypoints.cli.output import check_report_places, print_figures
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter
+from vivavoce.cli.flags import flag
+from vivavoce.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
+from vivavoce.cli.output import check_report_places, print_figures
 from vivavoce.errors import InvalidRequest, UnsupportedModel
 from vivavoce_triton.client.utterance import Utterance, check_utterances, read_dataset, read_manifest
 

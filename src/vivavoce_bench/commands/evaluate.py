@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli.console import Reporter, print_table
-from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
-from vivavoce.entrypoints.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
-from vivavoce.entrypoints.cli.speak import SpeechManner
+from vivavoce.cli.console import Reporter, print_table
+from vivavoce.cli.flags import JsonOption, QuietOption, TranscriptsOption, flag
+from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, named_voices, note_if_no_real_model
+from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
 

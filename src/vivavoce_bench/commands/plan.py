@@ -7,8 +7,8 @@ from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli.console import print_table, size_text
-from vivavoce.entrypoints.cli.flags import DtypeOption, JsonOption, MemoryOption, flag
+from vivavoce.cli.console import print_table, size_text
+from vivavoce.cli.flags import DtypeOption, JsonOption, MemoryOption, flag
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands.plan_fleet import COLUMNS, Listeners, fleet
 
@@ -103,7 +103,7 @@ def planned_engine(config: ModelConfig, dtype: str, memory_gb: float) -> EngineP
     """As the command's flags say; errors as `EngineChoice.settings` and `plan_engine`."""
     import torch
 
-    from vivavoce.entrypoints.cli.model import EngineChoice
+    from vivavoce.cli.model import EngineChoice
     from vivavoce.service.model_choice import choose_dtype
     from vivavoce_bench.planning import plan_engine
 

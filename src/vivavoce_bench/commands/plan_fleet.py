@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from vivavoce.entrypoints.cli.flags import flag
+from vivavoce.cli.flags import flag
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.measure import percentile
 

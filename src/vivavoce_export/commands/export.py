@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, size_text
-from vivavoce.entrypoints.cli.flags import REQUIRED, command, flag, group
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter, size_text
+from vivavoce.cli.flags import REQUIRED, command, flag, group
 from vivavoce_export.commands import export_networks, export_trtllm
 
 

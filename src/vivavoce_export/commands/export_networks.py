@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, size_text
-from vivavoce.entrypoints.cli.flags import flag
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter, size_text
+from vivavoce.cli.flags import flag
 from vivavoce.errors import InvalidRequest
 
 EXAMPLES = (

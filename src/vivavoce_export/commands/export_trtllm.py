@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivavoce.entrypoints.cli.console import Reporter, print_table, progress, size_text
-from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, REQUIRED, QuietOption, VariantOption, flag
+from vivavoce.cli.console import Reporter, print_table, progress, size_text
+from vivavoce.cli.flags import MODEL_VARIABLE, REQUIRED, QuietOption, VariantOption, flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vivavoce.entrypoints.cli.console import Reporter, print_error
-from vivavoce.entrypoints.cli.flags import REQUIRED, QuietOption, command, flag, group, shared
-from vivavoce.entrypoints.cli.output import check_writable
+from vivavoce.cli.console import Reporter, print_error
+from vivavoce.cli.flags import REQUIRED, QuietOption, command, flag, group, shared
+from vivavoce.cli.output import check_writable
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.version import __version__
 from vivavoce_bench.commands.evaluate import BUILT_IN_RECOGNISER, recogniser_factory, recogniser_jobs

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import typer
 
-from vivavoce.entrypoints.cli import flags as shared
-from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, examples, flag, with_flags
+from vivavoce.cli import flags as shared
+from vivavoce.cli.console import Reporter
+from vivavoce.cli.flags import REQUIRED, argument, command, examples, flag, with_flags
 from vivavoce.errors import InvalidRequest, StageFailed
 
 T = TypeVar("T")
@@ -156,8 +156,8 @@ def check_llm(
     """Let a few speech tokens come out of a language model before it is served."""
     reporter = Reporter(quiet)
     with reporter.working("loading …"):
+        from vivavoce.cli.model import ModelChoice
         from vivavoce.engine.settings import EngineSettings
-        from vivavoce.entrypoints.cli.model import ModelChoice
         from vivavoce_bench.commands import bench_backends as backends
         from vivavoce_bench.commands.bench_model import BenchModel
         from vivavoce_triton.client.utterance import Utterance

@@ -20,7 +20,7 @@ import pytest
 from tests.server.certificates import certified, needs_openssl
 from tests.server.http.faulty_clients import NEIGHBOUR, Client, asked, speech, state_of, undisturbed, until
 from tests.server.http.serving import serving
-from vivavoce.entrypoints.cli.server import FILES_BESIDE, fit_open_files
+from vivavoce.cli.server import FILES_BESIDE, fit_open_files
 from vivavoce.server.http import listener
 from vivavoce.server.http.app import build_app, build_health_app
 from vivavoce.server.http.listener import MARGIN, bind

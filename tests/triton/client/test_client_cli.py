@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 
 RECORDING = Path(__file__).parents[2] / "data" / "audio" / "speech_24k_float.wav"
 

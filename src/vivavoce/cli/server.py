@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
-from vivavoce.entrypoints.cli.console import Reporter
+from vivavoce.cli.console import Reporter
 from vivavoce.errors import InvalidRequest
 from vivavoce.logs import configure
 from vivavoce.server.dispatcher import RequestDispatcher

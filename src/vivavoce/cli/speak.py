@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, is_terminal, progress
-from vivavoce.entrypoints.cli.flags import REQUIRED, argument, flag
-from vivavoce.entrypoints.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
-from vivavoce.entrypoints.cli.output import Output, check_subtitles, write_subtitles
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter, is_terminal, progress
+from vivavoce.cli.flags import REQUIRED, argument, flag
+from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
+from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.service.text.checks import check_characters
 

@@ -85,7 +85,7 @@ def test_without_the_servers_packages_it_says_what_to_install(run: Run, monkeypa
 def test_the_settings_need_no_torch() -> None:
     code = (
         "import sys; import vivavoce.server.settings_sources, vivavoce.server.keys; "
-        "import vivavoce.entrypoints.cli.serve; "
+        "import vivavoce.cli.serve; "
         "sys.exit('torch' in sys.modules)"
     )
     assert spawn(program=("-c", code)).code == 0

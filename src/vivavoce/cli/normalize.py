@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vivavoce.entrypoints.cli.console import Reporter, print_table
-from vivavoce.entrypoints.cli.flags import REQUIRED, ModelOption, argument, flag
+from vivavoce.cli.console import Reporter, print_table
+from vivavoce.cli.flags import REQUIRED, ModelOption, argument, flag
 
 EXAMPLES = (
     'vivavoce normalize "It costs $3.50." --explain',

@@ -15,7 +15,7 @@ import torch
 from cli_harness import Run
 
 from vivavoce.checkpoint.folder import fingerprint
-from vivavoce.service.inspection import inspect_model, is_whole_onnx
+from vivavoce.cli.inspection import inspect_model, is_whole_onnx
 from vivavoce.service.model_choice import MINI
 
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table
-from vivavoce.entrypoints.cli.flags import REQUIRED, JsonOption, QuietOption, argument, command, flag, group
+from vivavoce.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.cli.flags import REQUIRED, JsonOption, QuietOption, argument, command, flag, group
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from cli_harness import Run, spawn
 
 import vivavoce
-from vivavoce.entrypoints.cli import main as cli
-from vivavoce.entrypoints.cli.console import one_line
+from vivavoce.cli import main as cli
+from vivavoce.cli.console import one_line
 from vivavoce.errors import VoiceNotFound
 
 COMMANDS = (
@@ -26,7 +26,7 @@ COMMANDS = (
 )
 COMPLETING = """import os
 os.environ["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 raise SystemExit(main())"""
 HEAVY = ("torch", "numpy", "onnxruntime", "httpx", "rich", "safetensors", "tokenizers", "av", "wetext")
 
@@ -41,7 +41,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 
 def test_starting_imports_nothing_heavy() -> None:
-    listing = "import sys, vivavoce.entrypoints.cli.main; print(*sys.modules)"
+    listing = "import sys, vivavoce.cli.main; print(*sys.modules)"
     loaded = spawn(program=("-c", listing)).text.split()
     assert "typer" in loaded
     assert not set(HEAVY) & set(loaded)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivavoce.entrypoints.cli.console import Reporter, print_table, progress, size_text
-from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, argument, flag
+from vivavoce.cli.console import Reporter, print_table, progress, size_text
+from vivavoce.cli.flags import JsonOption, QuietOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ LONG = "Hello there, how are you today? " * 40
 INTERRUPTIBLE = (
     "-c",
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from vivavoce.entrypoints.cli.main import main; sys.exit(main())",
+    "from vivavoce.cli.main import main; sys.exit(main())",
 )
 
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 import typer
 
-from vivavoce.entrypoints.cli.console import Reporter, one_line, print_table, size_text
-from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
-from vivavoce.entrypoints.cli.info import problem_line
-from vivavoce.entrypoints.cli.output import check_writable
+from vivavoce.cli.console import Reporter, one_line, print_table, size_text
+from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
+from vivavoce.cli.info import problem_line
+from vivavoce.cli.output import check_writable
 from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
 
@@ -159,7 +159,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _model(model: str | None) -> Finding:
-    from vivavoce.service.inspection import inspect_model
+    from vivavoce.cli.inspection import inspect_model
     from vivavoce.service.model_choice import model_folder
 
     try:

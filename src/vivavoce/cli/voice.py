@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter, confirm_removal, print_table, size_text
-from vivavoce.entrypoints.cli.flags import REQUIRED, argument, command, flag, group
-from vivavoce.entrypoints.cli.model import note_if_no_real_model
-from vivavoce.entrypoints.cli.output import check_writable, explaining
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter, confirm_removal, print_table, size_text
+from vivavoce.cli.flags import REQUIRED, argument, command, flag, group
+from vivavoce.cli.model import note_if_no_real_model
+from vivavoce.cli.output import check_writable, explaining
 from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNotFound
 
 if TYPE_CHECKING:
-    from vivavoce.service.inspection import ModelNames
+    from vivavoce.cli.inspection import ModelNames
     from vivavoce.service.voices.stores import VoiceStore
     from vivavoce.service.voices.voice import Voice
 
@@ -211,7 +211,7 @@ def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
 
 
 def _model_names(model: str | None) -> ModelNames:
-    from vivavoce.service.inspection import ModelNames, local_models
+    from vivavoce.cli.inspection import ModelNames, local_models
     from vivavoce.service.model_choice import model_folder
 
     return ModelNames([model_folder(model)] if model else local_models())

@@ -15,8 +15,8 @@ import soundfile
 
 import vivavoce
 
-SOURCES = Path(vivavoce.__file__).parents[1]
-AUDIO = Path(__file__).parents[2] / "data" / "audio"
+SOURCES = Path(vivavoce.__file__).parents[0]
+AUDIO = Path(__file__).parents[1] / "data" / "audio"
 
 
 @dataclass(frozen=True)

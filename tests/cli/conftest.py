@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_harness import AUDIO, Result, Run, Stream
 
-from vivavoce.entrypoints.cli.main import main
+from vivavoce.cli.main import main
 from vivavoce.service.model_choice import BABBLE
 from vivavoce.service.synthesizer import Synthesizer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from vivavoce.entrypoints.cli.main import app
-from vivavoce.entrypoints.cli.serve import flag_values
+from vivavoce.cli.main import app
+from vivavoce.cli.serve import flag_values
 from vivavoce.server.settings_sources import Resolved, resolve_settings
 
 

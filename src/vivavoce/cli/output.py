@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vivavoce.entrypoints.cli.console import is_terminal, print_table
+from vivavoce.cli.console import is_terminal, print_table
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_json
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entrypoints.cli.conftest import Run
+from tests.cli.conftest import Run
 
 
 def test_a_text_is_read_by_either_rules(run: Run) -> None:

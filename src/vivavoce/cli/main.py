@@ -17,9 +17,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vivavoce.entrypoints.cli import config, doctor, download, info, keys, normalize, serve, speak, voice
-from vivavoce.entrypoints.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
-from vivavoce.entrypoints.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
+from vivavoce.cli import config, doctor, download, info, keys, normalize, serve, speak, voice
+from vivavoce.cli.console import DEBUG_VARIABLE, debugging, print_error, quiet_libraries
+from vivavoce.cli.flags import OLD_NAMES, command, examples, flag, group, with_flags
 from vivavoce.errors import MissingDependency, VivavoceError
 from vivavoce.version import __version__
 from vivavoce_bench.commands import bench, evaluate, plan

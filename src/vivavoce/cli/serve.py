@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from vivavoce.entrypoints.cli.config import needs_server
-from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.cli.flags import QuietOption, flag, with_flags
+from vivavoce.cli.config import needs_server
+from vivavoce.cli.console import Reporter
+from vivavoce.cli.flags import QuietOption, flag, with_flags
 
 if TYPE_CHECKING:
     from vivavoce.server.settings_sources import Setting
@@ -81,7 +81,7 @@ def _command() -> Any:
         quiet: QuietOption = False,
     ) -> None:
         with needs_server():
-            from vivavoce.entrypoints.cli.server import run_server
+            from vivavoce.cli.server import run_server
             from vivavoce.server.settings_sources import resolve_settings
         settings = resolve_settings(config, os.environ, flag_values(vars(given))).settings
         asyncio.run(run_server(settings, Reporter(quiet)))

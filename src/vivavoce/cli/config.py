@@ -10,8 +10,8 @@ from pathlib import Path
 
 import typer
 
-from vivavoce.entrypoints.cli.console import Reporter, print_error, print_table
-from vivavoce.entrypoints.cli.flags import JsonOption, QuietOption, argument, command, group
+from vivavoce.cli.console import Reporter, print_error, print_table
+from vivavoce.cli.flags import JsonOption, QuietOption, argument, command, group
 from vivavoce.errors import MissingDependency
 
 app = group(

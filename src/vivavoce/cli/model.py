@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vivavoce.entrypoints.cli import flags
-from vivavoce.entrypoints.cli.console import Reporter
-from vivavoce.entrypoints.cli.flags import flag
+from vivavoce.cli import flags
+from vivavoce.cli.console import Reporter
+from vivavoce.cli.flags import flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:

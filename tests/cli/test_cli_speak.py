@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cli_harness import Run, read_wav
 
-from vivavoce.entrypoints.cli.speak import SpeechManner
+from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce_textnorm.lexicon import Lexicon
@@ -66,7 +66,7 @@ def test_a_disk_that_fills_up_later_is_named(run: Run, monkeypatch: pytest.Monke
             super().close()
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vivavoce.entrypoints.cli.output.open", lambda *_: Filling(), raising=False)
+    monkeypatch.setattr("vivavoce.cli.output.open", lambda *_: Filling(), raising=False)
     assert "'full.wav' cannot be written (No space left" in run("speak Hi. -o full.wav --stream").error
 
 

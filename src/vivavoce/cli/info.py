@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig, WholeFlowConfig
-from vivavoce.entrypoints.cli.console import Reporter, print_table, size_text
-from vivavoce.entrypoints.cli.flags import MODEL_VARIABLE, JsonOption, argument
+from vivavoce.cli.console import Reporter, print_table, size_text
+from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
 from vivavoce.errors import CheckpointError
 
 if TYPE_CHECKING:
     from vivavoce.checkpoint.config import ModelConfig
-    from vivavoce.service.inspection import ModelReport
+    from vivavoce.cli.inspection import ModelReport
 
 EXAMPLES = ("vivavoce info CosyVoice2-0.5B", "vivavoce info ./pretrained_models/CosyVoice2-0.5B --json")
 _UNKNOWN = "unknown"
@@ -28,7 +28,7 @@ def info(
     Everything that is missing or wrong is said at once, and no network is loaded.
     """
     with Reporter().working("reading …"):
-        from vivavoce.service.inspection import inspect_model
+        from vivavoce.cli.inspection import inspect_model
         from vivavoce.service.model_choice import model_folder
 
         report = inspect_model(model_folder(model))

@@ -73,7 +73,7 @@ def test_a_broken_stream_leaves_whole_files_of_what_was_spoken(
         yield next(iter(chunks))  # type: ignore[call-overload]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.StreamClock.timed", broken)
+    monkeypatch.setattr("vivavoce.cli.speak.StreamClock.timed", broken)
     options = ("--stream", "-o", f"cut.{suffix}", "--subtitles", "cut.vtt")
     assert run("speak", "Hello, how are you?", *options).code == 130
     samples, rate = soundfile.read(f"cut.{suffix}")
@@ -115,7 +115,7 @@ def test_subtitles_end_with_the_audio(run: Run, options: tuple[str, ...]) -> Non
 def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
     book = TEXT * 2 + "\n\n* * *\n\n" + TEXT
     Path("book.txt").write_text(book, encoding="utf-8")
     for options in ((), ("--stream",)):
@@ -131,7 +131,7 @@ def test_a_book_is_spoken_in_order_with_one_line_of_subtitles_after_the_other(
 
 
 def test_ctrl_c_in_a_book_leaves_a_whole_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
     speak, spoken = Synthesizer.speak_many, []
 
     def broken(self: Synthesizer, *given: object) -> object:
@@ -173,7 +173,7 @@ def test_of_a_book_memory_holds_little_and_its_letters_are_looked_at_first(
 
 
 def test_it_is_played_as_well(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivavoce.entrypoints.cli.speak.PART_CHARS", 120)
+    monkeypatch.setattr("vivavoce.cli.speak.PART_CHARS", 120)
     played: list[int] = []
     monkeypatch.setattr(Speech, "play", lambda self: played.append(len(self.samples)))
     for text in ("Hi.", TEXT * 2):
