@@ -14,9 +14,9 @@ from benchmarks.gpu.model import origin
 from benchmarks.http_overhead.loads import Load, answer_loads
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams
+from vivavoce.engine_process.model_service import engine_settings
 from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.server.settings import ServerSettings
-from vivavoce.service.engine_process.model_service import engine_settings
 from vivavoce.service.model_choice import model_folder
 from vivavoce.service.voices.voice import built_in_voices
 from vivavoce_bench.load import Piece, Utterance

@@ -18,11 +18,11 @@ from benchmarks.http_overhead.trace import TraceLog
 from vivavoce.cli import server
 from vivavoce.cli.main import main
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.messages import Message as EngineMessage
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.messages import Message as EngineMessage
 
 LOG = TraceLog("server")
 _visitor: ContextVar[dict[str, Any] | None] = ContextVar("visitor", default=None)

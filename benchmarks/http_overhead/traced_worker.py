@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 from benchmarks.http_overhead.trace import TraceLog
 from vivavoce.engine.request import AudioChunk
-from vivavoce.service.engine_process import process
-from vivavoce.service.engine_process.messages import Message
+from vivavoce.engine_process import process
+from vivavoce.engine_process.messages import Message
 from vivavoce.service.speech import SpeechRequest
 
 LOG = TraceLog("engine")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
 from vivavoce.server.settings_sources import SETTINGS, resolve_settings
 from vivavoce.server.toml_file import closest
-from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce_textnorm.lexicon import read_lexicons
 
 if TYPE_CHECKING:

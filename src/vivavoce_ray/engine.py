@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.logs import configure
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.speaker import ModelAbout
 from vivavoce.service.speech import SpeechEvent, SpeechRequest, Verdict
 

@@ -13,9 +13,9 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from vivavoce.engine_process.fleet import FleetStream
+from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.errors import EngineStopped, VivavoceError
-from vivavoce.service.engine_process.fleet import FleetStream
-from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text

@@ -14,6 +14,9 @@ from contextlib import AsyncExitStack, suppress
 from typing import TypeVar
 
 from vivavoce.cli.console import Reporter
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.fleet import EngineFleet, open_engines
+from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
 from vivavoce.logs import configure
 from vivavoce.server.dispatcher import RequestDispatcher
@@ -27,9 +30,6 @@ from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
 from vivavoce.server.wyoming import serving_wyoming
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.fleet import EngineFleet, open_engines
-from vivavoce.service.engine_process.messages import EngineProcessSettings
 from vivavoce.service.speaker import Speaker
 from vivavoce.service.voices.names import NameRules
 from vivavoce_textnorm.lexicon import Lexicons, read_lexicons

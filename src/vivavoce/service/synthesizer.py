@@ -25,11 +25,11 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, Spoken
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine_process.devices import seen_alone
+from vivavoce.engine_process.engine_group import EngineGroup, Place
 from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.models.build import build_models
 from vivavoce.service.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
-from vivavoce.service.engine_group import EngineGroup, Place
-from vivavoce.service.engine_process.places import seen_alone
 from vivavoce.service.front_end import ModelFrontEnd, load_front_end
 from vivavoce.service.merged_folder import merged_folder
 from vivavoce.service.model_choice import share_device

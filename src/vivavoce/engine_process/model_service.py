@@ -11,12 +11,12 @@ import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.engine_process.bounded_executor import Result, WorkPool
+from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce.service.audio.decoding_process import DecodingProcess
 from vivavoce.service.audio.samples import MAX_REFERENCE_S
-from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.pools import Result, WorkPool
 from vivavoce.service.model_choice import (
     choose_device,
     choose_dtype,

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.engine_process import stuck_worker
-from tests.service.engine_process.stuck_worker import BUILT_IN
-from tests.service.engine_process.test_engine_host import order, recording, settings_for, spoken, started
+from tests.engine_process import stuck_worker
+from tests.engine_process.stuck_worker import BUILT_IN
+from tests.engine_process.test_engine_host import order, recording, settings_for, spoken, started
+from vivavoce.engine_process.bounded_executor import WorkPool
+from vivavoce.engine_process.client import EngineClient
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError, VoiceStoreAway
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.pools import WorkPool
 
 SOON_S = 5.0
 LONG_S = 60.0

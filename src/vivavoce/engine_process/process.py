@@ -23,10 +23,10 @@ from typing import Any
 from vivavoce.child import end_with_parent
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
+from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
+from vivavoce.engine_process.model_service import ModelService, open_model_service
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.logs import configure
-from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
-from vivavoce.service.engine_process.model_service import ModelService, open_model_service
 from vivavoce.service.session import RequestSession, in_thread
 from vivavoce.service.speech import SpeechRequest, Verdict
 

@@ -13,15 +13,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from tests.service.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
+from tests.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine_process import devices as places
+from vivavoce.engine_process.client import EngineClient, RemoteStream
+from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.server.settings import ModelSection
-from vivavoce.service.engine_process import places
-from vivavoce.service.engine_process.client import EngineClient, RemoteStream
-from vivavoce.service.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
-from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.routing import EngineLoad
 from vivavoce.service.speaker import ModelAbout, engines_of
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 

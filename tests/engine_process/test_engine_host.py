@@ -25,6 +25,9 @@ import torch
 from vivavoce.engine.admission import FEW_WAITING, AdmissionMode
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.request import AudioChunk, SamplingParams
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.model_service import ModelService, engine_settings
 from vivavoce.errors import (
     CheckpointError,
     EngineStopped,
@@ -38,9 +41,6 @@ from vivavoce.errors import (
 from vivavoce.server.settings import EngineSection, ModelSection, VoicesSection
 from vivavoce.service.audio.decode import decode_audio
 from vivavoce.service.audio.decoding_process import DecodingProcess
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.model_service import ModelService, engine_settings
 from vivavoce.service.session import AHEAD
 from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.service.synthesizer import Synthesizer
@@ -353,8 +353,8 @@ async def test_a_killed_process_is_replaced_voices_are_there_and_it_ends_with_it
 async def test_a_process_that_is_stuck_is_replaced(
     babble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vivavoce.service.engine_process.client.PULSE_S", 0.1)
-    monkeypatch.setattr("vivavoce.service.engine_process.client.STUCK_S", 2.0)
+    monkeypatch.setattr("vivavoce.engine_process.client.PULSE_S", 0.1)
+    monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 2.0)
     async with started(settings_for(babble, tmp_path / "voices")) as host:
         victim = host.process_id
         assert victim is not None
@@ -363,7 +363,7 @@ async def test_a_process_that_is_stuck_is_replaced(
         for answer in await asking:
             assert isinstance(answer, EngineStopped)
             assert "SIGKILL" in str(answer)
-        monkeypatch.setattr("vivavoce.service.engine_process.client.STUCK_S", 60.0)
+        monkeypatch.setattr("vivavoce.engine_process.client.STUCK_S", 60.0)
         await host.until_ready()
         assert host.process_id not in (None, victim)
 
@@ -383,8 +383,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 def test_the_server_needs_no_torch() -> None:
     code = (
-        "import sys; import vivavoce.service.engine_process.client, vivavoce.server.http.app; "
-        "sys.exit('torch' in sys.modules)"
+        "import sys; import vivavoce.engine_process.client, vivavoce.server.http.app; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

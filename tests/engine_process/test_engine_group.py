@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from vivavoce.engine.request import SamplingParams
+from vivavoce.engine_process.engine_group import EngineGroup
 from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
-from vivavoce.service.engine_group import EngineGroup
 
 SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)
 TEXTS = [f"One two three, number {number}." for number in range(6)]

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
-from vivavoce.service.engine_process.routing import (
+from vivavoce.engine_process.routing import (
     IDLE,
     SPILL,
     EngineLoad,
@@ -16,6 +15,7 @@ from vivavoce.service.engine_process.routing import (
     order,
     voice_key,
 )
+from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
 from vivavoce.service.speech import Recording
 
 THREE = [EngineLoad(name, capacity=20) for name in ("0", "1", "2")]

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine_process.client import EngineClient, RemoteStream
+from vivavoce.engine_process.devices import devices_of, seen_alone
+from vivavoce.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
-from vivavoce.service.engine_process.client import EngineClient, RemoteStream
-from vivavoce.service.engine_process.messages import EngineProcessSettings
-from vivavoce.service.engine_process.places import devices_of, seen_alone
-from vivavoce.service.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics, SpeechStream
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.voices.names import VoiceSummary

@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
+from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.logs import log_event
-from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
-from vivavoce.service.engine_process.routing import EngineLoad
 from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
 from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.service.text.checks import check_text
@@ -28,7 +28,7 @@ from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)
 
-PROCESS_MODULE = "vivavoce.service.engine_process.process"
+PROCESS_MODULE = "vivavoce.engine_process.process"
 PAUSES_S = (0.0, 1.0, 5.0, 15.0, 30.0)
 """Before the engine's process is started: at first; after the first one in a row that could not get ready, the second …
 One that could speak counts for one less, so that a single loss is made good at once."""

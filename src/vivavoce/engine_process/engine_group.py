@@ -32,8 +32,8 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
 from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
+from vivavoce.engine_process.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
-from vivavoce.service.engine_process.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
 
 _OPENING = 0
 """The number of what an engine answers when it is loaded: its slots, or why it cannot be."""

@@ -10,8 +10,8 @@ import sys
 import time
 from typing import Any
 
+from vivavoce.engine_process.messages import OPENING, Message, framed
 from vivavoce.errors import RequestCancelled
-from vivavoce.service.engine_process.messages import OPENING, Message, framed
 from vivavoce.service.speaker import ModelAbout
 
 MARK = "VIVAVOCE_TEST_MARK"

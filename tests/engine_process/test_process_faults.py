@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from tests.service.engine_process import odd_worker
-from tests.service.engine_process.odd_worker import receive
-from tests.service.engine_process.test_engine_host import started
+from tests.engine_process import odd_worker
+from tests.engine_process.odd_worker import receive
+from tests.engine_process.test_engine_host import started
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed
+from vivavoce.engine_process.process import ENGINE_FAILED
 from vivavoce.errors import EngineStopped
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.messages import OPENING, EngineProcessSettings, Message, framed
-from vivavoce.service.engine_process.process import ENGINE_FAILED
 from vivavoce.service.speech import FinishReason, Recording, SpeechRequest
 
-HOST = "vivavoce.service.engine_process.client"
+HOST = "vivavoce.engine_process.client"
 HELLO = SpeechRequest("Hello.", "anna")
 LATE_S = 60.0
 
@@ -145,7 +145,7 @@ import asyncio, os, time
 from types import SimpleNamespace
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import EngineStopped
-from vivavoce.service.engine_process import process
+from vivavoce.engine_process import process
 from vivavoce.service.speaker import ModelAbout
 
 class ModelService:
@@ -193,7 +193,7 @@ def stand_in(loads: bool) -> Iterator[tuple[subprocess.Popen[bytes], socket.sock
     """The process, which was told its settings; loads: for ever."""
     ours, theirs = socket.socketpair()
     code = STAND_INS.replace("LOADS", str(loads))
-    home = str(Path(__file__).parents[3] / "src")
+    home = str(Path(__file__).parents[2] / "src")
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(theirs.fileno())],
@@ -250,8 +250,8 @@ def test_a_failed_engine_is_found_though_nobody_speaks() -> None:
 
 SERVER = """
 import asyncio, sys
-from vivavoce.service.engine_process.client import EngineClient
-from vivavoce.service.engine_process.messages import EngineProcessSettings
+from vivavoce.engine_process.client import EngineClient
+from vivavoce.engine_process.messages import EngineProcessSettings
 
 async def serve():
     host = EngineClient(EngineProcessSettings(), (sys.executable, "-c", sys.argv[1]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vivavoce.service.engine_process import model_service, process
+from vivavoce.engine_process import model_service, process
 from vivavoce.service.session import RequestSession
 from vivavoce.service.text.reading import WHOLE_CHARS
 from vivavoce.service.voices.extract import VoiceExtractor
