@@ -31,7 +31,7 @@ from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import VivavoceError
-from vivavoce.service.model_choice import choose_device, model_folder
+from vivavoce.frontend.model_choice import choose_device, model_folder
 from vivavoce_bench.measure import save_json
 
 TOKENS = 125

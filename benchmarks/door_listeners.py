@@ -20,15 +20,15 @@ from typing import Any, cast
 import numpy as np
 
 from vivavoce.engine.request import AudioChunk
+from vivavoce.frontend.audio.encode import AudioFormat
+from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, Speaker
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSettings
-from vivavoce.service.audio.encode import AudioFormat
-from vivavoce.service.speaker import ModelAbout, Speaker
-from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
 
 RATE = 24_000
 PIECE_S = 0.5

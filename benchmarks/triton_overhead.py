@@ -20,10 +20,10 @@ from typing import Any
 
 from benchmarks.gpu.model import origin
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.service.model_choice import choose_device, choose_dtype, model_folder
-from vivavoce.service.speech import SpeakOptions
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.voice import built_in_voices
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_folder
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_bench.measure import Arrival, rounded, save_json
 from vivavoce_bench.texts import SENTENCES
 from vivavoce_triton.client.load import measure

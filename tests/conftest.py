@@ -13,8 +13,8 @@ import torch
 
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.request import Conditioning
+from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.models.build import Models, build_models
-from vivavoce.service.synthesizer import Synthesizer
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
 
 CPU = torch.device("cpu")

@@ -19,10 +19,10 @@ from vivavoce.engine.generations import STAGES, StageBuilders
 from vivavoce.engine.lm_stage import Sampled
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.entrypoints.python import Vivavoce
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import NETWORKS, NetworkPart
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.stores import open_voice_store
 
 SOURCES = Path(vivavoce.__file__).parent
 OWN = (
@@ -32,7 +32,7 @@ OWN = (
     "engine/vocoder_stage/",
     "engine/generations.py",
     "export/",
-    "service/modes.py",
+    "frontend/modes.py",
 )
 """A generation's own modules; exports turn its language model into the formats of other runtimes."""
 NETWORK_MODULES = re.compile(

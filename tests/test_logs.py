@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.logs import configure, log_event, log_text, note_principal, printable, request_scope
 from vivavoce.server.request_log import RequestLog
-from vivavoce.service.speech import FinishReason, Verdict
 
 log = logging.getLogger("vivavoce.somewhere")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
+from vivavoce.frontend.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS
 from vivavoce_bench.commands.plan import card_rows, planned_engine
 from vivavoce_bench.planning import CARDS
 from vivavoce_bench.random_checkpoint import release_config

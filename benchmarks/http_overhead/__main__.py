@@ -208,7 +208,7 @@ def _settings(options: argparse.Namespace, voices: Path) -> ServerSettings:
 
 def _memory(device: str) -> float | None:
     """What each of two engines may take of one GPU, in GB; None: there is none."""
-    from vivavoce.service.model_choice import choose_device
+    from vivavoce.frontend.model_choice import choose_device
 
     where = choose_device(device)
     if where.type != "cuda":

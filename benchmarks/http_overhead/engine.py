@@ -16,9 +16,9 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine_process.model_service import engine_settings
 from vivavoce.entrypoints.python import Vivavoce, load
+from vivavoce.frontend.model_choice import model_folder
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce.server.settings import ServerSettings
-from vivavoce.service.model_choice import model_folder
-from vivavoce.service.voices.voice import built_in_voices
 from vivavoce_bench.load import Piece, Utterance
 from vivavoce_bench.texts import SENTENCES
 

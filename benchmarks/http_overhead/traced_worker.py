@@ -8,7 +8,7 @@ from benchmarks.http_overhead.trace import TraceLog
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process import process
 from vivavoce.engine_process.messages import Message
-from vivavoce.service.speech import SpeechRequest
+from vivavoce.frontend.speech import SpeechRequest
 
 LOG = TraceLog("engine")
 

@@ -17,7 +17,7 @@ from vivavoce.cli.console import Reporter, print_error
 from vivavoce.cli.model import EngineChoice, ModelChoice
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import VivavoceError
-from vivavoce.service.model_choice import model_folder
+from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, run_bench
 
 

@@ -17,11 +17,11 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, SamplingParams, SegmentRequest
+from vivavoce.frontend.front_end import load_front_end
+from vivavoce.frontend.voices.registry import VoiceRegistry
+from vivavoce.frontend.voices.stores import open_voice_store
+from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.models.build import build_models
-from vivavoce.service.front_end import load_front_end
-from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.stores import open_voice_store
-from vivavoce.service.voices.voice import Voice, built_in_voices
 
 
 @dataclass(frozen=True, eq=False)

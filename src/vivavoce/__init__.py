@@ -38,33 +38,33 @@ if TYPE_CHECKING:
     from vivavoce.entrypoints.python import Vivavoce as Vivavoce
     from vivavoce.entrypoints.python import load as load
     from vivavoce.errors import VivavoceError as VivavoceError
-    from vivavoce.service.audio.samples import Audio as Audio
-    from vivavoce.service.speech import Mark as Mark
-    from vivavoce.service.speech import Mode as Mode
-    from vivavoce.service.subtitles import to_srt as to_srt
-    from vivavoce.service.subtitles import to_vtt as to_vtt
-    from vivavoce.service.synthesizer import Speech as Speech
-    from vivavoce.service.synthesizer import Timings as Timings
-    from vivavoce.service.voices.voice import Voice as Voice
+    from vivavoce.frontend.audio.samples import Audio as Audio
+    from vivavoce.frontend.speech import Mark as Mark
+    from vivavoce.frontend.speech import Mode as Mode
+    from vivavoce.frontend.subtitles import to_srt as to_srt
+    from vivavoce.frontend.subtitles import to_vtt as to_vtt
+    from vivavoce.frontend.synthesizer import Speech as Speech
+    from vivavoce.frontend.synthesizer import Timings as Timings
+    from vivavoce.frontend.voices.voice import Voice as Voice
 
 
 _HOMES = {
-    "Audio": "vivavoce.service.audio.samples",
+    "Audio": "vivavoce.frontend.audio.samples",
     "AudioChunk": "vivavoce.engine.request",
     "ChunkPolicy": "vivavoce.engine.chunk_policy",
     "ChunkStream": "vivavoce.entrypoints.python",
     "EngineSettings": "vivavoce.engine.settings",
-    "Mark": "vivavoce.service.speech",
-    "Mode": "vivavoce.service.speech",
+    "Mark": "vivavoce.frontend.speech",
+    "Mode": "vivavoce.frontend.speech",
     "SamplingParams": "vivavoce.engine.request",
-    "Speech": "vivavoce.service.synthesizer",
-    "Timings": "vivavoce.service.synthesizer",
+    "Speech": "vivavoce.frontend.synthesizer",
+    "Timings": "vivavoce.frontend.synthesizer",
     "Vivavoce": "vivavoce.entrypoints.python",
     "VivavoceError": "vivavoce.errors",
-    "Voice": "vivavoce.service.voices.voice",
+    "Voice": "vivavoce.frontend.voices.voice",
     "load": "vivavoce.entrypoints.python",
-    "to_srt": "vivavoce.service.subtitles",
-    "to_vtt": "vivavoce.service.subtitles",
+    "to_srt": "vivavoce.frontend.subtitles",
+    "to_vtt": "vivavoce.frontend.subtitles",
 }
 
 __all__ = list(_HOMES)

@@ -34,17 +34,17 @@ from vivavoce.engine.request import AudioChunk, EngineRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
+from vivavoce.frontend.session import RequestSession
+from vivavoce.frontend.speech import MAX_SEED, Mode, SpeakOptions
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.extract import AudioSource
+from vivavoce.frontend.voices.names import unknown_voice
+from vivavoce.frontend.voices.stores import open_voice_store
+from vivavoce.frontend.voices.voice import Voice, built_in_voices, voices_to_spk2info
 from vivavoce.models.features import SAMPLE_RATE
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
-from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
-from vivavoce.service.session import RequestSession
-from vivavoce.service.speech import MAX_SEED, Mode, SpeakOptions
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.names import unknown_voice
-from vivavoce.service.voices.stores import open_voice_store
-from vivavoce.service.voices.voice import Voice, built_in_voices, voices_to_spk2info
 
 log = logging.getLogger(__name__)
 

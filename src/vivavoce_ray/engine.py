@@ -11,9 +11,9 @@ from typing import Any
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, VivavoceError
+from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout
 from vivavoce.logs import configure
-from vivavoce.service.speaker import ModelAbout
-from vivavoce.service.speech import SpeechEvent, SpeechRequest, Verdict
 
 
 class TextBox:

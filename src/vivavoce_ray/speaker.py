@@ -16,10 +16,10 @@ from ray.serve.exceptions import RayServeException
 from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.errors import EngineStopped, VivavoceError
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.checks import check_text
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.text.checks import check_text
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextBox
 from vivavoce_textnorm.values import Reading
 

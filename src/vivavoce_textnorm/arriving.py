@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain
 
-from vivavoce.service.text.arriving import Sentence, located_sentences
-from vivavoce.service.text.checks import check_length
-from vivavoce.service.text.reading import is_speakable
-from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce.frontend.text.arriving import Sentence, located_sentences
+from vivavoce.frontend.text.checks import check_length
+from vivavoce.frontend.text.official import is_speakable
+from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
 from vivavoce_textnorm.control import HOW
 from vivavoce_textnorm.grammar import CJK, compiled, heads
 from vivavoce_textnorm.markup import Settings

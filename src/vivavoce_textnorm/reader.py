@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import regex
 
-from vivavoce.service.text.recognition import FREQUENT_WORDS
+from vivavoce.frontend.text.recognition import FREQUENT_WORDS
 from vivavoce_textnorm import addresses, classes
 from vivavoce_textnorm.classes import Found, Place
 from vivavoce_textnorm.control import Say, put_in_words

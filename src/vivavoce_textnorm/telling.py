@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import get_args
 
-from vivavoce.service.text.reading import Language, parse_language
-from vivavoce.service.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce.frontend.text.official import Language, parse_language
+from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
 from vivavoce_textnorm.grammar import Match, compiled
 
 _WORD = compiled(r"[\p{Latin}\p{M}]+")

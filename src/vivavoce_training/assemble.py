@@ -10,8 +10,8 @@ import torch
 from vivavoce.checkpoint.folder import SPEAKER_ENCODER, SPEAKERS, detect_generation, speech_tokenizer_of
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, write_spk2info
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.audio.samples import Audio
-from vivavoce.service.front_end import load_front_end
+from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.front_end import load_front_end
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 from vivavoce_training.testset import Record
 from vivavoce_training.weights import MINI, SPEECH_TOKENIZER

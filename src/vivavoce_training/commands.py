@@ -423,14 +423,14 @@ def _train_encoder(
 
 def _device(name: str) -> torch.device:
     """The device of that name; InvalidRequest before any work is done if it is not there."""
-    from vivavoce.service.model_choice import choose_device
+    from vivavoce.frontend.model_choice import choose_device
 
     return choose_device(name)
 
 
 def _folder(model: str | Path) -> Path:
     """The folder of a model's name or path; errors as in all commands. UnsupportedModel: CosyVoice 1's."""
-    from vivavoce.service.model_choice import model_folder
+    from vivavoce.frontend.model_choice import model_folder
     from vivavoce_training.start import trainable
 
     return trainable(model_folder(model))

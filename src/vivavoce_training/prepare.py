@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.folder import speech_tokenizer_of
 from vivavoce.errors import CheckpointError, InvalidAudio, InvalidRequest, InvalidText
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
+from vivavoce.frontend.audio.samples import Audio, check_reference
+from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.text.tokenizer import END_OF_PROMPT
 from vivavoce.models.encoders import MAX_SECONDS
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
-from vivavoce.service.audio.samples import Audio, check_reference
-from vivavoce.service.front_end import ModelFrontEnd, load_front_end
-from vivavoce.service.text.tokenizer import END_OF_PROMPT
 from vivavoce_training.data.store import (
     MELS_PER_TOKEN,
     SAMPLE_RATE,

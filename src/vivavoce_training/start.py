@@ -8,8 +8,8 @@ from pathlib import Path
 from vivavoce.checkpoint.config import Generation, ModelConfig, qwen2_of
 from vivavoce.checkpoint.folder import BACKBONE, detect_generation
 from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from vivavoce.service.modes import MODES
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.modes import MODES
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_training.weights import MINI, checkpoint_config, new_config
 
 

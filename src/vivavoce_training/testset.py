@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce.service.audio.encode import write_audio
+from vivavoce.frontend.audio.encode import write_audio
 from vivavoce_training.data.store import SAMPLE_RATE, Speaker
 
 PROMPTS = (

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.checkpoint.config import MelConfig
+from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.models.features import prompt_mel
-from vivavoce.service.audio.resample import resample_sinc
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
 
 HEARD_RATE = 16_000

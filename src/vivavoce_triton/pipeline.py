@@ -31,7 +31,7 @@ from vivavoce.child import python_command
 from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.errors import DownloadError, InvalidRequest, MissingDependency, ModelNotFound, StageFailed
 from vivavoce.files import replace_file
-from vivavoce.service.model_choice import model_folder
+from vivavoce.frontend.model_choice import model_folder
 from vivavoce_triton.environment import ensure_environment, find_installation
 from vivavoce_triton.model_repository import (
     LanguageModelRuntime,

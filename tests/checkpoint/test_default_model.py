@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivavoce.errors import CheckpointError
-from vivavoce.service.model_choice import BABBLE, model_folder
+from vivavoce.frontend.model_choice import BABBLE, model_folder
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from cli_harness import AUDIO, Result, Run, Stream
 
 from vivavoce.cli.main import main
-from vivavoce.service.model_choice import BABBLE
-from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.frontend.model_choice import BABBLE
+from vivavoce.frontend.synthesizer import Synthesizer
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from cli_harness import Run
 
 from vivavoce.checkpoint.folder import fingerprint
 from vivavoce.cli.inspection import inspect_model, is_whole_onnx
-from vivavoce.service.model_choice import MINI
+from vivavoce.frontend.model_choice import MINI
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def no_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a network loads")
 
-    monkeypatch.setattr("vivavoce.service.synthesizer.build_models", fail)
+    monkeypatch.setattr("vivavoce.frontend.synthesizer.build_models", fail)
     monkeypatch.setattr("vivavoce.models.encoders.open_onnx", fail)
 
 

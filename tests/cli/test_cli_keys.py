@@ -12,10 +12,10 @@ import pytest
 from cli_harness import Run
 
 from vivavoce.errors import Unauthorized
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.logs import JsonFormatter
 from vivavoce.server.keys import KeyRing, add_key, new_entry
 from vivavoce.server.request_log import RequestLog
-from vivavoce.service.speech import FinishReason, Verdict
 
 
 def test_a_key_is_printed_once_and_lets_its_owner_in(run: Run) -> None:

@@ -37,7 +37,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr("vivavoce.service.model_choice.model_folder", fail)
+    monkeypatch.setattr("vivavoce.frontend.model_choice.model_folder", fail)
 
 
 def test_starting_imports_nothing_heavy() -> None:
@@ -167,7 +167,7 @@ def test_libraries_are_quiet_and_our_warnings_are_notes(run: Run, monkeypatch: p
         logging.getLogger("vivavoce.untrained").warning("said elsewhere")
         raise VoiceNotFound("voice: gone; add it")
 
-    monkeypatch.setattr("vivavoce.service.model_choice.model_folder", chatter)
+    monkeypatch.setattr("vivavoce.frontend.model_choice.model_folder", chatter)
     assert run("info").err == "note: waiting\nnote: resting\nerror: voice: gone; add it\n"
     assert logging.getLogger("vivavoce").handlers == []
 

@@ -11,10 +11,10 @@ import pytest
 import soundfile
 from cli_harness import Run, read_wav
 
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.encode import AudioFormat, encode_whole
-from vivavoce.service.audio.encoders import wav_header
-from vivavoce.service.synthesizer import Speech, Synthesizer, Timings
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
+from vivavoce.frontend.audio.encoders import wav_header
+from vivavoce.frontend.synthesizer import Speech, Synthesizer, Timings
 
 BEGINS = {"mp3": b"\xff\xf3", "aac": b"\xff\xf1", "opus": b"OggS", "ogg": b"OggS", "flac": b"fLaC", "wav": b"RIFF"}
 

@@ -13,7 +13,7 @@ from cli_harness import Run, read_wav
 
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.audio.decode import decode_audio
+from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce_textnorm.lexicon import Lexicon
 
 NOTE = "note: model babble is randomly initialised: it babbles, it does not speak; use --model "

@@ -10,10 +10,10 @@ import pytest
 import torch
 from cli_harness import Run
 
-from tests.service.voices.redis_process import RedisProcess, running_redis
+from tests.frontend.voices.redis_process import RedisProcess, running_redis
 from vivavoce.checkpoint.spk2info import read_spk2info
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.voice import Voice
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.voice import Voice
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.server.certificates import certified, needs_openssl
 from tests.server.fake_speaker import FakeSpeaker, Gate
 from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
-from vivavoce.service.voices.names import VoiceSummary
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "grpc.md").read_text(encoding="utf-8")
 KEY = new_key()

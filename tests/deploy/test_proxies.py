@@ -31,13 +31,13 @@ from tests.server.http.websocket_serving import (
     text,
 )
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
+from vivavoce.frontend.speech import Recording
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.speech import Recording
 
 TEXT = "Nobody waits for the rest of it."
 PCM = (tone(len(TEXT), 0) * 32_768).round().astype("<i2").tobytes()

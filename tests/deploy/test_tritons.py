@@ -16,7 +16,7 @@ from tests.deploy.proxies import DEPLOY, MISSING, addresses, envoy, free_ports, 
 from tests.triton.client.fake_triton import CHUNKS, FakeTriton, serving
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped
-from vivavoce.service.speech import SpeechRequest
+from vivavoce.frontend.speech import SpeechRequest
 from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
 
 TEXT = "One sentence. And another one. "

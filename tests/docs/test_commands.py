@@ -18,8 +18,8 @@ from shown import PAGES, ROOT, SHELL_WORDS, Shown, commands
 
 from tests.server.http.serving import make_state
 from vivavoce.cli.main import app, main
+from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.server.http.app import build_app, build_legacy_app
-from vivavoce.service.synthesizer import Synthesizer
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,7 @@ from typing import Any
 
 from vivavoce.engine_process.messages import OPENING, Message, framed
 from vivavoce.errors import RequestCancelled
-from vivavoce.service.speaker import ModelAbout
+from vivavoce.frontend.speech_backend import ModelAbout
 
 MARK = "VIVAVOCE_TEST_MARK"
 """Names a file; as long as it is there, "stumbles" does not get ready."""

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from vivavoce.engine_process import model_service, process
-from vivavoce.service.session import RequestSession
-from vivavoce.service.text.reading import WHOLE_CHARS
-from vivavoce.service.voices.extract import VoiceExtractor
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.voice import Voice
+from vivavoce.frontend.session import RequestSession
+from vivavoce.frontend.text.official import WHOLE_CHARS
+from vivavoce.frontend.voices.extract import VoiceExtractor
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.voice import Voice
 
 BUILT_IN = "calm"
 STORE_S = 1.0

@@ -38,15 +38,15 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.decoding_process import DecodingProcess
+from vivavoce.frontend.session import AHEAD
+from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.registry import VoiceRegistry
+from vivavoce.frontend.voices.voice import Voice
 from vivavoce.server.settings import EngineSection, ModelSection, VoicesSection
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.decoding_process import DecodingProcess
-from vivavoce.service.session import AHEAD
-from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.voice import Voice
 from vivavoce_textnorm.lexicon import read_lexicons
 
 SHORT = SamplingParams(max_ratio=1.0, min_ratio=0.0, top_k=5)

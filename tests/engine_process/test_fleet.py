@@ -21,9 +21,9 @@ from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, o
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
+from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, engines_of
 from vivavoce.server.settings import ModelSection
-from vivavoce.service.speaker import ModelAbout, engines_of
-from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 
 ENDED = EngineStopped("engine: its process has ended (signal SIGKILL) and is started again; ask again soon")
 WHOLE = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)

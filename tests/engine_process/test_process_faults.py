@@ -24,7 +24,7 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed
 from vivavoce.engine_process.process import ENGINE_FAILED
 from vivavoce.errors import EngineStopped
-from vivavoce.service.speech import FinishReason, Recording, SpeechRequest
+from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
 
 HOST = "vivavoce.engine_process.client"
 HELLO = SpeechRequest("Hello.", "anna")
@@ -146,7 +146,7 @@ from types import SimpleNamespace
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import EngineStopped
 from vivavoce.engine_process import process
-from vivavoce.service.speaker import ModelAbout
+from vivavoce.frontend.speech_backend import ModelAbout
 
 class ModelService:
     about = ModelAbout("stand-in", "nothing", 24_000, demo=True)

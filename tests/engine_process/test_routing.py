@@ -16,7 +16,7 @@ from vivavoce.engine_process.routing import (
     voice_key,
 )
 from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
-from vivavoce.service.speech import Recording
+from vivavoce.frontend.speech import Recording
 
 THREE = [EngineLoad(name, capacity=20) for name in ("0", "1", "2")]
 

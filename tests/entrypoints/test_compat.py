@@ -33,9 +33,9 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
+from vivavoce.frontend.speech import MAX_SEED, SpeakOptions
 from vivavoce.models.build import build_models
 from vivavoce.models.exported.estimator import ForeignEstimator
-from vivavoce.service.speech import MAX_SEED, SpeakOptions
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
 

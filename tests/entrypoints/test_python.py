@@ -27,7 +27,7 @@ from vivavoce.errors import (
     RequestCancelled,
     VoiceNotFound,
 )
-from vivavoce.service.text.reading_processes import ReadingProcesses
+from vivavoce.frontend.text.official_processes import ReadingProcesses
 
 RATE = 24_000
 SHORT = vivavoce.SamplingParams(max_ratio=2.0)

@@ -9,7 +9,7 @@ import pytest
 from trtllm_goldens import DATA
 
 from vivavoce.checkpoint.folder import BACKBONE
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import Source, export_hf, open_official
 
 

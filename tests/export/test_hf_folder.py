@@ -25,9 +25,9 @@ from vivavoce.checkpoint.weights import LM_NAMES, load_into, read_tensors
 from vivavoce.engine.lm_stage import plain_run
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.frontend.model_choice import MINI
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
-from vivavoce.service.model_choice import MINI
-from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import (
     add_speech,
     export_hf,

@@ -16,8 +16,8 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import CheckpointError, InvalidRequest
-from vivavoce.service.model_choice import MINI
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.model_choice import MINI
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import Source, open_hugging_face, open_official
 from vivavoce_export.trtllm.calibration import (
     Calibration,

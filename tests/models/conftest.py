@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 from tests.parity.check import Check, Skip, close, guarded
 from tests.parity.reference import Arrays, Golden, Reference
 from vivavoce.checkpoint.config import MelConfig
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.models.features import prompt_mel, speaker_fbank, whisper_log_mel
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
 
 V2 = MelConfig(24_000, 1920, 1920, 480, 80, 0.0, 8_000.0)
 V3 = MelConfig(24_000, 1920, 1920, 480, 80, 0.0, 12_000.0)

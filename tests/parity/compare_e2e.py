@@ -20,13 +20,13 @@ from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import EngineRequest, SegmentRequest
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
 from vivavoce.models.flow.whole import WholeFlow, WholeInput
 from vivavoce.models.layers import Both
-from vivavoce.service.speech import SpeakOptions
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.voice import Voice
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
 

@@ -14,10 +14,10 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidAudio
-from vivavoce.service.front_end import ModelFrontEnd, load_front_end
-from vivavoce.service.modes import CONVERSION, condition
-from vivavoce.service.speech import Mode, SpeakOptions
-from vivavoce.service.voices.voice import Voice
+from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.modes import CONVERSION, condition
+from vivavoce.frontend.speech import Mode, SpeakOptions
+from vivavoce.frontend.voices.voice import Voice
 
 T = TypeVar("T")
 LLM_PROMPT, FLOW_PROMPT, SOURCE = "llm_prompt_speech_token", "flow_prompt_speech_token", "source_speech_token"

@@ -9,11 +9,11 @@ from tests.parity.check import Check, Skip, guarded
 from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
-from vivavoce.service.text import reading as rules
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.reading import Languages, NumberWords
-from vivavoce.service.text.segmentation import split_paragraph
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.text import official as rules
+from vivavoce.frontend.text.official import Languages, NumberWords
+from vivavoce.frontend.text.segmentation import split_paragraph
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 
 UNBOUNDED = 10**9
 

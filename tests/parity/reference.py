@@ -18,9 +18,9 @@ import torch
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import Chooser
 from vivavoce.engine.settings import EngineSettings
+from vivavoce.frontend.front_end import load_front_end
+from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.models.build import Models, build_models
-from vivavoce.service.front_end import load_front_end
-from vivavoce.service.synthesizer import Synthesizer
 
 STAGES = ("audio", "text", "modes", "llm", "flow", "hift", "e2e", "full")
 

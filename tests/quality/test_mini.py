@@ -22,7 +22,7 @@ from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.service.speech import SpeakOptions
+from vivavoce.frontend.speech import SpeakOptions
 from vivavoce_bench.evaluate import Case, Clip, Control, Instruments, Manner, PocketSphinx, Report, assess, word_errors
 from vivavoce_bench.evaluate.error_rate import words
 from vivavoce_bench.evaluate.similarity import embed_with

@@ -13,9 +13,9 @@ import numpy as np
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.values import Reading
 

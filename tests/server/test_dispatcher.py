@@ -12,11 +12,11 @@ import pytest
 
 from tests.server.fake_speaker import FakeSpeaker, FakeStream
 from vivavoce.errors import DeadlineExceeded, EngineStopped, InvalidText, Overloaded
+from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest
 from vivavoce.logs import JsonFormatter
 from vivavoce.server.dispatcher import SILENCE_S, ActiveRequest, RequestDispatcher
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
 from vivavoce.server.settings import RequestsSection
-from vivavoce.service.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest
 
 HELLO = SpeechRequest("Hello.", "anna")
 

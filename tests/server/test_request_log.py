@@ -7,9 +7,9 @@ import re
 import pytest
 
 from vivavoce.errors import InvalidRequest, RequestNotFound
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
 from vivavoce.server.request_log import RequestLog, RequestRecord, new_request_id
-from vivavoce.service.speech import FinishReason, Verdict
 
 STOP = Verdict(FinishReason.STOP, 2.5, 3, 3)
 ANNA, BERT = Principal("anna"), Principal("bert")

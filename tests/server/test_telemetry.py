@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from vivavoce.errors import MissingDependency
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.logs import request_scope
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.telemetry import Tracing, traces_address
-from vivavoce.service.speech import FinishReason, Verdict
 
 TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 SAMPLED = f"00-{TRACE:032x}-{PARENT:016x}-01"

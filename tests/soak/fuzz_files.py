@@ -18,8 +18,8 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.spk2info import SavedPrompt, SpeakerEntry, read_spk2info, write_spk2info
 from vivavoce.checkpoint.weights import fold_weight_norm, read_tensors
 from vivavoce.errors import VivavoceError
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.voice import Voice, encode_voice
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.voice import Voice, encode_voice
 
 MINI = Path(__file__).parents[2] / "src" / "vivavoce" / "data" / "mini"
 _OPCODES = "8a04ffffff7f 4affffff7f 4b00 4dffff 52 62 94 30 7100 6800 28 74 7d 5d 504b0304 504b0102"

@@ -11,9 +11,9 @@ import pytest
 from tests.textnorm.acceptable import load_cases
 from tests.textnorm.test_reader import _texts
 from vivavoce.errors import InvalidText
-from vivavoce.service.text.arriving import whole_words
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+from vivavoce.frontend.text.arriving import whole_words
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS
 from vivavoce_textnorm.arriving import MOST_HELD, ArrivingReader, read_arriving
 from vivavoce_textnorm.lexicon import Lexicon
 from vivavoce_textnorm.markup import Settings

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from vivavoce.errors import InvalidText
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.segmentation import TextSegment
-from vivavoce.service.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
+from vivavoce.frontend.text.segmentation import TextSegment
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
 from vivavoce_textnorm.arriving import control_sentences, read_arriving
 from vivavoce_textnorm.control import FORMS, MAX_RUNS
 from vivavoce_textnorm.markup import Settings

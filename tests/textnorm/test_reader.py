@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS, TextTokenizer
 from vivavoce_textnorm.lexicon import Lexicon
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.textnorm.acceptable import failing, load_cases
-from vivavoce.service.text.tokenizer import SPECIAL_TOKENS
+from vivavoce.frontend.text.tokenizer import SPECIAL_TOKENS
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read
 

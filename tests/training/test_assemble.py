@@ -11,9 +11,9 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import SPEAKERS, speech_tokenizer_of
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.front_end import load_front_end
-from vivavoce.service.model_choice import model_folder
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.front_end import load_front_end
+from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.evaluate.cases import read_audio_table, read_seed_tts_list
 from vivavoce_training.assemble import NOTICE, PARTS, VOICES, assemble
 from vivavoce_training.data.speakers import test_speakers as held_out_speakers

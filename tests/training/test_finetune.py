@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 from vivavoce.checkpoint.weights import find_part, read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest
+from vivavoce.frontend.audio.encode import write_audio
+from vivavoce.frontend.front_end import load_front_end
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.generations import NETWORKS
-from vivavoce.service.audio.encode import write_audio
-from vivavoce.service.front_end import load_front_end
 from vivavoce_training.commands import pack, prepare_recordings
 from vivavoce_training.data.store import MELS_PER_TOKEN, TOKEN_SAMPLES, Corpus, Speaker
 from vivavoce_training.prepare import Recording, find_recordings, prepare

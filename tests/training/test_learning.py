@@ -18,14 +18,14 @@ from tests.training.tones import write_corpus, write_tones
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.checkpoint.weights import read_tensors
 from vivavoce.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from vivavoce.frontend.front_end import load_front_end
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.generations import NETWORKS
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.models.lm.qwen2 import LMPrompt, SpeechLM, prompt_rows
-from vivavoce.service.front_end import load_front_end
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.voice import Voice
 from vivavoce_training.commands import Training, app, flow, lm, pack
 from vivavoce_training.data.store import Corpus, Speaker, write_array
 from vivavoce_training.flow import FlowRecipe, FlowStep, SpeakerMajor, flow_losses, start_at_mean

@@ -13,10 +13,10 @@ from torch.nn import functional
 from tests.training.capturable import uncapturable
 from tests.training.tones import write_tones
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.models.encoders import SpeakerEncoder, open_onnx
 from vivavoce.models.features import speaker_fbank
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
 from vivavoce_training.data.store import Corpus
 from vivavoce_training.loop import Budget
 from vivavoce_training.onnx_graph import round_to_half

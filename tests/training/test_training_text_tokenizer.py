@@ -8,7 +8,7 @@ import pytest
 
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.cli.main import main
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_training.text_tokenizer import NUM_MERGES, learn_tokenizer
 from vivavoce_training.weights import MINI
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.training.tones import SPEAKERS, write_tones
+from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.models.features import prompt_mel
-from vivavoce.service.audio.resample import resample_sinc
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
 from vivavoce_training.utterances import (
     HEARD_SAMPLES,

@@ -11,7 +11,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.errors import DownloadError, MissingDependency
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import export_hf
 from vivavoce_triton.environment import ServerInstallation, find_installation
 

@@ -19,8 +19,8 @@ from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, ModelNotFound
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import build_language_model
-from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import export_hf
 from vivavoce_triton.models.language_model_inputs import REFUSED
 from vivavoce_triton.models.tensorrt_llm import EngineSource, TensorrtLLM

@@ -20,12 +20,12 @@ from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.errors import CheckpointError
-from vivavoce.service.audio.samples import Audio
-from vivavoce.service.speech import Mode, SpeakOptions
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.voice import built_in_voices
+from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.speech import Mode, SpeakOptions
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.cosyvoice2 import CosyVoice2
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding

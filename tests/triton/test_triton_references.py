@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fake_backend import FakeBackend, initialize_args, output, refused
 
-from vivavoce.service.audio.samples import Audio
+from vivavoce.frontend.audio.samples import Audio
 from vivavoce_triton.models.backend import python_model
 from vivavoce_triton.models.reference_models import (
     CPU_PROVIDER,

@@ -22,12 +22,12 @@ from tests.soak.served import LONG_TEXT, SPEAKING, served, soak_server
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import AudioChunk, EngineRequest, SamplingParams, SegmentRequest
-from vivavoce.service.audio.encode import write_audio
-from vivavoce.service.audio.samples import Audio
-from vivavoce.service.speech import FinishReason, SegmentText, SpeakOptions, SpeechRequest
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.voice import built_in_voices
+from vivavoce.frontend.audio.encode import write_audio
+from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.speech import FinishReason, SegmentText, SpeakOptions, SpeechRequest
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
 

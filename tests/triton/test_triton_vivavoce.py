@@ -20,10 +20,10 @@ from vivavoce.errors import (
     UnsupportedModel,
     VoiceNotFound,
 )
-from vivavoce.service.audio.samples import Audio
-from vivavoce.service.speech import SpeakOptions
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.voice import built_in_voices
+from vivavoce.frontend.audio.samples import Audio
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.backend import Parameters
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy
 from vivavoce_triton.models.token2wav import Token2Wav

@@ -111,7 +111,7 @@ def _package(name: str, without: str, absent: State) -> Finding:
 
 def _places() -> Iterator[Finding]:
     from vivavoce.checkpoint.known_models import models_home
-    from vivavoce.service.voices.stores import voices_home
+    from vivavoce.frontend.voices.stores import voices_home
 
     yield _place("models", models_home(), "*/cosyvoice*.yaml")
     yield _place("voices", voices_home(), "*.safetensors")
@@ -160,7 +160,7 @@ def _devices() -> Iterator[Finding]:
 
 def _model(model: str | None) -> Finding:
     from vivavoce.cli.inspection import inspect_model
-    from vivavoce.service.model_choice import model_folder
+    from vivavoce.frontend.model_choice import model_folder
 
     try:
         report = inspect_model(model_folder(model))

@@ -29,7 +29,7 @@ def info(
     """
     with Reporter().working("reading …"):
         from vivavoce.cli.inspection import inspect_model
-        from vivavoce.service.model_choice import model_folder
+        from vivavoce.frontend.model_choice import model_folder
 
         report = inspect_model(model_folder(model))
     if as_json:

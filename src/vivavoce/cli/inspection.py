@@ -29,10 +29,10 @@ from vivavoce.checkpoint.known_models import is_needed, models_home, read_record
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, load_into, read_tensors
 from vivavoce.errors import VivavoceError
+from vivavoce.frontend.model_choice import MINI
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce.models.generations import NETWORKS
-from vivavoce.service.model_choice import MINI
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.voice import built_in_voices
 
 _WHOLE_TOKENIZER = f"{BACKBONE}/tokenizer.json"
 _TOKENIZER_PARTS = tuple(f"{BACKBONE}/{name}" for name in ("vocab.json", "merges.txt", "tokenizer_config.json"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vivavoce.checkpoint.folder import ModelCard
     from vivavoce.engine.settings import EngineSettings
     from vivavoce.entrypoints.python import Vivavoce
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.frontend.voices.voice import Voice
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def load_model(
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
         from vivavoce.entrypoints.python import load
-        from vivavoce.service.model_choice import model_folder
+        from vivavoce.frontend.model_choice import model_folder
 
         started = time.perf_counter()
         tts = load(

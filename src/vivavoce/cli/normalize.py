@@ -29,10 +29,10 @@ def normalize(
     """
     with Reporter().working("reading …"):
         from vivavoce.checkpoint.folder import BACKBONE, read_card
-        from vivavoce.service.model_choice import model_folder
-        from vivavoce.service.speech import SpeakOptions
-        from vivavoce.service.text.frontend import TextFrontEnd
-        from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce.frontend.model_choice import model_folder
+        from vivavoce.frontend.speech import SpeakOptions
+        from vivavoce.frontend.text.text_front_end import TextFrontEnd
+        from vivavoce.frontend.text.tokenizer import TextTokenizer
         from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
 
         words = read_lexicon(lexicon) if lexicon else NO_WORDS

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from vivavoce.service.audio.encode import AudioFormat
-    from vivavoce.service.speech import Mark
-    from vivavoce.service.synthesizer import Speech
+    from vivavoce.frontend.audio.encode import AudioFormat
+    from vivavoce.frontend.speech import Mark
+    from vivavoce.frontend.synthesizer import Speech
 
 STDOUT = "-"
 
@@ -55,7 +55,7 @@ class Output:
     @property
     def format(self) -> AudioFormat:
         """What the file's suffix stands for; WAV for a name without one, and for standard output."""
-        from vivavoce.service.audio.encode import format_of
+        from vivavoce.frontend.audio.encode import format_of
 
         return format_of(self.target)
 
@@ -74,7 +74,7 @@ class Output:
 
         A file is whole in the end, with its length in the header, even if the speech is broken off.
         """
-        from vivavoce.service.audio.encode import open_encoder
+        from vivavoce.frontend.audio.encode import open_encoder
 
         with closing(open_encoder(self.format, sample_rate)) as encoder, self._opened() as file:
 
@@ -120,7 +120,7 @@ def check_subtitles(path: Path) -> None:
 
 def write_subtitles(path: Path, marks: Sequence[Mark]) -> None:
     """Write the subtitles of a speech; InvalidRequest if the place cannot be written after all."""
-    from vivavoce.service.subtitles import to_srt, to_vtt
+    from vivavoce.frontend.subtitles import to_srt, to_vtt
 
     content = to_srt(marks) if path.suffix.lower() == SRT else to_vtt(marks)
     with explaining("subtitles", str(path)):

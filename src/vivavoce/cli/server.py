@@ -18,6 +18,8 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.speech_backend import Speaker
+from vivavoce.frontend.voices.names import NameRules
 from vivavoce.logs import configure
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app, build_health_app, build_legacy_app
@@ -30,8 +32,6 @@ from vivavoce.server.settings_checks import tls_problems
 from vivavoce.server.settings_sources import unread_variables
 from vivavoce.server.telemetry import Tracing
 from vivavoce.server.wyoming import serving_wyoming
-from vivavoce.service.speaker import Speaker
-from vivavoce.service.voices.names import NameRules
 from vivavoce_textnorm.lexicon import Lexicons, read_lexicons
 
 log = logging.getLogger(__name__)

@@ -17,16 +17,16 @@ from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.text.checks import check_characters
+from vivavoce.frontend.text.checks import check_characters
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from vivavoce.entrypoints.python import Vivavoce
-    from vivavoce.service.speech import Mark
-    from vivavoce.service.synthesizer import Speech
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.frontend.speech import Mark
+    from vivavoce.frontend.synthesizer import Speech
+    from vivavoce.frontend.voices.voice import Voice
 
 EXAMPLES = (
     'vivavoce speak "Hello there." -o hello.wav --play',
@@ -83,7 +83,7 @@ class SpeechManner:
     def keywords(self) -> dict[str, Any]:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""
         from vivavoce.engine.request import SamplingParams
-        from vivavoce.service.speech import SpeakOptions, parse_mode
+        from vivavoce.frontend.speech import SpeakOptions, parse_mode
         from vivavoce_textnorm.lexicon import NO_WORDS, read_lexicon
 
         how: dict[str, Any] = {
@@ -156,9 +156,9 @@ def convert(
     output, reporter = Output(out), Reporter(quiet)
     output.check()
     with reporter.working("starting …"):
-        from vivavoce.service.audio.decode import decode_audio
-        from vivavoce.service.audio.samples import MAX_REFERENCE_S
-        from vivavoce.service.speech import SpeakOptions
+        from vivavoce.frontend.audio.decode import decode_audio
+        from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+        from vivavoce.frontend.speech import SpeakOptions
 
         SpeakOptions(speed=speed, seed=seed)
         audio = decode_audio(source, field="source audio", max_seconds=MAX_REFERENCE_S)
@@ -217,7 +217,7 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
     natural: it is read so, and SSML is one part. A part ends at the end of a sentence where there is one; those without
     a word are left out, if there are others.
     """
-    from vivavoce.service.text.reading import blocks, contains_chinese, is_speakable
+    from vivavoce.frontend.text.official import blocks, contains_chinese, is_speakable
     from vivavoce_textnorm.ssml import is_ssml
 
     if natural and is_ssml(text):

@@ -15,8 +15,8 @@ from vivavoce.errors import InvalidRequest, VivavoceError, VoiceExists, VoiceNot
 
 if TYPE_CHECKING:
     from vivavoce.cli.inspection import ModelNames
-    from vivavoce.service.voices.stores import VoiceStore
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.frontend.voices.stores import VoiceStore
+    from vivavoce.frontend.voices.voice import Voice
 
 app = group(
     "Keep voices by name: add, list, show, remove, import, export.",
@@ -54,17 +54,17 @@ def add(
 
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
-        from vivavoce.service.audio.decode import decode_audio
-        from vivavoce.service.audio.samples import MAX_REFERENCE_S
-        from vivavoce.service.voices.names import check_voice_name
+        from vivavoce.frontend.audio.decode import decode_audio
+        from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+        from vivavoce.frontend.voices.names import check_voice_name
 
         name = check_voice_name(name)
         store = _store(voices)
         _refuse_taken([name], store, replace)
         decode_audio(recording, max_seconds=MAX_REFERENCE_S)  # what cannot be used is told before a model loads
     with reporter.working("extracting …"):
-        from vivavoce.service.front_end import load_front_end
-        from vivavoce.service.model_choice import model_folder
+        from vivavoce.frontend.front_end import load_front_end
+        from vivavoce.frontend.model_choice import model_folder
 
         front_end = load_front_end(model_folder(model))
         extracted = front_end.extractor.extract_to_keep(recording, transcript).named(name)
@@ -157,9 +157,9 @@ def import_(
 ) -> None:
     """Take over the voices of a spk2info.pt file."""
     from vivavoce.checkpoint.folder import fingerprint
-    from vivavoce.service.model_choice import model_folder
-    from vivavoce.service.voices.names import check_voice_name
-    from vivavoce.service.voices.voice import voices_from_spk2info
+    from vivavoce.frontend.model_choice import model_folder
+    from vivavoce.frontend.voices.names import check_voice_name
+    from vivavoce.frontend.voices.voice import voices_from_spk2info
 
     store = _store(voices)
     found = {
@@ -189,7 +189,7 @@ def export(
 
     The official code reads such files.
     """
-    from vivavoce.service.voices.voice import voices_to_spk2info
+    from vivavoce.frontend.voices.voice import voices_to_spk2info
 
     with explaining("output", str(out)):
         check_writable(out)
@@ -199,7 +199,7 @@ def export(
 
 
 def _store(place: str | None) -> VoiceStore:
-    from vivavoce.service.voices.stores import open_voice_store
+    from vivavoce.frontend.voices.stores import open_voice_store
 
     return open_voice_store(place)
 
@@ -212,7 +212,7 @@ def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
 
 def _model_names(model: str | None) -> ModelNames:
     from vivavoce.cli.inspection import ModelNames, local_models
-    from vivavoce.service.model_choice import model_folder
+    from vivavoce.frontend.model_choice import model_folder
 
     return ModelNames([model_folder(model)] if model else local_models())
 

@@ -59,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Conditioning:
-    """Which features of a voice reach which stage (`service/front_end.py` fills this in).
+    """Which features of a voice reach which stage (`frontend/front_end.py` fills this in).
 
     Make it once for all requests of a voice: the engine then works out once what follows from it. Its tensors must not
     change.

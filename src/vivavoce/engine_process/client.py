@@ -19,11 +19,11 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
+from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.text.checks import check_text
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.checks import check_text
-from vivavoce.service.voices.names import VoiceSummary
 from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from vivavoce.engine_process.devices import devices_of, seen_alone
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics, SpeechStream
-from vivavoce.service.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.voices.names import VoiceSummary
+from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics, SpeechStream
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.values import Reading
 
 log = logging.getLogger(__name__)

@@ -14,25 +14,25 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine_process.bounded_executor import Result, WorkPool
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
-from vivavoce.server.settings import EngineSection, ModelSection
-from vivavoce.service.audio.decoding_process import DecodingProcess
-from vivavoce.service.audio.samples import MAX_REFERENCE_S
-from vivavoce.service.model_choice import (
+from vivavoce.frontend.audio.decoding_process import DecodingProcess
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+from vivavoce.frontend.model_choice import (
     choose_device,
     choose_dtype,
     count_text_processes,
     model_folder,
     share_device,
 )
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import Recording, SpeechRequest
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.text.reading import WHOLE_CHARS
-from vivavoce.service.voices.extract import kept_recording
-from vivavoce.service.voices.names import NameRules, VoiceSummary
-from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
-from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
-from vivavoce.service.voices.voice import Voice, built_in_voices
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.text.official import WHOLE_CHARS
+from vivavoce.frontend.voices.extract import kept_recording
+from vivavoce.frontend.voices.names import NameRules, VoiceSummary
+from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
+from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
+from vivavoce.frontend.voices.voice import Voice, built_in_voices
+from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
 from vivavoce_textnorm.values import Reading
 

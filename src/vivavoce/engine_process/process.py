@@ -26,9 +26,9 @@ from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.engine_process.model_service import ModelService, open_model_service
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
+from vivavoce.frontend.session import RequestSession, in_thread
+from vivavoce.frontend.speech import SpeechRequest, Verdict
 from vivavoce.logs import configure
-from vivavoce.service.session import RequestSession, in_thread
-from vivavoce.service.speech import SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
-from vivavoce.service.speech import Recording
+from vivavoce.frontend.speech import Recording
 
 SPILL = 1.1
 """How much more than its fair share of all streams an engine may have and still be asked for its voices first."""

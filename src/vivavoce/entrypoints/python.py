@@ -21,15 +21,15 @@ from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.service.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
-from vivavoce.service.session import RequestSession, Text
-from vivavoce.service.speech import Mode, SpeakOptions
-from vivavoce.service.synthesizer import Speech, Synthesizer
-from vivavoce.service.text.reading import Code, Emojis, Reading
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.stores import VoiceStore, open_voice_store
-from vivavoce.service.voices.voice import Voice, built_in_voices
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
+from vivavoce.frontend.session import RequestSession, Text
+from vivavoce.frontend.speech import Mode, SpeakOptions
+from vivavoce.frontend.synthesizer import Speech, Synthesizer
+from vivavoce.frontend.text.official import Code, Emojis, Reading
+from vivavoce.frontend.voices.extract import AudioSource
+from vivavoce.frontend.voices.registry import VoiceRegistry
+from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
+from vivavoce.frontend.voices.voice import Voice, built_in_voices
 
 _untrained = logging.getLogger("vivavoce.untrained")
 """Of its own, so that a program that tells its user by itself can switch this one warning off."""

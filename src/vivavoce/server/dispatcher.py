@@ -21,13 +21,7 @@ from vivavoce.errors import (
     StageFailed,
     VivavoceError,
 )
-from vivavoce.logs import log_text
-from vivavoce.server.metrics import RequestMetrics
-from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
-from vivavoce.server.request_log import RequestLog, RequestRecord
-from vivavoce.server.settings import RequestsSection
-from vivavoce.service.speaker import Speaker, SpeechStream
-from vivavoce.service.speech import (
+from vivavoce.frontend.speech import (
     INSTRUCTIONS_LEFT_OUT,
     FinishReason,
     SegmentText,
@@ -36,6 +30,12 @@ from vivavoce.service.speech import (
     Verdict,
     without_instructions,
 )
+from vivavoce.frontend.speech_backend import Speaker, SpeechStream
+from vivavoce.logs import log_text
+from vivavoce.server.metrics import RequestMetrics
+from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
+from vivavoce.server.request_log import RequestLog, RequestRecord
+from vivavoce.server.settings import RequestsSection
 
 NEAR_S = 0.25
 """Who leaves so close to its deadline has counted it by itself."""

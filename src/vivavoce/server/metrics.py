@@ -17,9 +17,9 @@ from prometheus_client.metrics_core import Metric
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import Histogram as EngineHistogram
 from vivavoce.engine.statistics import StatisticsSnapshot, log_bounds
+from vivavoce.frontend.speech import FinishReason
+from vivavoce.frontend.speech_backend import SpeakerStatistics
 from vivavoce.server.request_log import RequestRecord
-from vivavoce.service.speaker import SpeakerStatistics
-from vivavoce.service.speech import FinishReason
 from vivavoce.version import __version__
 
 SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_decade=5))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from vivavoce.errors import InvalidRequest, RequestNotFound
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.logs import RequestScope, current_scope, log_event, note_principal, texts_are_logged
 from vivavoce.server.rate_limiter import Principal
-from vivavoce.service.speech import FinishReason, Verdict
 
 CAPACITY = 10_000
 """Finished requests in memory."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivavoce.service.speech import SegmentText
+from vivavoce.frontend.speech import SegmentText
 
 
 class SegmentClock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vivavoce.errors import MissingDependency
+from vivavoce.frontend.speech import FinishReason
 from vivavoce.server.request_log import RequestRecord
-from vivavoce.service.speech import FinishReason
 from vivavoce.version import __version__
 
 if TYPE_CHECKING:

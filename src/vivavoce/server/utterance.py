@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
+from vivavoce.frontend.audio.encode import OutputFormat, encode
+from vivavoce.frontend.audio.encoders import Encoder
+from vivavoce.frontend.speech import FinishReason, SegmentText, Verdict
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.segment_clock import SegmentClock
-from vivavoce.service.audio.encode import OutputFormat, encode
-from vivavoce.service.audio.encoders import Encoder
-from vivavoce.service.speech import FinishReason, SegmentText, Verdict
-from vivavoce.service.text.checks import MAX_TEXT_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, StageFailed, VivavoceError
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.frontend.speech import SpeechRequest
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.logs import note_principal, request_scope
 from vivavoce.server.dispatcher import ActiveRequest, RequestDispatcher
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import ServerSection, is_loopback
-from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.speech import SpeechRequest
-from vivavoce.service.text.checks import MAX_TEXT_CHARS
 from vivavoce.version import __version__
 
 ENTRY_POINT = "wyoming"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
     from vivavoce.entrypoints.python import Vivavoce
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.frontend.voices.voice import Voice
     from vivavoce_bench import Load, Outcome, Piece, Report, Utterance, Workload
     from vivavoce_bench.evaluate import Instruments
 
@@ -163,7 +163,7 @@ class BenchRequest:
 
     def check(self) -> None:
         """Refuse mistakes before a model loads."""
-        from vivavoce.service.speech import check_seed
+        from vivavoce.frontend.speech import check_seed
 
         check_seed(self.load.seed)
         self.load.load()

@@ -23,8 +23,8 @@ from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency
+from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.models.build import LanguageConfig, LanguageModel
-from vivavoce.service.merged_folder import merged_folder
 from vivavoce_bench.batches import TokenBackend
 from vivavoce_export.hf_folder import CONFIG, TOKENIZER
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm

@@ -33,15 +33,15 @@ from vivavoce.engine.request import (
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.engine.stages import VocoderInterface
 from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_folder
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.extract import AudioSource
+from vivavoce.frontend.voices.registry import VoiceRegistry
+from vivavoce.frontend.voices.stores import open_voice_store
+from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce.models.build import LanguageModel, Models, build_language_model, build_models
 from vivavoce.models.generations import MAX_FRAMES
-from vivavoce.service.front_end import ModelFrontEnd, load_front_end
-from vivavoce.service.model_choice import choose_device, choose_dtype, model_folder
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.stores import open_voice_store
-from vivavoce.service.voices.voice import built_in_voices
 from vivavoce.version import __version__
 from vivavoce_bench.batches import Job, Samples
 from vivavoce_bench.chunked import Cut, TokenSpeech

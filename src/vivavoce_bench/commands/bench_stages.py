@@ -120,7 +120,7 @@ class StageRun:
     def check(self) -> None:
         """Refuse numbers out of their limits and places that cannot be written."""
         from vivavoce.engine.request import SamplingParams
-        from vivavoce.service.speech import check_seed
+        from vivavoce.frontend.speech import check_seed
 
         check_seed(self.seed)
         SamplingParams(exact_tokens=self.tokens)
@@ -237,7 +237,7 @@ def _measure_batches(
     run: StageRun,
     say: Any,
 ) -> list[BatchFigures]:
-    from vivavoce.service.audio.encode import write_audio
+    from vivavoce.frontend.audio.encode import write_audio
     from vivavoce_bench.batches import BatchRig
     from vivavoce_bench.commands.bench_backends import open_backend
     from vivavoce_bench.commands.bench_model import BenchToken2Wav, reset_peaks
@@ -370,7 +370,7 @@ def _speak_all(
     speeches: Sequence[TokenSpeech], cut: Sequence[Sequence[Cut]], token2wav: BenchToken2Wav, run: StageRun, say: Any
 ) -> list[ChunkedSpeech]:
     """Every speech both ways, after the first one was spoken once to warm up."""
-    from vivavoce.service.audio.encode import write_audio
+    from vivavoce.frontend.audio.encode import write_audio
     from vivavoce_bench.chunked import speak_chunked
     from vivavoce_bench.commands.bench_model import reset_peaks
 

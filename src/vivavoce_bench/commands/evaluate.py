@@ -20,8 +20,8 @@ from vivavoce.version import __version__
 
 if TYPE_CHECKING:
     from vivavoce.entrypoints.python import Vivavoce
-    from vivavoce.service.text.frontend import TextFrontEnd
-    from vivavoce.service.voices.voice import Voice
+    from vivavoce.frontend.text.text_front_end import TextFrontEnd
+    from vivavoce.frontend.voices.voice import Voice
     from vivavoce_bench.evaluate import Case, Clip, Manner, Report
     from vivavoce_bench.evaluate.recogniser import RecogniserFactory
     from vivavoce_bench.evaluate.report import RecordingsFolder
@@ -149,9 +149,9 @@ def evaluate(
     with reporter.working("starting …"):
         flags.check()
         from vivavoce.checkpoint.folder import BACKBONE, read_card
-        from vivavoce.service.model_choice import model_folder
-        from vivavoce.service.text.frontend import TextFrontEnd
-        from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce.frontend.model_choice import model_folder
+        from vivavoce.frontend.text.text_front_end import TextFrontEnd
+        from vivavoce.frontend.text.tokenizer import TextTokenizer
         from vivavoce_bench.evaluate import Instruments, assess
         from vivavoce_bench.evaluate.assessment import ready
         from vivavoce_bench.evaluate.similarity import embed_with
@@ -251,7 +251,7 @@ class _PromptVoices(dict[str, "Voice"]):
 
 def _voices_to_speak(flags: EvaluationFlags, cases: Sequence[Case], folder: Path, tts: Vivavoce) -> dict[str, Voice]:
     """A list's; else those asked for; else the model's built-in ones; else the stored ones that were made for it."""
-    from vivavoce.service.voices.voice import built_in_voices
+    from vivavoce.frontend.voices.voice import built_in_voices
 
     if flags.list_ is not None:
         return _PromptVoices(cases, tts.voice)
@@ -273,10 +273,10 @@ def _recorded(
 ) -> tuple[Iterator[Clip], Mapping[str, VoiceLike], Embed | None, dict[str, Any]]:
     """The cases' recordings; of the model only its text rules and, for comparison with voices, encoders are loaded."""
     from vivavoce.checkpoint.folder import read_card
-    from vivavoce.service.front_end import load_front_end
-    from vivavoce.service.voices.registry import VoiceRegistry
-    from vivavoce.service.voices.stores import open_voice_store
-    from vivavoce.service.voices.voice import built_in_voices
+    from vivavoce.frontend.front_end import load_front_end
+    from vivavoce.frontend.voices.registry import VoiceRegistry
+    from vivavoce.frontend.voices.stores import open_voice_store
+    from vivavoce.frontend.voices.voice import built_in_voices
     from vivavoce_bench.evaluate.similarity import embed_with
     from vivavoce_bench.evaluate.speaking import UNNAMED, read_all
 

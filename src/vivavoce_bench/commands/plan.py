@@ -104,7 +104,7 @@ def planned_engine(config: ModelConfig, dtype: str, memory_gb: float) -> EngineP
     import torch
 
     from vivavoce.cli.model import EngineChoice
-    from vivavoce.service.model_choice import choose_dtype
+    from vivavoce.frontend.model_choice import choose_dtype
     from vivavoce_bench.planning import plan_engine
 
     settings = EngineChoice(memory=memory_gb).settings()
@@ -140,7 +140,7 @@ def _config(model: str) -> ModelConfig:
     from vivavoce.checkpoint.known_models import known_model
     from vivavoce.checkpoint.settings import read_config
     from vivavoce.checkpoint.weights import find_part, read_tensors
-    from vivavoce.service.model_choice import model_folder
+    from vivavoce.frontend.model_choice import model_folder
     from vivavoce_bench.random_checkpoint import release_config
 
     if not Path(model).is_dir() and model not in ("mini", "babble"):

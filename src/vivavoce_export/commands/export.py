@@ -25,8 +25,8 @@ def hf(
     reporter = Reporter(quiet)
     with reporter.working("starting …"):
         from vivavoce.checkpoint.folder import BACKBONE
-        from vivavoce.service.model_choice import model_folder
-        from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce.frontend.model_choice import model_folder
+        from vivavoce.frontend.text.tokenizer import TextTokenizer
         from vivavoce_export.hf_folder import export_hf
 
         folder = model_folder(model)

@@ -52,9 +52,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
 def _export(kind: str, wanted: ExportFlags) -> None:
     reporter, out = Reporter(wanted.quiet), wanted.out
     with reporter.working("starting …"):
+        from vivavoce.frontend.model_choice import choose_device, model_folder
         from vivavoce.models.build import build_models
         from vivavoce.models.exported.files import PRECISIONS
-        from vivavoce.service.model_choice import choose_device, model_folder
         from vivavoce_export.network_files import check_parts, export_part
         from vivavoce_export.parts import part_of
 

@@ -94,8 +94,8 @@ class TrtllmFlags:
     def open(self) -> tuple[Source, Path]:
         """A merged Qwen2 folder, or any model that the other commands take; and its folder."""
         from vivavoce.checkpoint.folder import BACKBONE
-        from vivavoce.service.model_choice import model_folder
-        from vivavoce.service.text.tokenizer import TextTokenizer
+        from vivavoce.frontend.model_choice import model_folder
+        from vivavoce.frontend.text.tokenizer import TextTokenizer
         from vivavoce_export.hf_folder import is_hugging_face, open_hugging_face, open_official
 
         given = None if self.model is None else Path(self.model)

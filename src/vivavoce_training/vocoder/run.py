@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.audio.encode import write_audio
 from vivavoce.models.generations import NETWORKS, NetworkPart
-from vivavoce.service.audio.encode import write_audio
 from vivavoce_training.data.store import SAMPLE_RATE, Corpus
 from vivavoce_training.loop import Budget, train
 from vivavoce_training.utterances import steps_in

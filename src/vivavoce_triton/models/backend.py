@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from vivavoce.errors import EngineStopped, InvalidRequest, ModelNotFound, RequestCancelled, StageFailed, VivavoceError
-from vivavoce.service.model_choice import choose_device
+from vivavoce.frontend.model_choice import choose_device
 from vivavoce_triton.client.wire import array
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from vivavoce.checkpoint.settings import read_config
 from vivavoce.engine.chunk_policy import Progress
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.errors import CheckpointError, Overloaded, StageFailed, VivavoceError
-from vivavoce.service.front_end import FrontEnd
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.text.tokenizer import TextTokenizer
+from vivavoce.frontend.front_end import FrontEnd
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
 from vivavoce_triton.models.backend import (
     InnerError,

@@ -20,13 +20,13 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.resample import resample_sinc
+from vivavoce.frontend.audio.samples import Audio, Samples
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.voices.extract import AudioSource
+from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.features import PROMPT_MEL_RATE, SAMPLE_RATE, prompt_mel
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.resample import resample_sinc
-from vivavoce.service.audio.samples import Audio, Samples
-from vivavoce.service.text.frontend import TextFrontEnd
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.voice import Voice
 from vivavoce_triton.models.backend import InnerError, ask_inner, checked, inner_request, output
 
 LANGUAGE_MODEL = "tensorrt_llm"

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vivavoce.checkpoint.folder import BACKBONE, SPEAKER_ENCODER, detect_generation, speech_tokenizer_of
 from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, MIN_REFERENCE_S
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce.models.features import SAMPLE_RATE
-from vivavoce.service.audio.samples import MAX_REFERENCE_S, MIN_REFERENCE_S
-from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce_triton.models.backend import Inputs, Parameters, answered
 from vivavoce_triton.models.speaking import recording
 

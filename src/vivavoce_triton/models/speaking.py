@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.frontend.audio.samples import Audio, check_reference
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.text.official import Reading, parse_reading
+from vivavoce.frontend.voices.registry import Extractor, VoiceRegistry
+from vivavoce.frontend.voices.stores import open_voice_store
+from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.models.features import SAMPLE_RATE as REFERENCE_RATE
-from vivavoce.service.audio.samples import Audio, check_reference
-from vivavoce.service.speech import SpeakOptions
-from vivavoce.service.text.reading import Reading, parse_reading
-from vivavoce.service.voices.registry import Extractor, VoiceRegistry
-from vivavoce.service.voices.stores import open_voice_store
-from vivavoce.service.voices.voice import Voice, built_in_voices
 from vivavoce_triton.models.backend import Inputs, Parameters
 
 DEFAULT_SEED = 42

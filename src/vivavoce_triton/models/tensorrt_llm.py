@@ -40,9 +40,9 @@ from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, ModelNotFound, RequestCancelled
+from vivavoce.frontend.model_choice import choose_dtype
+from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import LanguageConfig, LanguageModel, build_language_model, prepare_device
-from vivavoce.service.model_choice import choose_dtype
-from vivavoce.service.text.tokenizer import TextTokenizer
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer
 from vivavoce_triton.models.language_model_inputs import (
     TokensRequest,

@@ -34,15 +34,15 @@ from vivavoce.engine.request import (
 from vivavoce.engine.settings import CUDA_BYTES, LEAST_ROOM, EngineSettings
 from vivavoce.engine.vocoder_stage.stream import join_rule
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
+from vivavoce.frontend.model_choice import choose_dtype
+from vivavoce.frontend.modes import CONVERSION, condition
+from vivavoce.frontend.speech import check_seed
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce.frontend.voices.voice import built_in_voices, check_fits
 from vivavoce.lru_cache import LruCache
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.generations import MAX_FRAMES
-from vivavoce.service.audio.samples import MAX_REFERENCE_S
-from vivavoce.service.model_choice import choose_dtype
-from vivavoce.service.modes import CONVERSION, condition
-from vivavoce.service.speech import check_seed
-from vivavoce.service.text.tokenizer import TextTokenizer
-from vivavoce.service.voices.voice import built_in_voices, check_fits
 from vivavoce_triton.models.backend import Inputs, Parameters, answered, check_present, refusal
 from vivavoce_triton.models.speaking import RELEASED_SPEAKER, SPEED_DIGITS
 

@@ -17,9 +17,9 @@ from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest
-from vivavoce.service.model_choice import choose_dtype, count_text_processes
-from vivavoce.service.session import RequestSession
-from vivavoce.service.synthesizer import Synthesizer
+from vivavoce.frontend.model_choice import choose_dtype, count_text_processes
+from vivavoce.frontend.session import RequestSession
+from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer, check_present
 from vivavoce_triton.models.speaking import RequestVoices, chunk_policy, read_request
 

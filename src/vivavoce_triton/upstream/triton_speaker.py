@@ -24,13 +24,13 @@ from vivavoce.errors import (
     StageFailed,
     VivavoceError,
 )
-from vivavoce.service.audio.decoding_process import DecodingProcess
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.service.text.arriving import Sentence, SentenceSplitter
-from vivavoce.service.text.checks import check_text
-from vivavoce.service.text.reading import is_speakable
-from vivavoce.service.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
+from vivavoce.frontend.audio.decoding_process import DecodingProcess
+from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.text.arriving import Sentence, SentenceSplitter
+from vivavoce.frontend.text.checks import check_text
+from vivavoce.frontend.text.official import is_speakable
+from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
 from vivavoce_textnorm.values import Reading
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (

@@ -14,11 +14,10 @@ import numpy as np
 import soxr
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
-from vivavoce.lru_cache import LruCache
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
-from vivavoce.service.text.checks import excerpt
-from vivavoce.service.voices.names import (
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, check_reference
+from vivavoce.frontend.text.checks import excerpt
+from vivavoce.frontend.voices.names import (
     MAX_LISTED,
     OPENAI_VOICES,
     NameRules,
@@ -27,6 +26,7 @@ from vivavoce.service.voices.names import (
     folded,
     meant_by,
 )
+from vivavoce.lru_cache import LruCache
 from vivavoce_bench.measure import read_lines
 from vivavoce_triton.client.utterance import NAME_FIELDS, REFERENCE_FIELDS, REFERENCE_TEXT_FIELDS, first_of
 from vivavoce_triton.client.wire import REFERENCE_RATE, Samples

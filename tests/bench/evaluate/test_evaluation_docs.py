@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from vivavoce.service.model_choice import BABBLE
+from vivavoce.frontend.model_choice import BABBLE
 from vivavoce_bench.evaluate.recogniser import recogniser_named
 
 TESTS = Path(__file__).parents[2]

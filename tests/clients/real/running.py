@@ -21,8 +21,8 @@ from tests.server.certificates import certified
 from tests.server.http.serve_process import ServerProcess, serving_process
 from tests.soak.served import served
 from vivavoce.errors import DownloadError, MissingDependency
+from vivavoce.frontend.model_choice import MINI
 from vivavoce.server.keys import add_key, new_entry, new_key
-from vivavoce.service.model_choice import MINI
 from vivavoce_triton.client.utterance import Mode
 from vivavoce_triton.environment import ServerInstallation, find_installation
 

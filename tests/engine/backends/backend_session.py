@@ -11,9 +11,9 @@ import torch
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.service.model_choice import model_folder
-from vivavoce.service.synthesizer import Synthesizer
-from vivavoce.service.voices.voice import built_in_voices
+from vivavoce.frontend.model_choice import model_folder
+from vivavoce.frontend.synthesizer import Synthesizer
+from vivavoce.frontend.voices.voice import built_in_voices
 
 TEXTS = ("Good morning.", "The key is under the mat.", "It was raining all day long, and nobody came.", "Yes, it is.")
 

@@ -13,13 +13,13 @@ import grpc.aio
 import pytest
 
 from tests.server.fake_speaker import FakeSpeaker, tone
+from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog, RequestRecord
 from vivavoce.server.settings import ServerSection
-from vivavoce.service.audio.samples import to_int16
 
 METHOD = "/cosyvoice.CosyVoice/Inference"
 SPEECH = "/vivavoce.v1.Speech/"

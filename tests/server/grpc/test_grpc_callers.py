@@ -18,10 +18,10 @@ import pytest
 from tests.server.fake_speaker import FakeSpeaker
 from tests.server.grpc.calling import METHOD, TEXT, Caller, audio, calling, pairs, sft, spoken
 from vivavoce.errors import Overloaded
+from vivavoce.frontend.speech import FinishReason, SpeechRequest
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.request_log import RequestRecord
-from vivavoce.service.speech import FinishReason, SpeechRequest
 
 SLOW = {"maxAttempts": 2, "initialBackoff": "600s", "maxBackoff": "600s", "backoffMultiplier": 1}
 RETRIES = {

@@ -18,9 +18,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from tests.server.fake_speaker import FakeSpeaker
 from tests.server.grpc.calling import Caller, calling, failing, spoken
 from vivavoce import protos
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.protos import FILES, SERVICES, message
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
-from vivavoce.service.voices.names import VoiceSummary
 
 PROTOS = Path(protos.__file__).parent
 MANUAL = (Path(__file__).parents[3] / "docs" / "grpc.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from tests.server.fake_speaker import FakeSpeaker, Gate, Unguided
 from tests.server.grpc.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError
+from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
 from vivavoce.server import utterance
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc import speech
@@ -23,7 +24,6 @@ from vivavoce.server.grpc.calls import Calls
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import ServerSection
-from vivavoce.service.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest
 
 FLUSH: dict[str, Any] = {"flush": {}}
 WHOLE = asked(start={"text": TEXT})

@@ -21,10 +21,10 @@ import pytest
 
 from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate, tone
 from tests.server.http.serving import Served, make_state
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.speech import SpeechRequest
 
 SENTENCES = ("I go on talking. ", "Whatever they do. ", "To the very end.")
 NEIGHBOUR = 7

@@ -15,12 +15,12 @@ import httpx
 from starlette.types import ASGIApp
 
 from tests.server.fake_speaker import FakeSpeaker
+from vivavoce.frontend.speech_backend import Speaker
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSettings
-from vivavoce.service.speaker import Speaker
 
 
 def make_state(

@@ -16,13 +16,13 @@ import pytest
 from tests.server.fake_speaker import FakeSpeaker, Gate, tone
 from tests.server.http.faulty_clients import Client
 from tests.server.http.serving import Served, make_state, serving
+from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
 from vivavoce.server.http.app import build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.audio.encode import AudioFormat, encode_whole
-from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.speech import FinishReason, Recording, SpeechRequest
 
 TEXT = "Hello there, all of you."
 WAV = encode_whole(AudioFormat.WAV, tone(92, 7), 22_050)

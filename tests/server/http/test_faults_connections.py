@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate
 from tests.server.http.faulty_clients import FORM, NEIGHBOUR, Client, request, speech, state_of, undisturbed, until
 from tests.server.http.serving import Served, serving
+from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
-from vivavoce.service.speech import SpeechRequest
 
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\n"

@@ -30,9 +30,9 @@ from tests.server.http.faulty_clients import (
     until,
 )
 from tests.server.http.serving import Served, make_state, serving
+from vivavoce.frontend.speech import FinishReason
 from vivavoce.server.http.app import build_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
-from vivavoce.service.speech import FinishReason
 
 SPEECH = "/v1/audio/speech"
 MIB = 1 << 20

@@ -30,15 +30,15 @@ from tests.server.http.faulty_clients import (
     undisturbed,
 )
 from tests.server.http.serving import Served, serving
+from vivavoce.frontend.audio.decode import decode_audio
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, check_reference
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.voices.extract import AudioSource
+from vivavoce.frontend.voices.folder_store import FolderStore
+from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce.frontend.voices.registry import VoiceRegistry
+from vivavoce.frontend.voices.voice import Voice
 from vivavoce.server.http.app import build_app
-from vivavoce.service.audio.decode import decode_audio
-from vivavoce.service.audio.samples import MAX_REFERENCE_S, Audio, check_reference
-from vivavoce.service.speech import Recording, SpeechRequest
-from vivavoce.service.voices.extract import AudioSource
-from vivavoce.service.voices.folder_store import FolderStore
-from vivavoce.service.voices.names import VoiceSummary
-from vivavoce.service.voices.registry import VoiceRegistry
-from vivavoce.service.voices.voice import Voice
 
 MODEL = "0123456789abcdef"
 MIB = 1 << 20

@@ -25,6 +25,8 @@ from tests.server.http.serving import ask, make_state
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statistics
 from vivavoce.errors import EngineStopped, InvalidRequest, ListenerStalled, Overloaded, VivavoceError
+from vivavoce.frontend.speech import SpeechRequest
+from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
 from vivavoce.server.http import errors, metrics
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.metrics import PATIENCE_S
@@ -33,8 +35,6 @@ from vivavoce.server.metrics import OTHERS
 from vivavoce.server.rate_limiter import ANONYMOUS, Principal
 from vivavoce.server.request_log import CAPACITY, new_request_id
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.speaker import ModelAbout, SpeakerStatistics
-from vivavoce.service.speech import SpeechRequest
 
 ROOT = Path(__file__).parents[3]
 MANUAL = (ROOT / "docs/operating.md").read_text()

@@ -24,12 +24,12 @@ from tests.server.fake_speaker import FakeSpeaker
 from tests.server.http.serving import Served, make_state, serving
 from tests.server.http.serving import ask as asked_of
 from vivavoce.errors import EngineStopped
+from vivavoce.frontend.speech_backend import ModelAbout
 from vivavoce.server.http import pages
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.listener import current_connection
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.speaker import ModelAbout
 
 ASSETS = pages.load_assets()
 MODULES = sorted(name for name in ASSETS if name.endswith(".js"))

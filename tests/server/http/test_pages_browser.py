@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Locator, Route, expect
 from tests.server.fake_speaker import FakeSpeaker, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, frames_of, saved, sound_file, visiting
 from vivavoce.errors import InvalidText, Overloaded
+from vivavoce.frontend.speech import Recording
 from vivavoce.server.http import pages
 from vivavoce.server.keys import KeyRing, add_key, new_entry
-from vivavoce.service.speech import Recording
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
 COLOURS = """() => {

@@ -19,11 +19,11 @@ from playwright.sync_api import Browser, Page, expect
 from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, saved, visiting
 from vivavoce.errors import Overloaded
+from vivavoce.frontend.speech import Mark, SpeechRequest
+from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.subtitles import to_srt, to_vtt
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http import pages
-from vivavoce.service.speaker import ModelAbout
-from vivavoce.service.speech import Mark, SpeechRequest
-from vivavoce.service.subtitles import to_srt, to_vtt
-from vivavoce.service.voices.names import VoiceSummary
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
 

@@ -27,11 +27,11 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.server.fake_speaker import RATE, FakeSpeaker, tone
 from tests.server.http.serving import Served, make_state, serving
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.speech_input import SamplingFields, SpeechFields
 from vivavoce.server.keys import SPEECH_PATH, KeyRing
-from vivavoce.service.voices.names import VoiceSummary
 
 ROOT = Path(__file__).parents[3]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("docs/server.md", "README.md")}

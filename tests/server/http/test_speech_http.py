@@ -31,12 +31,12 @@ from vivavoce.errors import (
     TooLarge,
     VivavoceError,
 )
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
+from vivavoce.frontend.audio.samples import Samples
+from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key
 from vivavoce.server.rate_limiter import ANONYMOUS
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat
-from vivavoce.service.audio.samples import Samples
-from vivavoce.service.speech import FinishReason, Verdict
 
 TEXT = "Hello there. How are you?"
 LENGTH = len(TEXT) * SAMPLES_PER_LETTER

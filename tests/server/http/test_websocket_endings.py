@@ -39,10 +39,10 @@ from tests.server.http.websocket_serving import (
     start,
     text,
 )
+from vivavoce.frontend.audio.encode import Encoder
+from vivavoce.frontend.speech import FinishReason
 from vivavoce.server.http import ws_session
 from vivavoce.server.http.listener import BODIES_AT_ONCE, SMALL_BYTES
-from vivavoce.service.audio.encode import Encoder
-from vivavoce.service.speech import FinishReason
 
 
 @pytest.mark.parametrize("messages", [[], [start(text="Hello."), END]], ids=["nothing", "no audio yet"])

@@ -36,11 +36,11 @@ from tests.server.http.websocket_serving import (
     text,
 )
 from vivavoce.engine.request import SamplingParams
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.server import utterance
 from vivavoce.server.http import ws_session
 from vivavoce.server.http.app_state import is_own_page
-from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.speech import Recording, SpeechRequest
 
 
 def pcm(letters: int, seed: int = 0) -> bytes:

@@ -19,6 +19,7 @@ from tests.server.grpc.test_cosyvoice_grpc import SECOND
 from tests.server.http.test_cosyvoice_http import ROUTES, TEXT, WAV
 from tests.triton.client.fake_triton import INPUTS
 from tests.triton.upstream.test_triton_speaker import WHOLE, Watched, folder, speaking
+from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.server import start_grpc
 from vivavoce.server.http.app import build_legacy_app
@@ -26,7 +27,6 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection, ServerSettings
-from vivavoce.service.audio.samples import to_int16
 
 __all__ = ["folder"]
 SPOKEN = to_int16(WHOLE).astype("<i2").tobytes()

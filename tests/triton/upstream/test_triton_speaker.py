@@ -21,8 +21,8 @@ from tests.triton.client.fake_triton import CHUNKS, INPUTS, WAIT_S, FakeTriton, 
 from tests.triton.upstream.test_voices_folder import write
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import EngineStopped, Forbidden, InvalidRequest, InvalidText, VivavoceError, VoiceNotFound
-from vivavoce.service.speaker import SpeechStream
-from vivavoce.service.speech import FinishReason, Recording, SegmentText, SpeechRequest
+from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
+from vivavoce.frontend.speech_backend import SpeechStream
 from vivavoce_triton.upstream.triton_speaker import FRESH_S, TritonSpeaker
 
 WHOLE = np.concatenate(CHUNKS)

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from vivavoce.errors import InvalidAudio, InvalidRequest, VoiceNotFound
-from vivavoce.service.voices.names import NameRules
+from vivavoce.frontend.voices.names import NameRules
 from vivavoce_triton.upstream.voices_folder import VoicesFolder, usable_reference
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.frontend.audio.encoders import wav_header
+from vivavoce.frontend.audio.samples import to_int16
+from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.protos import message
 from vivavoce.server.grpc.calls import (
     ENTRY_POINT,
@@ -13,9 +16,6 @@ from vivavoce.server.grpc.calls import (
     Metadata,
     parsed,
 )
-from vivavoce.service.audio.encoders import wav_header
-from vivavoce.service.audio.samples import to_int16
-from vivavoce.service.speech import Recording, SpeechRequest
 
 PROMPT_RATE = 16_000
 """Samples per second of `prompt_audio`, which comes without a header."""

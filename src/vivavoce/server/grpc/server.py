@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from vivavoce.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.protos import FILES, POOL, SERVICES, message
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.calls import Answer, Call, Calls, Context, Metadata, parsed
@@ -21,7 +22,6 @@ from vivavoce.server.grpc.speech import PACKAGE as SPEECH
 from vivavoce.server.grpc.speech import add_voice, list_voices, remove_voice, speak
 from vivavoce.server.keys import KeyRing
 from vivavoce.server.settings import ServerSection
-from vivavoce.service.audio.samples import MAX_REFERENCE_S
 
 MOST_BYTES = int(2 * PROMPT_RATE * MAX_REFERENCE_S) + 240_000
 """Of a message: its recording, and texts of 20,000 characters in UTF-8."""

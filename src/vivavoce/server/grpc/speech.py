@@ -11,12 +11,12 @@ import grpc.aio
 
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.frontend.audio.encode import parse_format
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.text.official import parse_reading
 from vivavoce.server.grpc.calls import ENTRY_POINT, FINISH_REASON, Call, Metadata, parsed
 from vivavoce.server.rate_limiter import voice_owner
 from vivavoce.server.utterance import Reply, StreamedUtterance
-from vivavoce.service.audio.encode import parse_format
-from vivavoce.service.speech import Recording, SpeechRequest
-from vivavoce.service.text.reading import parse_reading
 
 PACKAGE = "vivavoce.v1"
 IDLE_S = 120.0

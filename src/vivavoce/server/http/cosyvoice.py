@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.errors import InvalidAudio, InvalidRequest
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat
+from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND, failures, fields_named
 from vivavoce.server.http.speech_input import MAX_FORM_FIELDS, read_form, url_fields
 from vivavoce.server.http.streaming import speak
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat
-from vivavoce.service.speech import Recording, SpeechRequest
 
 DOOR = "cosyvoice"
 RECORDING, STORED = "prompt_wav", "zero_shot_spk_id"

@@ -18,6 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.frontend.speech import SegmentText
+from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.frontend.text.official import Language
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
@@ -27,12 +33,6 @@ from vivavoce.server.http.ws_messages import ClientMessage, Dialect, Signal, Sta
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.segment_clock import SegmentClock
 from vivavoce.server.utterance import Reply
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
-from vivavoce.service.speaker import ModelAbout
-from vivavoce.service.speech import SegmentText
-from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Language
-from vivavoce.service.voices.names import VoiceSummary
 
 DOOR = "elevenlabs"
 DEFAULT_FORMAT = "mp3_44100_128"

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.errors import EngineStopped
+from vivavoce.frontend.speech_backend import Speaker, engines_of
 from vivavoce.server.http.app_state import AppState, current_principal
 from vivavoce.server.http.errors import failures
 from vivavoce.server.metrics import labelled, server_families, speaker_families
-from vivavoce.service.speaker import Speaker, engines_of
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
+from vivavoce.frontend.speech import SpeechRequest
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.frontend.text.official import Code, Emojis, Language, Reading
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_input import VoiceName, json_schema, read_json
-from vivavoce.service.speech import SpeechRequest
-from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Code, Emojis, Language, Reading
 
 
 class NormalizeFields(BaseModel):

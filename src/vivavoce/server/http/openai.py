@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vivavoce.frontend.audio.encode import parse_format
+from vivavoce.frontend.speech_backend import ModelAbout
 from vivavoce.server.http import elevenlabs
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
@@ -19,8 +21,6 @@ from vivavoce.server.http.streaming import speak, speech_events
 from vivavoce.server.keys import SPEECH_PATH
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.request_log import RequestRecord
-from vivavoce.service.audio.encode import parse_format
-from vivavoce.service.speaker import ModelAbout
 
 DOOR = "openai"
 PCM_RATE = 24_000

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vivavoce.errors import EngineStopped
+from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat, encode
+from vivavoce.frontend.speech_backend import engines_of
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
-from vivavoce.service.audio.encode import AudioFormat, OutputFormat, encode
-from vivavoce.service.speaker import engines_of
 
 PAGES = {"/": "speak.html", "/voices": "voices.html", "/status": "status.html"}
 RETRY_AFTER_S = 5

@@ -20,15 +20,15 @@ from starlette.requests import Request
 
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
+from vivavoce.frontend.audio.encode import SAMPLE_RATES
+from vivavoce.frontend.speech import Recording, SpeechRequest
+from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
+from vivavoce.frontend.text.official import Code, Emojis, Language, Reading
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import RequestsSection
-from vivavoce.service.audio.encode import SAMPLE_RATES
-from vivavoce.service.speaker import ModelAbout
-from vivavoce.service.speech import Recording, SpeechRequest
-from vivavoce.service.text.checks import MAX_TEXT_CHARS
-from vivavoce.service.text.reading import Code, Emojis, Language, Reading
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")

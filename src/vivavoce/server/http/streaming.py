@@ -16,6 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vivavoce.errors import RequestCancelled, StageFailed, VivavoceError
+from vivavoce.frontend.audio.encode import OutputFormat, encode
+from vivavoce.frontend.speech import SegmentText, SpeechRequest, Verdict
 from vivavoce.logs import current_scope
 from vivavoce.server.dispatcher import ActiveRequest
 from vivavoce.server.http.app_state import (
@@ -29,8 +31,6 @@ from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.listener import drop_connection
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.segment_clock import SegmentClock
-from vivavoce.service.audio.encode import OutputFormat, encode
-from vivavoce.service.speech import SegmentText, SpeechRequest, Verdict
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.speech import Recording
+from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app_state import AppState, KnownPrincipal, ListReader, refuse_foreign_page
 from vivavoce.server.http.errors import BODY_FAILURES, failures, fields_named
 from vivavoce.server.http.speech_input import MULTIPART, Form, media_type, read_form
 from vivavoce.server.rate_limiter import voice_owner
-from vivavoce.service.speech import Recording
-from vivavoce.service.voices.names import VoiceSummary
 
 _MAX_FORM_FIELDS = 20
 _FILES = ("file", "audio_sample")

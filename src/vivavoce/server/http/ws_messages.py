@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from vivavoce.errors import InvalidRequest, VivavoceError
+from vivavoce.frontend.audio.encode import OutputFormat, parse_format
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
 from vivavoce.server.http.errors import error_body
 from vivavoce.server.http.speech_input import CommonFields, check_separators, validated
 from vivavoce.server.utterance import Reply
-from vivavoce.service.audio.encode import OutputFormat, parse_format
-from vivavoce.service.text.checks import MAX_TEXT_CHARS, excerpt
 
 MAX_PAUSE_S = 180.0
 """The longest `inactivity_timeout`, as ElevenLabs has it."""

@@ -1,0 +1,384 @@
+"""The encoders of one stream each: what every format puts around samples, and the way to another rate."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from vivavoce.errors import MissingDependency
+from vivavoce.frontend.audio.samples import Samples, to_int16
+
+_FLAC_BLOCKS_PER_SECOND = 50
+_OGG_RATE = 48_000
+"""Positions in Ogg count samples at 48 kHz, whatever was encoded."""
+_PAGE_PACKETS = 42
+"""A page has at most 255 segments of 255 bytes, an Opus packet of 20 ms at most 1275 bytes: 6 segments."""
+_STARTS_FILE, _ENDS_FILE = 2, 4
+_MIRRORED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+_OPUS_TAGS = b"OpusTags" + struct.pack("<I8sI", 8, b"vivavoce", 0)
+_CROSSINGS, _ROLLOFF, _BETA = 48, 0.945, 9.0
+"""Half the filter's length in periods of its cutoff, that cutoff as a share of the lower Nyquist frequency, and the
+shape of its window: 90 dB are kept from folding."""
+_STEP = 96
+"""Samples that are resampled together, at least: one product of matrices takes the work of as many filters."""
+
+
+class Resampler:
+    """Takes one stream of samples to another rate, piece by piece and without seams.
+
+    A sinc under a Kaiser window, for each of the places that a sample can have between two others. It holds 6 to 11 ms
+    back, where soxr's streams hold 37 to 75, and shifts nothing.
+    """
+
+    def __init__(self, from_rate: int, to_rate: int) -> None:
+        common = math.gcd(from_rate, to_rate)
+        periods = -(-_STEP * common // from_rate)
+        self._old, self._new = from_rate // common * periods, to_rate // common * periods
+        self._kernels = _kernels(self._old, self._new)
+        self._waiting = np.zeros((len(self._kernels) - self._old) // 2, np.float32)
+        self._given = self._made = 0
+
+    def push(self, samples: Samples) -> Samples:
+        """Take samples [n]; return those of the other rate [m] that are known now."""
+        self._given += len(samples)
+        waiting, width = np.concatenate([self._waiting, samples]), len(self._kernels)
+        steps = max(0, (len(waiting) - width) // self._old + 1)
+        self._waiting = waiting[steps * self._old :]
+        if not steps:
+            return np.zeros(0, np.float32)
+        windows = np.ascontiguousarray(sliding_window_view(waiting, width)[:: self._old])
+        made = (windows @ self._kernels).reshape(-1)
+        self._made += len(made)
+        return made
+
+    def finish(self) -> Samples:
+        """The rest: all pieces together are as long as what was given, the last sample rounded up."""
+        missing = -(-self._given * self._new // self._old) - self._made
+        return self.push(np.zeros(len(self._kernels), np.float32))[:missing]
+
+
+@lru_cache(maxsize=16)
+def _kernels(old: int, new: int) -> Samples:
+    """Kernels [old + 2·half, new]; column j gives the sample at j · old/new of a step of `old` samples."""
+    cutoff = _ROLLOFF * min(1.0, new / old)
+    half = math.ceil(_CROSSINGS / cutoff)
+    distances = np.arange(-half, old + half)[:, None] - np.arange(new)[None] * (old / new)
+    inside = np.clip(1 - (distances * (cutoff / _CROSSINGS)) ** 2, 0, None)
+    kernels = np.sinc(cutoff * distances) * np.i0(_BETA * np.sqrt(inside)) * (inside > 0)
+    return (kernels / kernels.sum(axis=0)).astype(np.float32)
+
+
+class Encoder:
+    """One stream's encoder. The bytes of all `encode` calls and of `finish`, in order, are one valid file.
+
+    How the samples are cut into calls changes nothing that can be heard. For one thread at a time.
+    This class writes PCM; the others write what their format puts around it.
+    """
+
+    default_bitrate: int | None = None
+    """Bits per second; None: the format is not compressed to a bitrate."""
+    resampler: Resampler | None = None
+    """On the samples' way to the encoder's rate, if theirs is another."""
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+        self._sample_rate, self._num_samples = sample_rate, 0
+        self._header = b""
+        """What is still to precede the first bytes."""
+        self._ended = False
+
+    def encode(self, samples: Samples) -> bytes:
+        """Take mono samples [n], n >= 0, float32, ±1 full scale; return all bytes that can be made of them now.
+
+        The file's header comes with the first bytes; those of wav and flac with the first call, samples or not.
+
+        Raises:
+            ValueError: samples are not [n], a sample is NaN, or the encoder is finished or closed.
+        """
+        self._check_open()
+        if samples.ndim != 1:
+            raise ValueError(f"samples have shape {samples.shape}, not [n]")
+        integers = to_int16(samples)
+        if self.resampler is not None:
+            integers = to_int16(self.resampler.push(integers / np.float32(32768)))
+        return self._pack(self._counted(integers))
+
+    def finish(self) -> bytes:
+        """Return the rest of the file. Nothing can be encoded after it.
+
+        Raises:
+            ValueError: the encoder is finished or closed.
+        """
+        self._check_open()
+        packets = [] if self.resampler is None else self._counted(to_int16(self.resampler.finish()))
+        data = self._pack([*packets, *self._last_packets()], last=True)
+        self.close()
+        return data
+
+    def whole_header(self) -> bytes:
+        """What the first bytes of the file are to be once its length is known, after `finish`.
+
+        For files that can be written to at their start (wav, flac); empty if there is nothing to put right.
+        """
+        return b""
+
+    def close(self) -> None:
+        """Free the codec, finished or not. Closing twice is allowed."""
+        self._ended = True
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ValueError("the encoder is finished or closed")
+
+    def _counted(self, samples: NDArray[np.int16]) -> list[bytes]:
+        self._num_samples += len(samples)
+        return self._packets(samples)
+
+    def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
+        return [samples.astype("<i2").tobytes()]
+
+    def _last_packets(self) -> list[bytes]:
+        return []
+
+    def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
+        """The bytes of the file that hold the packets."""
+        header, self._header = self._header, b""
+        return b"".join([header, *packets])
+
+
+def wav_header(sample_rate: int, num_samples: int | None) -> bytes:
+    """44 bytes that precede `num_samples` little-endian int16 mono samples.
+
+    None means that the length is not known yet: both sizes become 0xFFFFFFFF, which players take as "until
+    the end". So do sizes that the format cannot hold (over 4 GiB).
+    """
+    largest, sample_bytes, pcm, channels = 0xFFFFFFFF, 2, 1, 1
+    num_bytes = largest if num_samples is None else num_samples * sample_bytes
+    riff_size, data_size = min(num_bytes + 36, largest), min(num_bytes, largest)
+    layout = (16, pcm, channels, sample_rate, sample_rate * sample_bytes, sample_bytes, 8 * sample_bytes)
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff_size, b"WAVE", b"fmt ", *layout, b"data", data_size)
+
+
+class WavEncoder(Encoder):
+    """16-bit integers behind a header."""
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+        super().__init__(sample_rate)
+        self._header = wav_header(sample_rate, None)
+
+    def whole_header(self) -> bytes:
+        """A WAV header that knows the length."""
+        return wav_header(self._sample_rate, self._num_samples)
+
+
+class UlawEncoder(Encoder):
+    """One byte a sample: its sign, the place of its highest bit, and the four bits below (ITU-T G.711, μ-law)."""
+
+    def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
+        levels = np.minimum(np.abs(samples.astype(np.int32)), 32_635) + 132
+        exponents = np.frexp(levels)[1] - 8
+        codes = ~(np.where(samples < 0, 128, 0) | exponents << 4 | levels >> (exponents + 3) & 15) & 255
+        return [codes.astype(np.uint8).tobytes()]
+
+
+class AlawEncoder(Encoder):
+    """The same by the A-law, of all but North America and Japan."""
+
+    def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
+        wide = samples.astype(np.int32)
+        levels = (wide ^ (wide >> 31)) >> 3
+        exponents = np.maximum(np.frexp(levels)[1] - 5, 0)
+        codes = (exponents << 4 | levels >> np.maximum(exponents, 1) & 15) ^ np.where(samples < 0, 0x55, 0xD5)
+        return [codes.astype(np.uint8).tobytes()]
+
+
+class _CodecEncoder(Encoder):
+    """One of FFmpeg's codecs, through PyAV; its packets are the file.
+
+    Samples that do not fill a packet wait for the next. A rate that the codec does not know is resampled on the way
+    (libswresample, one filter for the whole stream).
+    """
+
+    codec: str
+    """FFmpeg's name of it."""
+    sample_format: str
+    options: tuple[tuple[str, str], ...]
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+        super().__init__(sample_rate)
+        import av
+
+        try:
+            context: Any = av.CodecContext.create(self.codec, "w")
+        except ValueError:  # PyAV's UnknownCodecError
+            raise MissingDependency(
+                f"PyAV's FFmpeg has no encoder {self.codec}; `pip install --force-reinstall --only-binary av av` has it"
+            ) from None
+        rates = context.codec.audio_rates
+        # The lowest rate that keeps everything, or the highest there is.
+        known = min((rate for rate in rates if rate >= sample_rate), default=max(rates)) if rates else sample_rate
+        context.sample_rate, context.layout, context.format = known, "mono", self.sample_format
+        if self.default_bitrate is not None:
+            context.bit_rate = bitrate or self.default_bitrate
+        context.options = dict(self.options)
+        context.open()
+        self._context = context
+        self._begun = False
+
+    def close(self) -> None:
+        """Free the codec; FFmpeg's memory goes with the last reference to it."""
+        super().close()
+        self._context = None
+
+    def _packets(self, samples: NDArray[np.int16]) -> list[bytes]:
+        if self._begun or not len(samples):
+            return self._encoded(samples)
+        self._begun = True
+        with _one_processor():
+            packets = self._encoded(samples[:1])
+        return packets + self._encoded(samples[1:])
+
+    def _last_packets(self) -> list[bytes]:
+        return self._encoded(None) if self._begun else []
+
+    def _encoded(self, samples: NDArray[np.int16] | None) -> list[bytes]:
+        import av
+
+        if samples is not None and not len(samples):
+            return []
+        frame: Any = None
+        if samples is not None:
+            frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+            frame.sample_rate = self._sample_rate
+        # The flac encoder ends with an empty one.
+        return [bytes(packet) for packet in self._context.encode(frame) if packet.size]
+
+
+@contextmanager
+def _one_processor() -> Iterator[None]:
+    """Let this thread see one processor for a moment.
+
+    With its first frame, PyAV puts a filter graph before the codec, which would start a thread for each of up to 16
+    processors and use none of them: a thousand idle threads for 64 streams. FFmpeg counts the processors that the
+    calling thread may run on, and has no other setting that PyAV passes on.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):  # a sandbox may forbid it; then there are more threads
+        os.sched_setaffinity(0, {random.choice(tuple(allowed))})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+
+
+class Mp3Encoder(_CodecEncoder):
+    """MPEG Layer III."""
+
+    codec, sample_format, default_bitrate = "libmp3lame", "s16p", 64_000
+    # Without the reservoir, a frame needs none but itself. Level 7 halves the cost of the default: at 64 kbit/s, mono
+    # speech needs no noise shaping.
+    options = (("reservoir", "0"), ("compression_level", "7"))
+
+
+class AdtsEncoder(_CodecEncoder):
+    """AAC; seven bytes precede each packet (ISO/IEC 14496-3, 1.A.3.2)."""
+
+    codec, sample_format, default_bitrate = "aac", "fltp", 64_000
+    # The thorough coder takes twice as long; noise substitution is for bitrates that speech does not need.
+    options = (("aac_coder", "fast"), ("aac_pns", "0"))
+
+    def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
+        (config,) = struct.unpack_from(">H", bytes(self._context.extradata))
+        object_type, rate_index, channels = config >> 11, config >> 7 & 0xF, config >> 3 & 0xF
+        sync, no_checksum, fullness_unknown, num_bytes = 0xFFF, 1, 0x7FF, 7
+        fixed = sync << 16 | no_checksum << 12 | (object_type - 1) << 10 | rate_index << 6 | channels << 2
+        heads = (fixed << 28 | (len(packet) + num_bytes) << 13 | fullness_unknown << 2 for packet in packets)
+        return b"".join(head.to_bytes(num_bytes, "big") + packet for head, packet in zip(heads, packets, strict=True))
+
+
+class FlacEncoder(_CodecEncoder):
+    """FLAC frames behind a header (RFC 9639, 8); its length and MD5 sum are 0, which leaves them open."""
+
+    codec, sample_format = "flac", "s16"
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+        self.options = (("frame_size", str(sample_rate // _FLAC_BLOCKS_PER_SECOND)),)
+        super().__init__(sample_rate)
+        self._header = self._whole_header = self._current_header()
+
+    def whole_header(self) -> bytes:
+        """The header, with what the codec knows after the last sample."""
+        return self._whole_header
+
+    def _current_header(self) -> bytes:
+        stream_info = bytes(self._context.extradata)
+        last_block, type_stream_info = 1, 0
+        return b"fLaC" + struct.pack(">I", last_block << 31 | type_stream_info << 24 | len(stream_info)) + stream_info
+
+    def _last_packets(self) -> list[bytes]:
+        packets = super()._last_packets()
+        self._whole_header = self._current_header()
+        return packets
+
+
+class OggOpusEncoder(_CodecEncoder):
+    """Opus packets in Ogg pages (RFC 3533, RFC 7845), each page as soon as there is a packet for it.
+
+    FFmpeg's muxer holds the last page back until the next is full, which would add its length to the delay.
+    """
+
+    codec, sample_format, default_bitrate = "libopus", "s16", 48_000
+    # Level 5 costs a quarter of the default 10, whose search for music and speech modes matters below 32 kbit/s.
+    options = (("application", "audio"), ("compression_level", "5"), ("frame_duration", "20"))
+
+    def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
+        super().__init__(sample_rate, bitrate)
+        head = bytes(self._context.extradata)
+        (self._pre_skip,) = struct.unpack_from("<H", head, 10)
+        self._packet_samples = self._context.frame_size * _OGG_RATE // self._context.sample_rate
+        self._serial = secrets.randbits(32)  # so that two answers one after the other are a valid chain
+        self._num_pages = self._position = 0
+        self._header = self._page(_STARTS_FILE, [head]) + self._page(0, [_OPUS_TAGS])
+
+    def _pack(self, packets: list[bytes], last: bool = False) -> bytes:
+        """The position of the last page cuts off what exceeds the samples that were given.
+
+        A stream without any packet stays empty: decoders refuse headers alone.
+        """
+        if not packets and (self._header or not last):
+            return b""
+        data, self._header = self._header, b""
+        groups = [packets[at : at + _PAGE_PACKETS] for at in range(0, len(packets), _PAGE_PACKETS)] or [[]]
+        for group in groups:
+            self._position += len(group) * self._packet_samples
+            is_last = last and group is groups[-1]
+            if is_last:
+                end = self._pre_skip + -(-self._num_samples * _OGG_RATE // self._sample_rate)
+                self._position = min(self._position, end)
+            data += self._page(_ENDS_FILE if is_last else 0, group)
+        return data
+
+    def _page(self, flags: int, packets: list[bytes]) -> bytes:
+        # Lengths of a packet's segments: full ones, and one below 255 that ends it.
+        segments = b"".join(b"\xff" * (len(packet) // 255) + bytes([len(packet) % 255]) for packet in packets)
+        fields = (b"OggS", 0, flags, self._position, self._serial, self._num_pages, 0, len(segments))
+        page = b"".join((struct.pack("<4sBBqIIIB", *fields), segments, *packets))
+        self._num_pages += 1
+        # Ogg's CRC: the polynomial of zlib's, with the bits in the other order, begun with 0 and not inverted.
+        mirrored = zlib.crc32(page.translate(_MIRRORED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+        return page[:22] + struct.pack("<I", int(f"{mirrored:032b}"[::-1], 2)) + page[26:]

@@ -1,0 +1,33 @@
+"""The language model in the form that other runtimes load, made once and kept among the downloaded models."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+
+from vivavoce.checkpoint.folder import BACKBONE
+from vivavoce.checkpoint.known_models import models_home
+from vivavoce.checkpoint.weights import find_part
+from vivavoce.files import locked
+from vivavoce.frontend.text.tokenizer import TextTokenizer
+
+
+def merged_folder(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Path:
+    """That of an official folder's language model in this dtype; errors as `export_hf`.
+
+    It is a cache: its name tells the file of the weights, its size and its time of change, and the dtype.
+    """
+    from vivavoce_export.hf_folder import export_hf
+
+    weights = find_part(folder, "llm", variant).resolve()
+    status, name = weights.stat(), str(dtype).removeprefix("torch.")
+    mark = hashlib.sha256(f"{weights}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = models_home().parent / "merged" / f"{mark}-{name}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name(f"{target.name}.lock")):
+        if not target.is_dir():
+            tokenizer = TextTokenizer.from_folder(folder / BACKBONE)
+            export_hf(folder, target, tokenizer.to_json(), dtype=name, variant=variant)
+    return target

@@ -1,0 +1,117 @@
+"""Modes by generation: the one table of which features of a voice reach the language model and the flow.
+
+| mode          | generations | LM prompt text | LM prompt speech | LM speaker row | flow prompt                    |
+|---------------|-------------|----------------|------------------|----------------|--------------------------------|
+| zero_shot     | all         | transcript     | reference tokens | CosyVoice 1    | tokens and mel                 |
+| cross_lingual | all         | –              | –                | CosyVoice 1    | tokens and mel                 |
+| instruct      | all         | instruction    | –                | –              | tokens and mel; CosyVoice 1: – |
+| sft           | all         | –              | –                | CosyVoice 1    | –                              |
+
+The speaker embedding reaches the flow in every mode. Voice conversion, which all have, takes its speech tokens from the
+source recording and gives the flow what cross_lingual does; its language model is not asked.
+
+CosyVoice3 reads a system prompt before all that, in every mode: "You are a helpful assistant.", in instruct with the
+instruction behind it, and the mark that ends it. CosyVoice 1's mark is plain text for its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.engine.request import Conditioning
+from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.speech import Mode
+from vivavoce.frontend.text.tokenizer import END_OF_PROMPT
+from vivavoce.frontend.voices.voice import Voice
+
+
+@dataclass(frozen=True)
+class Route:
+    """What one mode uses of a voice; lm_text: its transcript, or the instruction; lm_speaker: a row of its own."""
+
+    lm_text: bool = False
+    lm_speech: bool = False
+    lm_speaker: bool = False
+    flow_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class GenerationModes:
+    """The modes of a generation; system: how its system prompt begins, "": it was trained without one; mark: ends what
+    is given before the text; by_words: a text may be spoken while its words arrive, otherwise sentence by sentence.
+    """
+
+    title: str
+    routes: Mapping[Mode, Route]
+    system: str = ""
+    mark: str = END_OF_PROMPT
+    by_words: bool = True
+
+    def prompt(self, instruct: str = "") -> str:
+        """What is given before the text, with the mark that ends it; one that holds a generation's mark stays so."""
+        if self.mark in instruct or END_OF_PROMPT in instruct:
+            return instruct
+        return (f"{self.system} {instruct.strip()}".strip() if self.system else instruct) + self.mark
+
+
+_ROUTES = {
+    Mode.ZERO_SHOT: Route(lm_text=True, lm_speech=True),
+    Mode.CROSS_LINGUAL: Route(),
+    Mode.INSTRUCT: Route(lm_text=True),
+    Mode.SFT: Route(flow_prompt=False),
+}
+_SPEAKER_ROUTES = {
+    Mode.ZERO_SHOT: Route(lm_text=True, lm_speech=True, lm_speaker=True),
+    Mode.CROSS_LINGUAL: Route(lm_speaker=True),
+    Mode.INSTRUCT: Route(lm_text=True, flow_prompt=False),
+    Mode.SFT: Route(lm_speaker=True, flow_prompt=False),
+}
+MODES = {
+    Generation.V1: GenerationModes("CosyVoice 1", _SPEAKER_ROUTES, mark="<endofprompt>", by_words=False),
+    Generation.V2: GenerationModes("CosyVoice2", _ROUTES),
+    Generation.V3: GenerationModes("CosyVoice3", _ROUTES, system="You are a helpful assistant."),
+}
+CONVERSION = Route()
+
+
+def choose_mode(
+    voice: Voice, generation: Generation, instruct: str | None = None, wanted: Mode | str | None = None
+) -> Mode:
+    """The mode that was asked for, or the fullest one that the voice allows; InvalidRequest names what a mode lacks."""
+    mode, modes = None if wanted is None else Mode(wanted), MODES[generation]
+    if mode is Mode.INSTRUCT and not instruct:
+        raise InvalidRequest("mode: instruct needs an instruction; give one with instruct")
+    if instruct and mode not in (None, Mode.INSTRUCT):
+        raise InvalidRequest(f"instruct: is not used in mode {mode.value}; leave the mode out")
+    if mode in (Mode.ZERO_SHOT, Mode.CROSS_LINGUAL) and not voice.has_prompt:
+        raise InvalidRequest(f"mode: {mode.value} needs reference speech, this voice has an embedding only; use sft")
+    if mode is Mode.ZERO_SHOT and not voice.prompt_text:
+        raise InvalidRequest("mode: zero_shot needs the reference's transcript; give prompt_text or use cross_lingual")
+    if mode is None and instruct:
+        mode = Mode.INSTRUCT
+    elif mode is None and voice.has_prompt:
+        mode = Mode.ZERO_SHOT if voice.prompt_text else Mode.CROSS_LINGUAL
+    mode = mode or Mode.SFT
+    if mode not in modes.routes:
+        known = ", ".join(one.value for one in modes.routes)
+        raise InvalidRequest(f"mode: {modes.title} has no {mode.value}; use one of {known}, or another model")
+    return mode
+
+
+def condition(voice: Voice, route: Route, text: tuple[int, ...] = (), system: tuple[int, ...] = ()) -> Conditioning:
+    """Route a voice's features; text: ids of its transcript or of an instruction; system: of the system prompt."""
+    prompted = route.flow_prompt and voice.has_prompt
+    tokens = voice.speech_tokens.long()
+    return Conditioning(
+        embedding=voice.embedding,
+        lm_system_text=system,
+        lm_prompt_text=text if route.lm_text else (),
+        lm_prompt_tokens=tuple(tokens.tolist()) if route.lm_speech else (),
+        flow_tokens=tokens if prompted else torch.zeros(0, dtype=torch.int64),
+        flow_mel=voice.mel if prompted else torch.zeros(0, 0),
+        lm_embedding=voice.embedding if route.lm_speaker else None,
+    )

@@ -1,0 +1,198 @@
+"""What a request for speech says and what comes back: plain values, which cross processes and need no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
+from vivavoce.errors import InvalidRequest
+from vivavoce.frontend.text.official import Code, Emojis, Reading, check_choices, parse_language, parse_reading
+from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
+from vivavoce_textnorm.markup import Settings
+
+Options = TypeVar("Options", bound="SpeakOptions")
+
+MAX_SEED = 2**53
+"""Seeds survive a passage through JSON numbers, which are doubles in many clients."""
+
+
+class Mode(str, Enum):
+    """How a voice is used; the table in `front_end` says which of its features reach which stage."""
+
+    ZERO_SHOT = "zero_shot"
+    CROSS_LINGUAL = "cross_lingual"
+    INSTRUCT = "instruct"
+    SFT = "sft"
+
+
+def parse_mode(name: str) -> Mode:
+    """The mode of that name; dashes are as good as underscores. InvalidRequest lists all modes."""
+    try:
+        return Mode(str(name).replace("-", "_"))
+    except ValueError:
+        raise InvalidRequest(f"mode: {name!r} is unknown; choose one of {', '.join(Mode)}") from None
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed outside of 0 … 2⁵³."""
+    if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise InvalidRequest(f"seed: {seed!r} is no whole number in 0 … {MAX_SEED}; choose one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeakOptions:
+    """How a text is spoken. InvalidRequest names a value outside of its limits.
+
+    mode: None: the fullest mode that the voice allows; a name becomes a `Mode`. instruct: how to speak, in words, as
+    the model was trained to follow ("speak Sichuanese"). sampling: as the model's own configuration says, unless set.
+    language: of the text: zh, en, ja, ko, de, es, fr, it or ru; None: told from the text. reading: by whose rules
+    numbers, dates and signs are read: natural (our own, for all nine languages), official (CosyVoice's, for Chinese and
+    English; text that arrives word by word is spoken as it is written), or off. With natural rules, lexicon: words →
+    how they are to be said, kept as a `Lexicon`; emojis: silent, or said by their Unicode names, in English; code:
+    between backticks, read or silent.
+    """
+
+    mode: Mode | str | None = None
+    instruct: str | None = None
+    speed: float = 1.0
+    seed: int = 0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    language: str | None = None
+    reading: Reading = "natural"
+    lexicon: Mapping[str, str] = NO_WORDS
+    emojis: Emojis = "silent"
+    code: Code = "read"
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and not isinstance(self.mode, Mode):
+            object.__setattr__(self, "mode", parse_mode(self.mode))
+        check_speed(self.speed)
+        check_seed(self.seed)
+        if self.language is not None:
+            parse_language(self.language)
+        parse_reading(self.reading)
+        check_choices(self.emojis, self.code)
+        if not isinstance(self.lexicon, Lexicon):
+            object.__setattr__(self, "lexicon", Lexicon(self.lexicon))
+
+    @property
+    def natural(self) -> Settings:
+        """What is chosen of natural rules."""
+        assert isinstance(self.lexicon, Lexicon)
+        return Settings(self.emojis == "named", self.code == "silent", lexicon=self.lexicon)
+
+
+INSTRUCTIONS_LEFT_OUT = "instructions: the model that speaks cannot follow them; they were left out"
+
+
+def without_instructions(options: Options) -> Options:
+    """The same, for a model that cannot follow instructions: it would speak them."""
+    return replace(options, instruct=None, mode=None if options.mode is Mode.INSTRUCT else options.mode)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A reference recording as it was sent; content: an audio file's bytes; transcript: what it says, "" if unknown."""
+
+    content: bytes
+    transcript: str = ""
+
+
+@dataclass(frozen=True)
+class SpeechRequest(SpeakOptions):
+    """One request for speech, as a server's entry points make it and its engine process reads it.
+
+    text: all of it; None: it arrives piece by piece. voice: a name, a recording, or None for the model's first voice.
+    owner: whose voices are found beside the public ones; "": public voices only. policy: a chunk policy's name, None
+    for the model's own (low_latency, in CosyVoice 1 official). notes: what is not as its caller wished, one line each
+    in ASCII.
+    """
+
+    text: str | None
+    voice: str | Recording | None = None
+    owner: str = ""
+    policy: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SegmentText:
+    """A segment of the text, announced before its first audio: it speaks the characters start … end − 1 of the input.
+
+    Of a text that arrives word by word the one segment is announced again as it grows.
+    """
+
+    place: int
+    start: int
+    end: int
+
+
+SpeechEvent = SegmentText | AudioChunk
+
+
+class FinishReason(str, Enum):
+    """Why no more audio came."""
+
+    STOP = "stop"
+    """All of the text was spoken."""
+    LENGTH = "length"
+    """A segment was cut at the most speech tokens that it may have; the rest of the text was spoken."""
+    CANCELLED = "cancelled"
+    """Its caller ended it, or its listener left."""
+    ERROR = "error"
+    """It failed; what was made until then was sent."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of one stream.
+
+    audio_s: seconds of audio that the listener took; segments_spoken: segments whose audio the listener took to the
+    end; segments_given: all there were; error: one line, and error_code its stable code, both only with reason ERROR;
+    text_tokens, speech_tokens: what the language model read of the text and made, where that is known.
+    """
+
+    reason: FinishReason
+    audio_s: float = 0.0
+    segments_spoken: int = 0
+    segments_given: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    text_tokens: int | None = None
+    speech_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A segment of a text and when its audio is heard; times are counted in samples, so they are exact.
+
+    text: what it speaks, as it was written: the characters start_character … end_character − 1 of the input; start_s,
+    end_s: seconds from the beginning of the audio, the end of one being the start of the next; cut: its speech was
+    ended for its length, so that words of it may be missing.
+    """
+
+    text: str
+    start_character: int
+    end_character: int
+    start_s: float
+    end_s: float
+    cut: bool = False
+
+
+def marks_of(
+    text: str, spans: Sequence[tuple[int, int]], samples: Sequence[int], sample_rate: int, cut: Sequence[bool] = ()
+) -> tuple[Mark, ...]:
+    """The marks of a text's first segments.
+
+    spans: for each segment its first character and the one after its last; samples: of each segment, of which there
+    are as many marks; cut: of each segment, () where it is not known yet.
+    """
+    times = pairwise(end / sample_rate for end in accumulate(samples, initial=0))
+    return tuple(
+        Mark(text[start:end], start, end, start_s, end_s, place < len(cut) and cut[place])
+        for place, ((start, end), (start_s, end_s)) in enumerate(zip(spans, times, strict=False))
+    )

@@ -1,0 +1,151 @@
+"""Subtitles of a speech: SubRip (.srt) and WebVTT (.vtt).
+
+A segment of the text begins and ends exactly where its audio does. Inside a segment the place of a word is
+not known: a text that is too long for one subtitle is divided into several, and its time in proportion to their
+characters, without white space.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import regex
+
+from vivavoce.frontend.speech import Mark
+
+MAX_COLUMNS = 42
+"""Width of a line at most; Chinese and Japanese characters, and others of full width, count as two."""
+MAX_LINES = 2
+"""Lines of a subtitle at most."""
+
+_CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
+_OPENING = r"\p{Ps}\p{Pi}"
+# What no line is broken in: a word with the marks that touch it, or one character of a script without spaces.
+_ATOM = regex.compile(rf"""[{_OPENING}]*(?:[{_CJK}]|[^\s{_CJK}{_OPENING}]+)?[\p{{Pe}}\p{{Pf}}\p{{Po}}]*\s*""")
+_ENDS = (
+    regex.compile(r"""[.?!。？！｡…]["'\p{Pe}\p{Pf}]*\s*\Z"""),
+    regex.compile(r"""[,;:，；：、–—]["'\p{Pe}\p{Pf}]*\s*\Z"""),
+)
+# Of the reading `natural`: what is heard as silence, or not at all.
+_SILENT = regex.compile(r"\s*(?:\[pause [^\[\]]*\][\s\p{P}]*|<[^<>]*>\s*)+")
+
+
+@dataclass(frozen=True)
+class Cue:
+    """One subtitle: its lines are seen from `start_s` to `end_s`."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+def to_srt(cues: Iterable[Cue | Mark]) -> str:
+    """The content of a SubRip file; cues that are too long are split, silent and empty ones left out."""
+    blocks = (
+        f"{number}\n{_time(cue.start_s, ',')} --> {_time(cue.end_s, ',')}\n{cue.text}\n"
+        for number, cue in enumerate(split_cues(cues), start=1)
+    )
+    return "\n".join(blocks)
+
+
+def to_vtt(cues: Iterable[Cue | Mark]) -> str:
+    """The content of a WebVTT file; see `to_srt`."""
+    blocks = (
+        f"{_time(cue.start_s, '.')} --> {_time(cue.end_s, '.')}\n{_escaped(cue.text)}\n" for cue in split_cues(cues)
+    )
+    return "\n".join(("WEBVTT\n", *blocks))
+
+
+def split_cues(cues: Iterable[Cue | Mark]) -> list[Cue]:
+    """Subtitles of at most `MAX_LINES` lines of `MAX_COLUMNS`; a longer cue's time is shared out by characters."""
+    return [part for cue in cues if cue.end_s > cue.start_s and not _SILENT.fullmatch(cue.text) for part in _split(cue)]
+
+
+def _split(cue: Cue | Mark) -> Iterator[Cue]:
+    parts = list(_parts(_atoms(" ".join(cue.text.split()))))
+    ends = list(accumulate((_size(part) for part in parts), initial=0))
+    seconds_each = (cue.end_s - cue.start_s) / max(1, ends[-1])
+    times = [cue.start_s + seconds_each * end for end in ends[:-1]] + [cue.end_s]
+    for part, (start_s, end_s) in zip(parts, pairwise(times), strict=True):
+        yield Cue(start_s, end_s, _wrapped(part))
+
+
+def _atoms(text: str) -> list[str]:
+    """The text in pieces that may stand on lines of their own, each with the space after it."""
+    return [piece for match in _ATOM.finditer(text) if match[0] for piece in _narrow(match[0])]
+
+
+def _narrow(atom: str) -> Iterator[str]:
+    """What is wider than a line, in pieces that are not."""
+    piece, columns = "", 0
+    for character in regex.findall(r"\X", atom):
+        width = _columns(character)
+        if columns + width > MAX_COLUMNS and not character.isspace():
+            yield piece
+            piece, columns = "", 0
+        piece, columns = piece + character, columns + width
+    yield piece
+
+
+def _parts(atoms: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The atoms of one subtitle after the other."""
+    while atoms:
+        count = _good_end(atoms, _fitting(atoms))
+        yield atoms[:count]
+        atoms = atoms[count:]
+
+
+def _fitting(atoms: Sequence[str]) -> int:
+    """How many of them fit into one subtitle."""
+    line, used = 1, 0
+    for count, atom in enumerate(atoms):
+        if used + _columns(atom.rstrip()) > MAX_COLUMNS:
+            line, used = line + 1, 0
+        if line > MAX_LINES:
+            return count
+        used += _columns(atom)
+    return len(atoms)
+
+
+def _good_end(atoms: Sequence[str], most: int) -> int:
+    """How many of them to take: up to the last end of a sentence, or else of a clause, in the second half."""
+    if most == len(atoms):
+        return most
+    for end in _ENDS:
+        for count in range(most, most // 2, -1):
+            if end.search(atoms[count - 1]):
+                return count
+    return most
+
+
+def _wrapped(atoms: Sequence[str]) -> str:
+    """One line, or two of about the same width."""
+    whole = "".join(atoms).rstrip()
+    if _columns(whole) <= MAX_COLUMNS:
+        return whole
+    lines = (("".join(atoms[:count]).rstrip(), "".join(atoms[count:]).rstrip()) for count in range(1, len(atoms)))
+    return "\n".join(min(lines, key=lambda pair: max(_columns(line) for line in pair)))
+
+
+def _size(atoms: Sequence[str]) -> int:
+    return sum(not character.isspace() for atom in atoms for character in atom)
+
+
+def _columns(text: str) -> int:
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in text
+    )
+
+
+def _time(seconds: float, point: str) -> str:
+    milliseconds = round(1000 * seconds)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+def _escaped(text: str) -> str:
+    """As WebVTT wants what is no markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

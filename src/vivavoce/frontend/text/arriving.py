@@ -1,0 +1,273 @@
+"""Pieces of a text that is still arriving → whole sentences or words, each as soon as it is known to be complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import regex
+
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, check_length
+from vivavoce.frontend.text.official import Language
+from vivavoce.frontend.text.recognition import recognise
+
+MAX_HELD = 300
+"""Characters of a sentence at most; a longer one is cut where it can be."""
+MAX_HELD_WORD = 100
+"""Characters of an unfinished word that are held back at most."""
+
+
+class Sentence(NamedTuple):
+    """A sentence, with its language, without the white space around it: characters start … end − 1 of all pieces."""
+
+    text: str
+    start: int
+    language: Language
+
+    @property
+    def end(self) -> int:
+        """The character after its last one."""
+        return self.start + len(self.text)
+
+
+class _Amount(NamedTuple):
+    """Words, or Chinese and Japanese characters; of a mixture, shares of both that add up to one."""
+
+    words: int
+    characters: int
+
+
+_LEAST = _Amount(words=3, characters=5)
+"""A shorter sentence is joined with the next: two words alone are spoken badly, and cost as much as ten."""
+_FIRST_CLAUSE = _Amount(words=8, characters=20)
+"""From this length on the first sentence is cut at a clause's end, so that speech starts soon."""
+_ANYTHING = _Amount(words=1, characters=1)
+
+LOOKAHEAD = 8
+"""White space that is looked past for what follows a mark; after more of it, a new sentence begins."""
+_LONGEST_ABBREVIATION = 24
+_CJK = r"\p{Han}\p{Hiragana}\p{Katakana}ー"
+_CLOSING = r"""["'*_\p{Pe}\p{Pf}]{0,8}"""
+# German ends a quotation with “ or « where others begin one.
+GERMAN_CLOSING = r"[“«](?=[\s,;:.!?)])"
+
+# Each alternative begins with a single character, so that a mark is found as soon as that one is there.
+MARK = regex.compile(
+    r"(?P<line>[\n\r\x0b\x0c\x85\u2028\u2029])"
+    rf"|(?P<stop>[\p{{Sentence_Terminal}}…]+)(?P<closing>{_CLOSING}(?:(?<![。！？｡]{_CLOSING}){GERMAN_CLOSING})?)"
+    rf"|(?P<clause>[,;:，；：、､—–-]+){_CLOSING}"
+)
+_LINE = regex.compile(r"\s*?[\n\r\x0b\x0c\x85\u2028\u2029]")
+_ELLIPSIS = regex.compile(r"\.{2,}|[.…]*…[.…]*")
+_BEGINS_UNSPACED = regex.compile(rf"[{_CJK}“‘「『（【《〈]")
+_WORD = regex.compile(
+    rf"(?P<cjk>[{_CJK}])|[[\p{{L}}\p{{N}}]--[{_CJK}]][[\p{{L}}\p{{N}}\p{{M}}'’]--[{_CJK}]]*", regex.VERSION1
+)
+
+_LAST_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{M}\p{N}.'’-]*\Z")
+_INITIAL = regex.compile(r"[\p{Lu}\p{Ll}]")
+_PRONOUN = regex.compile(r"\p{Ll},?\s+I\Z")
+_DOTTED = regex.compile(r"\p{L}{1,2}(\.\p{L}{1,2})+")
+# Abbreviations that a capital letter may follow, and that hardly ever end a sentence.
+_BEFORE_NAMES = regex.compile(
+    r"adm|brig|capt|cf|cmdr|col|cpl|cpt|dr|ft|gen|gov|hon|lt|maj|messrs|mlle|mme|mrs?|ms|mt|mx|pres|prof|rep|rev|sen|sgt"
+    r"|st|supt|vs",
+    regex.IGNORECASE,
+)
+# A German ordinal, and abbreviations of other languages than English that hardly ever end a sentence.
+_ELSEWHERE = regex.compile(
+    r"(?<![\p{L}\p{N}.,:/])(?:\d{1,2}|bzw|evtl|ggf|inkl|nr|sog|\p{L}*str|vgl|zzgl|avda?|dra|ee|núm|págs?|sra?s?|srta|uds?|bd|env"
+    r"|avv|dott|ing|pag|sigg?|акад|гр|др|им|кв|коп|мин|млн|млрд|обл|пер|пл|пр|просп|проф|рис|руб|см|ст|стр|тел|тов|тыс|ул)\Z",
+    regex.IGNORECASE,
+)
+# Abbreviations that end a sentence too, but not before a small letter or a number: those listed, and what has no vowel.
+_BEFORE_LOWER_CASE = regex.compile(
+    r"al|approx|apr|art|assn|assoc|aug|ave|bros|ca|co|corp|dec|dept|eds?|eq|esp|est|etc|excl|ext|feb|figs?|fri|govt|ibid"
+    r"|incl?|inst|jan|ju[ln]|mar|max|min|misc|mon|nos?|nov|oct|op|oz|resp|sat|sec|sept?|seq|sun|tel|temp|thu(rs?)?"
+    r"|tues?|univ|viz|vols?|wed|[b-df-hj-np-tv-xz]{2,}",
+    regex.IGNORECASE,
+)
+
+_UNFINISHED = regex.compile(r"\s*(?:<(?:\|[\w-]*\|?)?|[¿¡«„]*[\p{L}\p{N}\p{M}'’-]*)\Z")
+_NO_SPACES = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\Z")
+
+
+def whole_words(pieces: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Words of a text that arrives, each with the number of characters that had been read by then.
+
+    A last word or tag (`<|en|>`) that may go on, and white space, are held back until what follows is known; joined,
+    the words are the pieces joined. Tokenizers write a word with the space before it. Torn elsewhere ("gar", "den" or
+    "the ", "garden") it becomes other tokens than those that the model has learned. Scripts without spaces between
+    words pass as they come.
+
+    Raises:
+        InvalidText: a piece is too long, or no text.
+    """
+    held, read = "", 0
+    for piece in pieces:
+        check_length(piece)
+        read += len(piece)
+        text = held + piece
+        if len(text) > MAX_TEXT_CHARS:
+            yield held, read
+            text = piece
+        # The tail alone is looked at: a piece without spaces must not cost more than its length.
+        tail = text[-MAX_HELD_WORD - 1 :]
+        unfinished = None if _NO_SPACES.search(tail[-1:]) else _UNFINISHED.search(tail)
+        length = len(unfinished[0]) if unfinished else 0
+        cut = len(text) - length if length <= MAX_HELD_WORD else len(text)
+        held = text[cut:]
+        if cut:
+            yield text[:cut], read
+    if held:
+        yield held, read
+
+
+def located_sentences(pieces: Iterable[str]) -> Iterator[Sentence]:
+    """The sentences of a text that arrives in pieces; see `SentenceSplitter`."""
+    splitter = SentenceSplitter()
+    for piece in pieces:
+        yield from splitter.add(piece)
+    yield from splitter.end()
+
+
+class SentenceSplitter:
+    """Gathers pieces of a text into sentences; each is given as soon as the text shows that it is complete.
+
+    A sentence ends at . ? ! and their like in other scripts, closing quotes and brackets included, where white space
+    or the beginning of a Chinese or Japanese sentence follows, and at the end of a line. Marks inside of numbers,
+    addresses and abbreviations end nothing, nor does that of a German ordinal. A sentence shorter than `_LEAST` is
+    joined with the next unless the line or the text ends; what holds no word is joined across lines. The first sentence
+    ends at a comma, semicolon, colon or dash already, if it has `_FIRST_CLAUSE` before it. What would become longer
+    than `MAX_HELD` characters is cut at the last such mark, else at white space, else between two characters.
+
+    The sentences are stripped; joined, they are the text but for white space at the cuts. Where the text is cut depends
+    on the text alone, not on how it came in pieces. The last sentence may hold nothing that can be spoken, and so may
+    one that was cut for its length; all others hold a letter or a number.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""  # the sentence that is being gathered, from its first character that is not white space
+        self._start = 0
+        self._searched = 0  # no cut lies before: what was searched once is not searched again
+        self._last_clause = 0  # the end of the last clause in the second half of what may be held
+        self._is_first = True
+        self._language: Language | None = None  # of the last sentence
+
+    def add(self, piece: str) -> Iterator[Sentence]:
+        """The sentences that a piece completes; InvalidText where it is too long, or not text."""
+        check_length(piece)
+        # Short steps keep what is held short, so that a long piece costs no more than the same text in small ones.
+        for start in range(0, len(piece), MAX_HELD):
+            self._hold(self._held + piece[start : start + MAX_HELD])
+            while cut := self._next_cut():
+                sentence = self._sentence(self._held[:cut])
+                self._start += cut
+                self._hold(self._held[cut:])
+                self._searched = self._last_clause = 0
+                self._is_first = False
+                yield sentence
+
+    def end(self) -> Iterator[Sentence]:
+        """The last sentence, after the last piece."""
+        if self._held:
+            yield self._sentence(self._held)
+
+    def _sentence(self, text: str) -> Sentence:
+        self._language = recognise(text, self._language)
+        return Sentence(text.rstrip(), self._start, self._language)
+
+    def _hold(self, text: str) -> None:
+        self._held = text.lstrip()
+        self._start += len(text) - len(self._held)
+
+    def _next_cut(self) -> int | None:
+        """Where the sentence ends; None as long as the text does not show it."""
+        for mark in MARK.finditer(self._held, self._searched):
+            if mark.end() > MAX_HELD:
+                break
+            is_end = self._is_end(mark)
+            if is_end is None:
+                self._searched = mark.start()
+                return None
+            if is_end:
+                return mark.end()
+        self._searched = len(self._held)
+        return self._forced_cut() if len(self._held) > MAX_HELD else None
+
+    def _is_end(self, mark: regex.Match[str]) -> bool | None:
+        """Whether the sentence ends at the mark; None: what follows has to be seen first."""
+        if mark["line"]:
+            return self._holds(_ANYTHING, mark.start())
+        after = self._held[mark.end() : mark.end() + LOOKAHEAD + 1]
+        if not after or (after in "“«" and (mark["stop"] or "。")[-1] not in "。！？｡"):
+            return None
+        before = self._held[: mark.start()]
+        if mark["stop"]:
+            is_end = ends_sentence(before, mark["stop"], mark["closing"], after, self._language)
+            return self._holds(_LEAST, mark.start()) if is_end else is_end
+        if not _ends_clause(before, mark["clause"], after):
+            return False
+        if mark.end() >= MAX_HELD // 2:
+            self._last_clause = mark.end()
+        return self._is_first and self._holds(_FIRST_CLAUSE, mark.start())
+
+    def _holds(self, amount: _Amount, end: int) -> bool:
+        """Whether the amount, or more, is said before `end`."""
+        left = amount.words * amount.characters
+        for word in _WORD.finditer(self._held, 0, end):
+            left -= amount.words if word["cjk"] else amount.characters
+            if left <= 0:
+                return True
+        return False
+
+    def _forced_cut(self) -> int:
+        if self._last_clause:
+            return self._last_clause
+        window = self._held[: MAX_HELD + 1]
+        last_space = max((at for at, character in enumerate(window) if character.isspace()), default=0)
+        if last_space:
+            return last_space
+        # A character is not torn from its accents, unless they are all there is.
+        ends = (match.end() for match in regex.finditer(r"\X", window))
+        return max((end for end in ends if end <= MAX_HELD), default=MAX_HELD)
+
+
+def ends_sentence(before: str, stop: str, closing: str, after: str, language: Language | None) -> bool | None:
+    """Whether a stop ends a sentence, by what is around it (after: `LOOKAHEAD` + 1 characters); None: not known yet."""
+    if stop[-1] in "。！？｡":
+        return not (closing and "ぁ" <= after[0] <= "ん")  # 「はい。」と goes on
+    is_ellipsis = _ELLIPSIS.fullmatch(stop) is not None
+    if not after[0].isspace():
+        return not is_ellipsis and _BEGINS_UNSPACED.match(after) is not None
+    following = after.lstrip()[:1]
+    if before.rfind("«") > before.rfind("»") and following in ("»", ""):  # « Oui ! »
+        return None if not following and len(after) <= LOOKAHEAD else not following
+    tail = before[-_LONGEST_ABBREVIATION:] if stop == "." else ""
+    found = _LAST_WORD.search(tail)
+    word = found[0] if found else ""
+    if _INITIAL.fullmatch(word):  # a single letter ends a sentence as the pronoun I only
+        if not _PRONOUN.search(tail):
+            return False
+    elif _BEFORE_NAMES.fullmatch(word) or _DOTTED.fullmatch(word):
+        return False
+    elif _ELSEWHERE.search(tail):
+        told = recognise(before, language)
+        if told == "de" if word.isdigit() else told not in ("en", "zh"):
+            return False
+    is_abbreviation = _BEFORE_LOWER_CASE.fullmatch(word) is not None
+    # `"Really?" he asked (as always!) and left...` goes on with a small letter.
+    if not (is_abbreviation or is_ellipsis or closing) or _LINE.match(after):
+        return True
+    if not following:
+        return True if len(after) > LOOKAHEAD else None
+    return not (following.islower() or (is_abbreviation and following.isdigit()))
+
+
+def _ends_clause(before: str, clause: str, after: str) -> bool:
+    """Whether commas, colons or dashes stand between clauses, not inside of a number, a word or an address."""
+    if clause[-1] in "-–":
+        return before[-1:].isspace() and after[0].isspace()
+    if clause[-1] in "，；：、､—":
+        return not (before[-1:].isdigit() and after[0].isdigit())
+    return after[0].isspace() or _BEGINS_UNSPACED.match(after) is not None

@@ -1,0 +1,264 @@
+"""Text to ids and back: Qwen2's byte-level BPE with CosyVoice2's or CosyVoice3's special tokens after it, or Whisper's.
+
+A checkpoint's `CosyVoice-BlankEN` holds `vocab.json`, `merges.txt` and `tokenizer_config.json`, or the same in one
+`tokenizer.json`. CosyVoice 1 brings no vocabulary: it reads text with Whisper's, which is part of this package. Neither
+transformers, tiktoken nor a network is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import regex
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from vivavoce.checkpoint.config import Generation
+from vivavoce.checkpoint.folder import MAX_JSON_BYTES, YAML_OF
+from vivavoce.errors import CheckpointError, InvalidText
+from vivavoce.frontend.text.checks import check_surrogates, name_some
+
+SPECIAL_TOKENS = (
+    "<|im_start|>", "<|im_end|>", "<|endofprompt|>", "[breath]", "<strong>", "</strong>", "[noise]", "[laughter]",
+    "[cough]", "[clucking]", "[accent]", "[quick_breath]", "<laughter>", "</laughter>", "[hissing]", "[sigh]",
+    "[vocalized-noise]", "[lipsmack]", "[mn]",
+)  # fmt: skip
+"""CosyVoice2's special tokens. Their order is part of the model: those the tokenizer's files do not know get the next
+free ids in this order (in the release `<|endofprompt|>` is 151646); known ones keep theirs."""
+
+_VOWELS, _CONSONANTS = (
+    "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW",
+    "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH",
+)
+_ARPABET = sorted([*_CONSONANTS.split(), *(vowel + stress for vowel in _VOWELS.split() for stress in ("", *"012"))])
+_PINYIN = """
+a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng ióng iù iú iā iān
+iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong ou p q r s sh t u uang ue un uo uà uài uàn uàng uá uái
+uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi uǎn uǎng uǐ uǒ vè w x y z zh à ài àn àng ào á ái án áng
+áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu ó óng óu ù ùn ú ún ā āi ān āng āo ē ēi ēn ēng ě ěi ěn ěng
+ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ
+"""
+PRONUNCIATION_TOKENS = ("<|endofsystem|>", *(f"[{phone}]" for phone in (*_ARPABET, *_PINYIN.split())))
+"""CosyVoice3's, after CosyVoice2's: phones of ARPAbet, and pinyin's initials and finals with their tones."""
+END_OF_PROMPT = "<|endofprompt|>"
+"""Ends an instruction, and CosyVoice3's system prompt; the models were trained with it."""
+
+WHISPER = Path(__file__).parents[2] / "data" / "whisper" / "multilingual.tiktoken"
+_LANGUAGES = """
+en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th ur hr bg lt la mi ml cy sk
+te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo
+ht ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue
+"""
+_TASKS = "translate transcribe startoflm startofprev nospeech notimestamps"
+WHISPER_TOKENS = tuple(
+    f"<|{name}|>"
+    for name in (
+        *("endoftext", "startoftranscript", *_LANGUAGES.split(), *_TASKS.split()),
+        *(f"{place / 50:.2f}" for place in range(1_501)),
+    )
+)
+"""Whisper's special tokens, in the order of their ids: of 100 languages, and of times up to 30 s."""
+
+# Qwen2's pre-tokeniser: English clitics, words with the character before them, single digits, marks, white space
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_HIDDEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+_BYTES = [chr(0x100 + _HIDDEN.index(byte)) if byte in _HIDDEN else chr(byte) for byte in range(256)]
+"""GPT-2's byte-level BPE writes a byte as its character if that is printable, else as one from U+0100 on."""
+_REMEDY = "copy the model's CosyVoice-BlankEN folder again, whole"
+_ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+"""What an entry of `added_tokens_decoder` may leave out."""
+
+
+class TextTokenizer:
+    """The tokenizer of a checkpoint. Immutable, and safe to use from several threads.
+
+    prompted: of CosyVoice3, whose texts may begin with a system prompt and hold `PRONUNCIATION_TOKENS`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: Sequence[str] = SPECIAL_TOKENS) -> None:
+        """Wrap a byte-level BPE tokenizer; `from_folder` makes one from a checkpoint. special: the model's own tokens,
+        of which those that are not known get the next free ids.
+        """
+        prompted = PRONUNCIATION_TOKENS[-1] in special
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+        self.prompted = prompted
+        self._tokenizer = tokenizer
+        self._missing_bytes = _missing_bytes(tokenizer)
+        added = sorted((token.content for token in tokenizer.get_added_tokens_decoder().values()), key=len)
+        self._added = regex.compile(f"({'|'.join(regex.escape(token) for token in reversed(added))})")
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextTokenizer:
+        """Read `tokenizer.json`, or else `vocab.json`, `merges.txt` and `tokenizer_config.json`, from the folder.
+
+        Which special tokens there are is told from the yaml beside the folder; CosyVoice2's where there is none. Beside
+        CosyVoice 1's the folder is not looked for. Raises `CheckpointError` that names the file which is missing or
+        cannot be used.
+        """
+        beside = next((generation for generation, name in YAML_OF.items() if (folder.parent / name).is_file()), None)
+        if beside is Generation.V1:
+            return cls(_read_whisper(), WHISPER_TOKENS)
+        whole = folder / "tokenizer.json"
+        special = (*SPECIAL_TOKENS, *PRONUNCIATION_TOKENS) if beside is Generation.V3 else SPECIAL_TOKENS
+        return cls(_read_whole(whole) if whole.is_file() else _read_parts(folder), special)
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The special tokens that stand for sounds, stress and phones in a text, such as `[laughter]`.
+
+        CosyVoice 1 was trained with some of CosyVoice2's, which its vocabulary writes in several ids.
+        """
+        known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        return frozenset(one for one in known.union(SPECIAL_TOKENS) if not one.startswith("<|"))
+
+    def parts(self, text: str) -> list[str]:
+        """The text cut at its special tokens, which stand at the odd places."""
+        return self._added.split(text)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of the text; special tokens written in it are recognised.
+
+        Raises `InvalidText` for characters that the vocabulary has no bytes for, and for lone surrogates.
+        """
+        check_surrogates(text)
+        if self._missing_bytes:  # BPE drops a character for want of one of its bytes, without a word
+            plain = unicodedata.normalize("NFC", self._added.sub("", text))
+            lost = [one for one in dict.fromkeys(plain) if not self._missing_bytes.isdisjoint(one.encode("utf-8"))]
+            if lost:
+                raise InvalidText(
+                    f"text: the model's vocabulary cannot write {name_some(lost)}; leave them out or choose another "
+                    "model"
+                )
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token of the vocabulary as it is spelled there, or None."""
+        return self._tokenizer.token_to_id(token)
+
+    def to_json(self) -> str:
+        """The whole tokenizer as the content of a `tokenizer.json`, CosyVoice2's special tokens included."""
+        return str(self._tokenizer.to_str())
+
+    def __len__(self) -> int:
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+
+def _read_whole(path: Path) -> Tokenizer:
+    content = _read_text(path)
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the package raises nothing more precise
+        raise _unusable(path, error) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_parts(folder: Path) -> Tokenizer:
+    vocabulary = _read_json(folder / "vocab.json")
+    if not vocabulary or not all(type(token_id) is int for token_id in vocabulary.values()):
+        raise CheckpointError(f"{folder / 'vocab.json'}: not a mapping from tokens to ids; {_REMEDY}")
+    merges = _read_merges(folder / "merges.txt")
+    try:
+        model = models.BPE(vocab=vocabulary, merges=merges)
+    except Exception as error:  # the package raises nothing more precise: a merge that is not in the vocabulary
+        raise _unusable(folder / "merges.txt", error) from error
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    _add_tokens(tokenizer, folder / "tokenizer_config.json")
+    return tokenizer
+
+
+def _read_whisper() -> Tokenizer:
+    vocabulary = {}
+    for line in WHISPER.read_bytes().splitlines():
+        token, rank = line.split()
+        vocabulary["".join(map(_BYTES.__getitem__, base64.b64decode(token)))] = int(rank)
+    # As tiktoken merges: any two neighbours that make up a token, those of the lowest rank first.
+    splits = ((token[:place], token[place:]) for token in vocabulary for place in range(1, len(token)))
+    merges = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    # not splitlines(): tokens may hold characters that it takes for line ends
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#version"):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise CheckpointError(f"{path}: line {number} is not a pair of tokens; {_REMEDY}")
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
+    try:
+        tokens = {
+            int(token_id): AddedToken(
+                settings["content"], **{name: settings.get(name, left_out) for name, left_out in _ADDED.items()}
+            )
+            for token_id, settings in _read_json(path).get("added_tokens_decoder", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unusable(path, error) from error
+    for token_id, token in sorted(tokens.items()):
+        tokenizer.add_tokens([token])
+        given = tokenizer.token_to_id(token.content)
+        if given != token_id:
+            raise CheckpointError(
+                f"{path}: gives {token.content} the id {token_id}, but after vocab.json it is {given}; {_REMEDY}"
+            )
+
+
+def _missing_bytes(tokenizer: Tokenizer) -> frozenset[int]:
+    """The bytes without a token of their own: a small vocabulary may lack some."""
+    return frozenset(byte for byte, symbol in enumerate(_BYTES) if tokenizer.token_to_id(symbol) is None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise _unusable(path, error) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object; {_REMEDY}")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"more than {MAX_JSON_BYTES} bytes, which is the limit")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: the file is missing; {_REMEDY}") from error
+    except (OSError, ValueError) as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: cannot be used ({' '.join(str(error).split())[:200]}); {_REMEDY}")

@@ -1,0 +1,153 @@
+"""Reference audio and its transcript → Voice."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.frontend.audio.decode import decode_audio, read_source
+from vivavoce.frontend.audio.resample import resample_sinc
+from vivavoce.frontend.audio.samples import MAX_REFERENCE_S, Audio, audio_of, check_reference
+from vivavoce.frontend.text.text_front_end import TextFrontEnd
+from vivavoce.frontend.voices.voice import Voice
+from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
+from vivavoce.models.features import PROMPT_MEL_RATE, prompt_mel
+from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
+
+AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
+"""A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
+MAX_TRANSCRIPT_CHARS = 2_000
+"""30 s of fast speech are 800; reading more takes longer than all else of a voice."""
+KEPT_AS_SENT_BYTES = 1 << 20
+"""A stored voice keeps a recording as it was sent up to here, a larger one as FLAC."""
+KEPT_RATE = 48_000
+
+
+@dataclass(eq=False)
+class VoiceExtractor:
+    """The front end of one model for reference recordings.
+
+    fingerprint: of the model, as its voices carry it; decode: what reads recordings, as `decode_audio` does.
+    """
+
+    config: ModelConfig
+    speech_tokenizer: SpeechTokenizer
+    speaker_encoder: SpeakerEncoder
+    text: TextFrontEnd
+    fingerprint: str
+    decode: Callable[..., Audio] = decode_audio
+
+    def extract(
+        self, source: AudioSource, transcript: str = "", *, align: bool = True, field: str = "reference audio"
+    ) -> Voice:
+        """Extract a voice from 0.5 to 30 s of speech.
+
+        Args:
+            source: the recording; resampled to 16 kHz for the encoders and to 24 kHz for its mel.
+            transcript: what it says; "" if unknown.
+            align: cut tokens and mel to the same duration, as zero-shot synthesis needs.
+            field: what errors call the recording.
+
+        Raises:
+            InvalidAudio: unreadable, too short, too long, silent or not finite.
+            InvalidText: a transcript that the model cannot read, or of more than `MAX_TRANSCRIPT_CHARS`.
+        """
+        if len(transcript) > MAX_TRANSCRIPT_CHARS:
+            raise InvalidText(
+                f"transcript: {len(transcript)} characters are more than the limit of {MAX_TRANSCRIPT_CHARS} for what "
+                "a recording says; give the words that are spoken in it"
+            )
+        audio = self._read(source, field)
+        encoder_wave = _resampled(audio)
+        mel_wave = _resampled(audio, PROMPT_MEL_RATE)
+        try:
+            normalised = self.text.normalize(transcript)
+            said = self.text.encode(normalised) if normalised else ()
+        except InvalidText as error:  # it is not the text to be spoken that is refused
+            raise InvalidText(re.sub("^text:", "transcript:", str(error))) from None
+        voice = Voice(
+            embedding=self.speaker_encoder(encoder_wave),
+            fingerprint=self.fingerprint,
+            transcript=transcript,
+            prompt_text=said,
+            speech_tokens=self.speech_tokenizer(encoder_wave),
+            mel=prompt_mel(mel_wave[None], self.config.mel)[0],
+        )
+        return voice.aligned(self.config.rates) if align else voice
+
+    def extract_to_keep(self, source: AudioSource, transcript: str = "") -> Voice:
+        """As `extract`; the voice keeps its recording, so that other models can use it, too."""
+        source, _ = take_recording(source)
+        content = source.getvalue() if isinstance(source, io.BytesIO) else b""
+        audio = self._read(source, "reference audio")
+        return replace(self.extract(audio, transcript), recording=kept_recording(content, lambda: audio))
+
+    def speech_tokens(self, source: AudioSource, *, field: str = "source audio") -> Tensor:
+        """The speech tokens of a recording whose words are to be spoken by another voice: [n] int32."""
+        return self.speech_tokenizer(_resampled(self._read(source, field)))
+
+    def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
+        """The speaker embedding of a recording and nothing else of a voice: [192] float32, not normalised."""
+        return self.speaker_encoder(_resampled(self._read(source, field)))
+
+    def _read(self, source: AudioSource, field: str) -> Audio:
+        source = audio_of(source, field=field) if isinstance(source, tuple) else source
+        audio = source if isinstance(source, Audio) else self.decode(source, field=field, max_seconds=MAX_REFERENCE_S)
+        check_reference(audio, field=field)
+        return audio
+
+
+def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:
+    return resample_sinc(audio.samples, audio.sample_rate, rate)
+
+
+def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
+    """What an extractor is to be given, and the SHA-256 of exactly that in hexadecimal.
+
+    The recording is read once, undecoded, so that what is hashed is what is extracted, even if the file changes. The
+    digest is of a file's bytes, whatever it is called, or of samples and their rate.
+
+    Raises:
+        InvalidRequest: neither a path, bytes, an open file nor samples.
+        InvalidAudio: the file is missing, unreadable, empty or too large, or a pair is not (array, rate).
+    """
+    source = audio_of(source) if isinstance(source, tuple) else source
+    if isinstance(source, Audio):
+        digest = hashlib.sha256(f"{source.sample_rate} Hz float32\n".encode())
+        digest.update(np.ascontiguousarray(source.samples).data)
+        return source, digest.hexdigest()
+    if not isinstance(source, (str, Path, bytes)) and not hasattr(source, "read"):
+        raise InvalidRequest(
+            f"voice: is a {type(source).__name__}; give a name, or a recording as path, bytes, open file, "
+            "(array, rate) or vivavoce.Audio"
+        )
+    data, _ = read_source(source, "reference audio")
+    content = io.BytesIO(data)
+    content.name = source if isinstance(source, (str, Path)) else getattr(source, "name", None)  # for messages
+    return content, hashlib.sha256(data).hexdigest()
+
+
+def kept_recording(content: bytes, decode: Callable[[], Audio]) -> bytes:
+    """What a stored voice keeps of a recording: a small file's bytes as they are, else its samples as FLAC.
+
+    content: the file's bytes; b"" if there were samples only; decode: gives the samples, if they are needed.
+    """
+    if 0 < len(content) <= KEPT_AS_SENT_BYTES:
+        return content
+    audio, file = decode(), io.BytesIO()
+    rate = min(audio.sample_rate, KEPT_RATE)
+    samples = resample_sinc(audio.samples, audio.sample_rate, rate).numpy()
+    soundfile.write(file, samples / max(1.0, float(np.abs(samples).max())), rate, format="FLAC", subtype="PCM_16")
+    return file.getvalue()

@@ -1,0 +1,295 @@
+"""Voices on disk, one private safetensors file each: a user's folder, and copies of the voices of a redis."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace as changed
+from pathlib import Path
+from threading import Lock
+
+from vivavoce.errors import VoiceStoreError
+from vivavoce.files import locked, replace_file, untrusted
+from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, folded, is_voice_name
+from vivavoce.frontend.voices.stores import Quota, VoiceStore, namespace_id, taken_name
+from vivavoce.frontend.voices.voice import MAX_VOICE_BYTES, Voice, decode_voice, read_summary
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".safetensors"
+
+OWNERS = "owners"
+"""The folder of the owners' folders; no voice's file is called so, as all have a suffix."""
+
+FAILURE_TOLD_S = 600.0
+"""A write that failed is told in the state for so long, unless another one succeeds before."""
+
+_LOCK, _INDEX = ".lock", ".names"
+_NO_FAILURE = (-math.inf, "")
+
+
+class FolderStore(VoiceStore):
+    """See `VoiceStore`. Folders are made with mode 0700 when their first voice is saved; files have mode 0600.
+
+    Public voices are the folder's own; those of an owner lie in `owners/<SHA-256 of the owner>`. The file
+    `<name>.safetensors` holds the voice `<name>`: a renamed or copied file is a voice under its new name. A reader
+    finds a whole voice, the old or the new one, and of two writers of a new name one gets `VoiceExists`. A link is
+    read; replacing or removing it leaves what it leads to.
+
+    What the file system refuses (no permission, disk full), a folder that strangers can change and a lock that another
+    process keeps are a `VoiceStoreError` in every method. Clients read it: only log and state name the folder.
+    """
+
+    def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """wait_s: the most for another process that writes into the folder."""
+        self._root, self._wait_s, self._clock = folder, wait_s, clock
+        self._failure = _NO_FAILURE  # when and why a write failed that none has succeeded since
+
+    def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
+        """All voices by name, sorted; a file's header is read when its turn comes."""
+        with self._reporting("read"):
+            folder = self._folder(owner)
+            files = sorted(_files(folder).items())
+        for name, file in files:
+            summary = _read_summary(folder / file) if is_voice_name(name) else None
+            if summary is not None:
+                yield changed(summary, name=name, public=owner == PUBLIC)
+
+    def state(self) -> str:
+        """Answer "ok", or why voices cannot be read or kept; a folder that is not there yet will be made."""
+        try:
+            _files(self._folder(PUBLIC))
+            disk = os.statvfs(self._root)
+        except FileNotFoundError:
+            return "ok"
+        except OSError as error:
+            return self._problem("read", error)
+        if not os.access(self._root, os.W_OK | os.X_OK):
+            return f"voice store: {str(self._root)!r} is read-only; voices can be neither added nor removed"
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < MAX_VOICE_BYTES:  # without blocks it tells no sizes
+            return f"voice store: {str(self._root)!r} has less than {MAX_VOICE_BYTES >> 20} MiB of disk left; make room"
+        failed, problem = self._failure
+        return problem if self._clock() < failed + FAILURE_TOLD_S else "ok"
+
+    def _load(self, name: str, owner: str) -> Voice | None:
+        with self._reporting("read"), suppress(FileNotFoundError):
+            path = self._find(name, owner)
+            return decode_voice(_read_content(path), f"voice: {name!r} in {path.name}")
+        return None
+
+    def _save(
+        self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
+    ) -> bool:
+        name = voice.name
+        with self._reporting("written"):
+            folder = self._folder(owner, make=True)
+            with locked(folder / _LOCK, timeout_s=self._wait_s):
+                files = _files(folder)
+                before = files.pop(name, None)
+                if expected is not None and (before is None or _content_version((folder / before).stat()) != expected):
+                    return False
+                if before is None:
+                    for taken in files:
+                        if folded(taken) == folded(name):
+                            raise taken_name(name, taken)
+                elif not replace:
+                    raise taken_name(name)
+                if quota is not None:
+                    if before is None and len(files) + 1 > quota.voices:
+                        raise quota.too_many()
+                    if sum(_size(folder / file) for file in files.values()) + len(content) > quota.total_bytes:
+                        raise quota.too_large()
+                replace_file(folder / (before or f"{name}{SUFFIX}"), content, private=True, sync=True)
+            self._failure = _NO_FAILURE
+        return True
+
+    def _remove(self, name: str, owner: str) -> bool:
+        with self._reporting("changed"), suppress(FileNotFoundError):
+            self._find(name, owner).unlink()
+            self._failure = _NO_FAILURE
+            return True
+        return False
+
+    def _version(self, name: str, owner: str) -> str | None:
+        with self._reporting("read"), suppress(FileNotFoundError):
+            return _content_version(self._find(name, owner).stat())
+        return None
+
+    def _folder(self, owner: str, *, make: bool = False) -> Path:
+        folder = self._root if owner == PUBLIC else self._root / OWNERS / namespace_id(owner)
+        return _safe(folder, self._root, make=make)
+
+    def _find(self, name: str, owner: str) -> Path:
+        """The voice's file; FileNotFoundError: there is none, as if another process had removed it just now."""
+        folder = self._folder(owner)
+        file = _files(folder).get(name)
+        if file is None or not (folder / file).is_file():
+            raise FileNotFoundError
+        return folder / file
+
+    @contextmanager
+    def _reporting(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            problem = self._problem(action, error)
+            log.warning("voice store: %(problem)s", {"problem": problem.removeprefix("voice store: ")})
+            if action != "read":
+                self._failure = self._clock(), problem
+            raise VoiceStoreError(problem.replace(repr(str(self._root)), "the folder")) from None
+
+    def _problem(self, action: str, error: OSError) -> str:
+        return (
+            f"voice store: {str(self._root)!r} cannot be {action} ({error.strerror}); "
+            "check the folder, its permissions and the space left"
+        )
+
+
+class LocalCopies:
+    """Copies of one namespace's voices, for the time when their server is away, and an index: which names it had.
+
+    The files are called by the SHA-256 of the name without its case. Nothing here raises `OSError`: a disk that
+    refuses takes nothing from a server that answers; `problem` says why the last write failed. Safe between threads
+    and processes.
+    """
+
+    def __init__(self, cache: Path | None, *place: str) -> None:
+        """cache: a folder that all copies on this machine share, None keeps nothing; place: folders below it."""
+        self._cache, self._place = cache, place
+        self._lock = Lock()
+        self.problem: str | None = None
+        self.state: bytes | str | None = "never compared"
+        """Of the server, when the copies were last compared with it."""
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of the voice; None if there is no copy."""
+        with suppress(OSError):
+            return _read_content(self._path(name))
+        return None
+
+    def version(self, name: str) -> str | None:
+        """Which content the copy has; None if there is none, or if it is of a name that differs in case."""
+        with suppress(OSError), self._path(name).open("rb") as file:
+            summary = read_summary(file)
+            if summary is not None and summary.name == name:
+                return f"copy-{_content_version(os.fstat(file.fileno()))}"
+        return None
+
+    def lists(self, name: str) -> bool:
+        """Whether the server had the name when it last told all of them; there may be no copy of it."""
+        with suppress(OSError, ValueError):
+            return name in json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
+        return False
+
+    def summaries(self) -> list[VoiceSummary] | None:
+        """What there are copies of; None if the server has never told its names."""
+        with suppress(OSError):
+            if (self._folder / _INDEX).exists():
+                found = (_read_summary(path) for path in self._folder.glob(f"*{SUFFIX}"))
+                return [summary for summary in found if summary is not None]
+        return None
+
+    def put(self, name: str, content: bytes, state: bytes | str | None) -> None:
+        """Keep a copy of what the server had in that state.
+
+        If the copies were compared with another state since, the voice may be gone, and the copy would never be
+        deleted: then none is kept.
+        """
+        with self._lock:
+            if state == self.state:
+                self._write(lambda: replace_file(self._path(name), content, private=True, sync=True))
+
+    def drop(self, name: str) -> None:
+        """Keep no copy of the voice."""
+        with self._lock:
+            self._write(lambda: self._path(name).unlink(missing_ok=True))
+
+    def keep_only(self, names: Iterable[str], state: bytes | None) -> None:
+        """The server has these names and no others in that state: copies of others are deleted."""
+        listed = sorted(names)
+
+        def write() -> None:
+            for path in set(self._folder.glob(f"*{SUFFIX}")) - {self._path(name) for name in listed}:
+                path.unlink(missing_ok=True)
+            replace_file(self._folder / _INDEX, json.dumps(listed, ensure_ascii=False), private=True, sync=True)
+
+        with self._lock:
+            self._write(write)
+            self.state = state
+
+    @property
+    def _folder(self) -> Path:
+        if self._cache is None:
+            raise FileNotFoundError
+        return _safe(self._cache.joinpath(*self._place), self._cache)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / (hashlib.sha256(folded(name).encode()).hexdigest() + SUFFIX)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        if self._cache is None:
+            return
+        try:
+            folder = _safe(self._cache.joinpath(*self._place), self._cache, make=True)
+            with locked(folder / _LOCK, timeout_s=0.5):  # a server can do without a copy
+                write()
+        except OSError as error:
+            self.problem = f"the local copy in {str(self._cache)!r} cannot be written ({error.strerror})"
+        else:
+            self.problem = None
+
+
+def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
+    """The folder; make: those from `within` down to it are there, new ones with mode 0700. OSError: they cannot be
+    made, or strangers can change one of them."""
+    if folder != within:
+        _safe(folder.parent, within, make=make)
+    if make:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.exists() and (problem := untrusted(folder)):
+        raise PermissionError(errno.EPERM, f"{folder.name} {problem}")
+    return folder
+
+
+def _read_content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_VOICE_BYTES + 1)
+
+
+def _read_summary(path: Path) -> VoiceSummary | None:
+    """None also if there is no such file, or if it may not be read."""
+    with suppress(OSError):
+        if path.is_file():  # a pipe would be waited for
+            with path.open("rb") as file:
+                return read_summary(file)
+    return None
+
+
+def _content_version(found: os.stat_result) -> str:
+    """Every save makes a new file; the time of its last change cannot be set back."""
+    return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """The names of the files that are called like voices, by what they call the voice.
+
+    They are read from the folder, not tried: a file system may fold case, or keep names in normal form D.
+    """
+    with suppress(FileNotFoundError):
+        files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIX))
+        return {unicodedata.normalize("NFC", file.removesuffix(SUFFIX)): file for file in files}
+    return {}
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):  # removing takes no lock
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,167 @@
+"""Voices without their tensors: what a stored one may be called, what a list tells of it, errors about names.
+
+A name is also a file's name, so the rules keep it inside of its folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from typing import Literal
+
+from vivavoce.errors import InvalidRequest, VoiceNotFound
+from vivavoce.frontend.text.checks import excerpt
+
+PUBLIC = ""
+"""The owner of the voices that everybody sees."""
+
+MAX_NAME_CHARS = 64
+MAX_NAME_BYTES = 240
+"""In UTF-8. File systems end names at 255 bytes; only letters beyond the basic plane come near to this."""
+
+MAX_LISTED = 8
+"""Known names that a message lists."""
+MAX_COMPARED = 32
+"""Known names among which the one is looked for that was meant."""
+
+OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
+    *("onyx", "sage", "shimmer", "verse", "marin", "cedar"),
+)
+"""What programs for OpenAI's service call voices; some of them take no other names."""
+
+_RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
+_SIGNS = frozenset("-_. ")
+_MAX_DECOMPOSITION = 4
+"""Code points that NFC may join into one. Longer names are refused as they are: normalising is quadratic at worst."""
+
+
+ALIASES_IN_A_ROW = 2
+"""An operator's name may stand for one of OpenAI's, and that for a voice."""
+
+
+@dataclass(frozen=True)
+class VoiceSummary:
+    """A voice that may be asked for by its name.
+
+    kind: "built_in" (of the model), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
+    see it, else its owner alone; transcript: what its reference says, "" if unknown; has_prompt: it has reference
+    speech, beside the speaker embedding.
+    """
+
+    name: str
+    kind: Literal["built_in", "stored", "alias"]
+    public: bool
+    description: str = ""
+    transcript: str = ""
+    has_prompt: bool = True
+    stands_for: str = ""
+
+
+@dataclass(frozen=True)
+class NameRules:
+    """What is meant by names that no voice has.
+
+    aliases: more names of voices; default: the voice of requests that name none, None: the model's first; unknown:
+    whether the default voice speaks for a name that means nothing, or the request is refused.
+    """
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+    unknown: Literal["refuse", "default"] = "refuse"
+
+    def table(self, built_in: Iterable[str]) -> dict[str, str]:
+        """All aliases, with the names of their voices: OpenAI's are spread over the built-in ones in their order, or
+        all mean the default voice where there are none; those that were given go before.
+        """
+        own = list(built_in) or ([] if self.default is None else [self.default])
+        return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
+
+    def alias_summaries(self, voices: Mapping[str, VoiceSummary], built_in: Iterable[str]) -> list[VoiceSummary]:
+        """The aliases of these voices, as far as none of them has the name."""
+        table = self.table(built_in)
+        found = {name: voices.get(meant_by(name, voices, table)) for name in table if name not in voices}
+        return [
+            replace(voice, name=name, kind="alias", stands_for=voice.name)
+            for name, voice in found.items()
+            if voice is not None
+        ]
+
+
+def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str:
+    """The name itself if it is a voice's, else the one that it stands for: an operator's may stand for OpenAI's."""
+    for _ in range(ALIASES_IN_A_ROW):
+        name = name if name in voices else table.get(name, name)
+    return name
+
+
+def check_voice_name(name: str) -> str:
+    """The name in normal form C, in which a voice is stored and looked up.
+
+    Allowed are 1 to 64 Unicode letters with their marks, decimal digits, `-`, `_`, `.` and spaces; no `.` and no
+    mark first, no space first or last, and no more than 240 bytes in UTF-8. Case is kept.
+
+    Raises:
+        InvalidRequest: says which part of the rule the name breaks.
+    """
+    too_long = len(name) > MAX_NAME_CHARS * _MAX_DECOMPOSITION
+    normal = name if too_long else unicodedata.normalize("NFC", name)
+    problem = _problem(normal)
+    if problem is not None:
+        raise InvalidRequest(f"voice name: {excerpt(name)} {problem}; {_RULE}")
+    return normal
+
+
+def is_voice_name(name: str) -> bool:
+    """Whether `check_voice_name` accepts the name."""
+    try:
+        check_voice_name(name)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def folded(name: str) -> str:
+    """What all names that differ in case only have in common (canonical caseless matching, Unicode 3.13).
+
+    A file system that folds case takes them for one.
+    """
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
+
+
+def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
+    """The error for a name that no voice has; takes at most 32 of the known names."""
+    first = list(islice(known, MAX_COMPARED))
+    if not first:
+        way_out = "add one from a recording, or send a recording in its place"
+        return VoiceNotFound(f"voice: {excerpt(name)} is not registered (no voice is known yet); {way_out}")
+    listed = ", ".join(first[:MAX_LISTED]) + (" and more" if len(first) > MAX_LISTED else "")
+    near = difflib.get_close_matches(name, first, n=1, cutoff=0.6) if len(name) <= MAX_NAME_CHARS else []
+    way_out = f"did you mean {near[0]}?" if near else "name one that is, or add it from a recording"
+    return VoiceNotFound(f"voice: {excerpt(name)} is not registered (known: {listed}); {way_out}")
+
+
+def _problem(name: str) -> str | None:
+    if not name:
+        return "is empty"
+    if len(name) > MAX_NAME_CHARS:
+        return f"has {len(name)} characters, more than {MAX_NAME_CHARS}"
+    if name.startswith("."):
+        return "begins with '.'"
+    if name != name.strip(" "):
+        return "begins or ends with a space"
+    for character in name:
+        if not (character in _SIGNS or character.isalpha() or character.isdecimal() or _is_mark(character)):
+            return f"holds {character!a}"
+    if _is_mark(name[0]):
+        return f"begins with the mark {name[0]!a}"
+    if (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+        return f"takes {num_bytes} bytes in UTF-8, more than {MAX_NAME_BYTES}"
+    return None
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")

@@ -1,0 +1,339 @@
+"""The voices that a request may mean: stored ones, those of the model, and recordings."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as changed
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Literal, Protocol
+
+from vivavoce.errors import InvalidRequest, VivavoceError, VoiceNotFound, VoiceStoreError
+from vivavoce.frontend.speech import Recording
+from vivavoce.frontend.text.checks import excerpt
+from vivavoce.frontend.voices.extract import AudioSource, take_recording
+from vivavoce.frontend.voices.names import (
+    ALIASES_IN_A_ROW,
+    PUBLIC,
+    NameRules,
+    VoiceSummary,
+    check_voice_name,
+    meant_by,
+    unknown_voice,
+)
+from vivavoce.frontend.voices.stores import Quota, VoiceStore, taken_name
+from vivavoce.frontend.voices.voice import Voice
+from vivavoce.lru_cache import CacheCounts, LruCache
+
+_AUDIO_SUFFIXES = frozenset(
+    {".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma"}
+)
+_PATH_EXCERPT = 200
+log = logging.getLogger(__name__)
+
+
+class Extractor(Protocol):
+    """A model's front end for recordings, wherever it runs."""
+
+    def extract(self, source: AudioSource, transcript: str = "") -> Voice:
+        """The voice of a recording that says `transcript`, "" if unknown; see `VoiceExtractor`."""
+
+
+class ToBeExtractedError(Exception):
+    """A stored voice has to be extracted from its recording for this model first, which takes its time."""
+
+
+class VoiceRegistry:
+    """All voices of one model, for every caller. Safe between threads.
+
+    Of another model's voice that keeps its recording, this one's features are made once and stored beside the others'.
+
+    An owner sees its own voices, then the public ones, then the model's; the first of a name is meant, else the one
+    that the name stands for. The owner "" stands for the public voices. The last voices are kept in memory, and shared:
+    their tensors must not be written to.
+    """
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        store: VoiceStore,
+        built_in: Mapping[str, Voice],
+        fingerprint: str | Callable[[], str],
+        *,
+        rules: NameRules = NameRules(),
+        recordings: int = 32,
+        stored: int = 64,
+        owner_quota: Quota = Quota(),
+        public_quota: Quota = Quota(),
+        keep_recordings: bool = True,
+    ) -> None:
+        """Nothing is read or computed yet.
+
+        Args:
+            extractor: the model's front end for recordings.
+            store: voices that are kept by name.
+            built_in: the model's own voices by name; the first is the default voice, unless the rules name another.
+            fingerprint: the model's identity, or what computes it; called when a voice first has to be compared.
+            rules: what is meant by names that no voice has.
+            recordings, stored: recordings whose voices stay in memory (half a megabyte for 30 s), and stored voices.
+            owner_quota, public_quota: how much each owner may keep, and how much is kept for all.
+            keep_recordings: those who add voices are to give them their recordings.
+        """
+        self.built_in, self.keep_recordings = built_in, keep_recordings
+        self._extractor, self._store, self._given_fingerprint = extractor, store, fingerprint
+        self._owner_quota, self._public_quota = owner_quota, public_quota
+        self.rules, self._aliases = rules, rules.table(built_in)
+        self._extracted: LruCache[Voice] = LruCache(recordings)
+        self._loaded: LruCache[Voice] = LruCache(stored)
+
+    @property
+    def recordings(self) -> CacheCounts:
+        """Recordings whose voices were extracted, and remembered."""
+        return self._extracted.counts
+
+    def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
+        """The voice that a trusted caller means; for strangers' requests use `requested`, which reads no path.
+
+        A name is looked up among the public voices, then among the model's; a string that is neither may be the path of
+        a recording.
+
+        Args:
+            voice: a voice, a name, a recording (path, bytes, open file, samples), or None for the default voice.
+            prompt_text: what the recording says; "" if unknown.
+
+        Raises:
+            VoiceNotFound: neither a known name nor a file.
+            InvalidRequest: a voice of another model, a transcript without a recording, no default voice.
+            InvalidAudio, InvalidText: the recording or its transcript cannot be used.
+            VoiceStoreError: the stored voice is damaged, or its store cannot be read or reached.
+        """
+        if isinstance(voice, str):
+            voice = self._find(voice, PUBLIC) or self._path(voice)
+        if voice is not None and not isinstance(voice, Voice):
+            return self._extract(voice, prompt_text)
+        if prompt_text:
+            called = "the default one" if voice is None else voice.label
+            raise InvalidRequest(
+                f"transcript: belongs to a recording; the voice, {called}, is extracted already, leave transcript out"
+            )
+        return self._check(voice or self._default())
+
+    def requested(self, voice: str | Recording | None, owner: str, *, extract: bool = True) -> Voice:
+        """The voice that a request means: a name, a recording, or None for the default voice.
+
+        Raises:
+            VoiceNotFound: no voice that the owner sees has the name.
+            InvalidRequest, InvalidAudio, InvalidText, VoiceStoreError: as in `resolve`.
+            ToBeExtractedError: a stored voice is to be extracted first, and `extract` is False.
+        """
+        if voice is None:
+            return self._check(self._default(), PUBLIC, extract)
+        if isinstance(voice, Recording):
+            return self._extract(voice.content, voice.transcript)
+        return self.find(voice, owner, extract=extract)
+
+    def remembered(self, recording: Recording) -> Voice | None:
+        """The voice of a recording that was extracted a short time ago; None: it has to be extracted."""
+        return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
+
+    def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
+        """The owner's own voice of that name, else the public one, the model's, or the one that the name stands for.
+
+        A voice that has not changed is the same object as before, while it stays in memory. Errors as in `requested`.
+        """
+        found = self._find(name, owner)
+        if found is None and self.rules.unknown == "default":
+            found = self._default()
+        if found is None:
+            raise unknown_voice(name, self._names(owner))
+        return self._check(found, owner, extract)
+
+    def built_in_of(self, name: str | None) -> Voice | None:
+        """The model's voice that a name means if no stored one has it; needs no store."""
+        name = name or self.rules.default or next(iter(self.built_in), "")
+        return self.built_in.get(meant_by(name, self.built_in, self._aliases))
+
+    def warn_of_missing(self) -> None:
+        """Log what the rules name and nobody has: it may be stored later."""
+        names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
+        if self.rules.default is not None:
+            names["voices.default: is"] = self.rules.default
+        for setting, voice in names.items():
+            try:
+                self.find(voice)
+            except VivavoceError as error:
+                told = {"setting": setting, "voice": voice, "error": error}
+                log.warning("voice missing: %(setting)s %(voice)r, which cannot speak: %(error)s", told)
+
+    def names(self) -> list[str]:
+        """Built-in voices in the model's order, then the public ones; a name that is both counts once."""
+        return list(self._names(PUBLIC))
+
+    def summaries(self, owner: str) -> list[VoiceSummary]:
+        """The voices that `find` finds: the model's in its order, then public ones, the owner's own, and aliases.
+
+        Of several of one name there is the one that is meant. Voices of other models in the same store are among them.
+        """
+        own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
+        public = {one.name: one for one in self._store.summaries() if one.name not in own}
+        built_in = (
+            _summary(voice, "built_in", public=True)
+            for name, voice in self.built_in.items()
+            if name not in own and name not in public
+        )
+        voices = {one.name: one for one in (*built_in, *public.values(), *own.values())}
+        return [*voices.values(), *self.rules.alias_summaries(voices, self.built_in)]
+
+    def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
+        """Keep a voice under its name; for everybody if the owner is "".
+
+        Raises:
+            InvalidRequest: no possible name, a voice of another model, or a quota that is full.
+            VoiceExists: the owner has a voice of that name, or of one that differs in case only.
+            VoiceStoreError: the store refuses, or cannot be reached: the voice is not known to be kept.
+        """
+        voice = self._check(voice).named(check_voice_name(voice.name))
+        self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
+        return _summary(voice, "stored", public=owner == PUBLIC)
+
+    def check_free(self, owner: str, name: str, *, replace: bool = False) -> None:
+        """Check that a voice can be added under this name, before it is extracted; errors as in `add`."""
+        name = check_voice_name(name)
+        if not replace and self._store.version(name, owner) is not None:
+            raise taken_name(name)
+
+    def remove(self, owner: str, name: str) -> None:
+        """Forget a voice of the owner's own, or, with owner "", a public one.
+
+        Raises:
+            VoiceNotFound: the owner has none of that name.
+            InvalidRequest: it is the model's, and stays.
+            VoiceStoreError: the store refuses, or cannot be reached.
+        """
+        if self._store.version(name, owner) is not None:
+            self._store.remove(name, owner)
+        elif owner != PUBLIC and self._store.version(name) is not None:
+            raise VoiceNotFound(f"voice: {excerpt(name)} is a public voice, none of your own; it stays for the others")
+        elif name in self.built_in:
+            raise InvalidRequest(f"voice: {excerpt(name)} is built into the model and cannot be removed")
+        elif name in self._aliases:
+            meant = self._aliases[name]
+            raise InvalidRequest(f"voice: {excerpt(name)} stands for {meant!r} and cannot be removed; it is a setting")
+        else:
+            raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
+
+    def state(self) -> str:
+        """Answer "ok", or what is wrong with the store; see `VoiceStore.state`."""
+        return self._store.state()
+
+    def close(self) -> None:
+        """Close the store's connections."""
+        self._store.close()
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._given_fingerprint() if callable(self._given_fingerprint) else self._given_fingerprint
+
+    def _extract(self, source: AudioSource, transcript: str) -> Voice:
+        """The voice of a recording, which is extracted once, however many threads ask."""
+        source, digest = take_recording(source)
+        return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
+
+    def _default(self) -> Voice:
+        if (name := self.rules.default) is not None:
+            voice = self._find(name, PUBLIC)
+            if voice is None:
+                raise unknown_voice(name, self._names(PUBLIC))
+            return voice
+        for voice in self.built_in.values():
+            return voice
+        raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
+
+    def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
+        """The voice itself, unless it is known to be of another model: then what this model extracts from it."""
+        if not voice.fingerprint or voice.fingerprint == self._fingerprint:
+            return voice
+        if (own := voice.of(self._fingerprint)) is not None:
+            return own
+        if not voice.recording:
+            raise InvalidRequest(
+                f"voice: {voice.label} was extracted for another model ({excerpt(voice.fingerprint)}, this one is "
+                f"{self._fingerprint!r}); extract it again from its recording"
+            )
+        key = owner, voice.name, voice.transcript, hashlib.sha256(voice.recording).digest()
+        found = self._extracted.find(key)
+        if found is None and not extract:
+            raise ToBeExtractedError
+        return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
+
+    def _extract_again(self, voice: Voice, owner: str) -> Voice:
+        """The voice with this model's features, which are stored beside the others' wherever it came from."""
+        features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
+        features = changed(features, fingerprint=self._fingerprint, name=voice.name)
+        try:
+            for place in dict.fromkeys((owner, PUBLIC)):
+                self._store.add_features(voice, features, place, self._quota(place))
+        except VivavoceError as error:
+            told = {"name": voice.name, "error": error}
+            log.warning(
+                "voice of another model: %(name)r is extracted again, but stays in memory only: %(error)s", told
+            )
+        return changed(features, description=voice.description, licence=voice.licence)
+
+    def _stored(self, name: str, namespace: str) -> Voice:
+        """The stored voice as it stays in memory: with this model's features alone, if it has them."""
+        voice = self._store.load(name, namespace)
+        return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
+
+    def _quota(self, owner: str) -> Quota:
+        return self._public_quota if owner == PUBLIC else self._owner_quota
+
+    def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
+        """The voice `name` of the first that has it: the owner, the public ones, the model; else the one it stands for.
+
+        A store that is away, or refuses, and cannot tell is passed over: those after it may have the name. One that is
+        known to have it is not: another voice than the one that is meant must not speak.
+        """
+        refusal: VoiceStoreError | None = None
+        for namespace in dict.fromkeys((owner, PUBLIC)):
+            try:
+                version = self._store.version(name, namespace)
+            except VoiceStoreError as error:
+                refusal = error
+                continue
+            if version is not None:
+                # A voice that is replaced between the two calls is merely kept under a version that never comes back.
+                return self._loaded.get((namespace, name, version), partial(self._stored, name, namespace))
+        found = self.built_in.get(name)
+        if found is None and aliases and name in self._aliases:
+            found = self._find(self._aliases[name], owner, aliases - 1)
+        if found is None and refusal is not None:
+            raise refusal
+        return found
+
+    def _names(self, owner: str) -> Iterator[str]:
+        """What the owner sees, each name once; no more of the store is read than is taken."""
+        stored = (summary.name for one in dict.fromkeys((owner, PUBLIC)) for summary in self._store.summaries(one))
+        seen: set[str] = set()
+        for name in chain(self.built_in, stored):
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+    def _path(self, voice: str) -> Path:
+        path = os.path.expanduser(voice)
+        if os.path.isfile(path):
+            return Path(path)
+        if "/" not in voice and os.sep not in voice and Path(voice).suffix.lower() not in _AUDIO_SUFFIXES:
+            raise unknown_voice(voice, self._names(PUBLIC))
+        problem = "is a folder" if os.path.isdir(voice) else "does not exist"
+        raise VoiceNotFound(f"voice: the file {excerpt(voice, _PATH_EXCERPT)} {problem}; check the path")
+
+
+def _summary(voice: Voice, kind: Literal["built_in", "stored"], *, public: bool) -> VoiceSummary:
+    return VoiceSummary(voice.name, kind, public, voice.description, voice.transcript, voice.has_prompt)

@@ -1,0 +1,200 @@
+"""Where voices are kept: what every store offers, how much it takes, and which one a user means."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vivavoce.checkpoint.known_models import HOME_VARIABLE
+from vivavoce.errors import InvalidRequest, VoiceExists, VoiceNotFound
+from vivavoce.frontend.voices.names import PUBLIC, VoiceSummary, check_voice_name, is_voice_name, unknown_voice
+from vivavoce.frontend.voices.voice import Voice, encode_voice
+
+MEBIBYTE = 1 << 20
+
+_ATTEMPTS = 8
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The most voices of one owner, and the most bytes of them together; one of 30 s takes 1 to 2 MiB."""
+
+    voices: int = 1_000
+    total_bytes: int = 2_048 * MEBIBYTE
+
+    def too_many(self) -> InvalidRequest:
+        """The error for one voice more than the limit."""
+        return InvalidRequest(f"voice: there are {self.voices} voices already, the limit; remove one, or replace it")
+
+    def too_large(self) -> InvalidRequest:
+        """The error for more bytes than the limit."""
+        return InvalidRequest(
+            f"voice: all voices together would take more than {self.total_bytes / MEBIBYTE:g} MiB, the limit; remove "
+            "one, or give a shorter recording"
+        )
+
+
+class VoiceStore(ABC):
+    """The voices of all owners, by name. Safe between threads and processes.
+
+    Any string is an owner, and no two share a voice; the owner "" stands for the public voices. Every method may
+    raise `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (a store on another machine that
+    cannot be reached, asked for what has no copy here). The methods of a store itself, below, get checked names.
+    """
+
+    @abstractmethod
+    def summaries(self, owner: str = PUBLIC) -> Iterable[VoiceSummary]:
+        """All voices by name, sorted, perhaps read as they are taken; what is no voice is left out."""
+
+    def load(self, name: str, owner: str = PUBLIC) -> Voice:
+        """Read a voice.
+
+        Raises:
+            InvalidRequest: not a possible name.
+            VoiceNotFound: no voice has the name; lists some that there are.
+        """
+        name = check_voice_name(name)
+        voice = self._load(name, owner)
+        if voice is None:
+            raise self._unknown(name, owner)
+        return voice.named(name)
+
+    def save(self, voice: Voice, owner: str = PUBLIC, *, replace: bool = False, quota: Quota | None = None) -> None:
+        """Store the voice under its name; in place of another of that name if `replace`. Done whole or not at all.
+
+        Raises:
+            InvalidRequest: not a possible name, a voice out of the bounds in `voice.py`, a full quota.
+            VoiceExists: the name is taken, or, even with `replace`, differs from a taken one in case only.
+        """
+        voice = voice.named(check_voice_name(voice.name))
+        self._save(voice, encode_voice(voice), owner, replace, quota)
+
+    def add_features(self, voice: Voice, features: Voice, owner: str = PUBLIC, quota: Quota | None = None) -> bool:
+        """Add what another model extracted from a stored voice's recording, beside what others add at the same time.
+
+        False: the owner has no such voice any more, or one of another recording. Errors as in `save`.
+        """
+        for _ in range(_ATTEMPTS):
+            version = self.version(voice.name, owner)
+            stored = None if version is None else self._load(voice.name, owner)
+            if version is None or stored is None or stored.recording != voice.recording:
+                return False
+            if stored.of(features.fingerprint) is not None:
+                return True
+            whole = stored.named(voice.name).including(features)
+            if self._save(whole, encode_voice(whole), owner, True, quota, version):
+                return True
+        return False
+
+    def remove(self, name: str, owner: str = PUBLIC) -> None:
+        """Delete a voice; errors as in `load`."""
+        name = check_voice_name(name)
+        if not self._remove(name, owner):
+            raise self._unknown(name, owner)
+
+    def version(self, name: str, owner: str = PUBLIC) -> str | None:
+        """Which content the voice has now, without reading it: no two saves have one version. None: no such voice.
+
+        While a redis is away, a name that it had has a version, even if there is no copy and `load` must fail.
+        """
+        return self._version(check_voice_name(name), owner) if is_voice_name(name) else None
+
+    @abstractmethod
+    def state(self) -> str:
+        """Answer "ok", or what is wrong in one line, without secrets; a store on another machine is asked for it."""
+
+    def close(self) -> None:  # noqa: B027
+        """Close connections; the next call opens them again."""
+
+    def names(self, owner: str = PUBLIC) -> list[str]:
+        """The names of all voices, sorted."""
+        return [summary.name for summary in self.summaries(owner)]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the public voices."""
+        return (summary.name for summary in self.summaries())
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a public voice of that name."""
+        return isinstance(name, str) and self.version(name) is not None
+
+    def _unknown(self, name: str, owner: str) -> VoiceNotFound:
+        return unknown_voice(name, (summary.name for summary in self.summaries(owner)))
+
+    @abstractmethod
+    def _load(self, name: str, owner: str) -> Voice | None: ...
+
+    @abstractmethod
+    def _save(
+        self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
+    ) -> bool:
+        """expected: the version that is to be replaced; False: there is another one by now, which stays."""
+
+    @abstractmethod
+    def _remove(self, name: str, owner: str) -> bool:
+        """Whether there was such a voice."""
+
+    @abstractmethod
+    def _version(self, name: str, owner: str) -> str | None: ...
+
+
+def taken_name(name: str, by: str | None = None) -> VoiceExists:
+    """The error for a name that a voice has; by: another one's name that some file systems would take for it."""
+    if by is None:
+        return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
+    return VoiceExists(f"voice: {name!r} differs from the stored {by!r} in case only; choose another name")
+
+
+def namespace_id(owner: str) -> str:
+    """64 hexadecimal digits: a name for a folder or a key that no owner's string can bend, and that tells nothing.
+
+    Raises nothing: halves of surrogate pairs have bytes here, too.
+    """
+    return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def open_voice_store(place: str | Path | None, cache: Path | None = None) -> VoiceStore:
+    """Where voices are kept; nothing is read or connected yet.
+
+    Args:
+        place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://` with TLS); None: the user's own
+            folder.
+        cache: where copies of a redis' voices lie, for the time when it is away; None: no copies. A folder needs none.
+
+    Raises:
+        InvalidRequest: another kind of URL, or one that cannot be read.
+        MissingDependency: a redis, and the package redis is not installed.
+    """
+    from vivavoce.frontend.voices.folder_store import FolderStore
+    from vivavoce.frontend.voices.redis_store import RedisStore
+
+    scheme = _SCHEME.match(place) if isinstance(place, str) else None
+    if scheme is None:
+        return FolderStore(Path(os.path.expanduser(place)) if place else voices_home())
+    if scheme[1].lower() not in ("redis", "rediss"):
+        raise InvalidRequest(
+            f"voices: {scheme[0]} is no place for voices; give a folder's path, or a URL with redis:// or rediss://"
+        )
+    return RedisStore(scheme[1].lower() + scheme.string[scheme.end(1) :], cache)
+
+
+def voices_home() -> Path:
+    """The user's own folder of voices: `$VIVAVOCE_HOME/voices`, else one among the user's data."""
+    from platformdirs import user_data_path
+
+    home = os.environ.get(HOME_VARIABLE)
+    return (Path(home).expanduser() if home else user_data_path("vivavoce", appauthor=False)) / "voices"
+
+
+def copies_home() -> Path:
+    """The folder of copies of a redis' voices: `$VIVAVOCE_HOME/voice-copies`, else one in the user's cache."""
+    from platformdirs import user_cache_path
+
+    home = os.environ.get(HOME_VARIABLE)
+    return (Path(home).expanduser() if home else user_cache_path("vivavoce", appauthor=False)) / "voice-copies"

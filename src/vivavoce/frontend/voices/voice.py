@@ -1,0 +1,340 @@
+"""A voice as a value; in files: as one safetensors file each, bit for bit, and as the speakers of spk2info.pt.
+
+Tensors of a voice file: embedding, speech_tokens, mel, prompt_text (int64). The header's metadata holds the strings,
+the format's name and its version. One of version 2 also has files as tensors (uint8): `recording`, which is audio, and
+`other 1` and so on, the voice for other models, of version 1. All is numbers and strings: reading it runs nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save
+from safetensors.torch import load
+from torch import Tensor
+
+from vivavoce.checkpoint.config import ModelConfig
+from vivavoce.checkpoint.folder import SPEAKERS
+from vivavoce.checkpoint.spk2info import (
+    EMBEDDING_SIZE,
+    NUM_MEL_BINS,
+    SavedPrompt,
+    SpeakerEntry,
+    read_spk2info,
+    write_spk2info,
+)
+from vivavoce.errors import InvalidRequest, VoiceStoreError
+from vivavoce.frontend.text.checks import MAX_TEXT_CHARS, excerpt
+from vivavoce.frontend.voices.names import VoiceSummary
+from vivavoce.rates import Rates
+
+MAX_SPEECH_TOKENS = 2_000
+"""30 s, the longest reference, are 1500 tokens at 50 per second."""
+MAX_MEL_FRAMES = 4_000
+"""30 s are 2813 frames of 256 samples at 24 kHz."""
+MAX_MEL_BINS = 512
+MAX_EMBEDDING = 4_096
+MAX_PROMPT_TEXT = 4_000
+"""Text ids: 30 s of fast speech, written byte by byte, are fewer."""
+
+MAX_RECORDING_BYTES = 4 * 1024 * 1024
+"""30 s of mono in 16 bits at 48 kHz are 2.75 MiB."""
+MAX_SETS = 4
+"""Models whose features one voice holds."""
+
+FORMAT = "vivavoce-voice"
+PLAIN, WHOLE = "1", "2"
+"""Of files without a recording and other models' features, which older programs read, too; and of those with them."""
+
+MAX_VOICE_BYTES = 16 * 1024 * 1024
+"""More than the largest voice within the bounds takes; no more of a file is ever read."""
+
+_MAX_HEADER_BYTES = 1024 * 1024
+_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header, little-endian."""
+
+_STRINGS = ("name", "transcript", "fingerprint", "description", "licence")
+_TENSORS = ("embedding", "speech_tokens", "mel", "prompt_text")
+_AGAIN = "extract it again from its recording"
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """The features of one reference recording, or a speaker embedding alone.
+
+    A voice belongs to the model whose tokenizer and encoders made it: `fingerprint` says which.
+    """
+
+    embedding: Tensor
+    """[speaker size] float32."""
+    fingerprint: str
+    """Of the model the features were extracted for; "" if unknown."""
+    name: str = ""
+    transcript: str = ""
+    """What the reference says, as it was given."""
+    prompt_text: tuple[int, ...] = ()
+    """Text ids of the normalised transcript; without them the voice clones timbre, not manner."""
+    speech_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
+    """[n] int32, of the whole reference or as many as the mel has frames for."""
+    mel: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """[frames, bins] float32 at the model's mel rate."""
+    description: str = ""
+    licence: str = ""
+    recording: bytes = b""
+    """What it was extracted from, an audio file's bytes, for models that need it later; b"" if it is not kept."""
+    others: tuple[Voice, ...] = ()
+    """The features for other models, the latest last: of each its tensors, text ids and fingerprint count."""
+
+    def __repr__(self) -> str:
+        return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether there is reference speech, and not just an embedding."""
+        return len(self.speech_tokens) > 0
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return excerpt(self.name) if self.name else "the given one"
+
+    def aligned(self, rates: Rates) -> Voice:
+        """Tokens and mel cut to the same duration, where tokens are whole frames: the flow then takes the mel for the
+        frames of the tokens. CosyVoice 1 stretches the tokens to the mel that there is.
+        """
+        if not (per_token := rates.frames_per_token):
+            return self
+        count = min(len(self.mel) // per_token, len(self.speech_tokens))
+        return replace(self, speech_tokens=self.speech_tokens[:count], mel=self.mel[: count * per_token])
+
+    def named(self, name: str) -> Voice:
+        """The same voice under another name."""
+        return replace(self, name=name)
+
+    def of(self, fingerprint: str) -> Voice | None:
+        """The voice with that model's features alone and without its recording; None if it has none for the model."""
+        told = {key: getattr(self, key) for key in _STRINGS if key != "fingerprint"}
+        found = (one for one in (self, *self.others) if one.fingerprint == fingerprint)
+        return next((replace(one, **told, recording=b"", others=()) for one in found), None)
+
+    def including(self, features: Voice) -> Voice:
+        """The voice with another model's features beside its own; the oldest of the others' make room."""
+        return replace(self, others=(*self.others, features)[1 - MAX_SETS :])
+
+
+def check_fits(voice: Voice, config: ModelConfig) -> None:
+    """Refuse a voice whose tensors or ids the model's networks cannot take.
+
+    A fingerprint says where a voice comes from; an imported one has none, and a file may hold anything.
+
+    Raises:
+        InvalidRequest: names the first feature that does not fit.
+    """
+    for problem in _misfits(voice, config):
+        raise InvalidRequest(f"voice: {voice.label} does not fit this model ({problem}); {_AGAIN}")
+
+
+def _misfits(voice: Voice, config: ModelConfig) -> Iterator[str]:
+    speaker_size, bins = config.flow.speaker_size, config.mel.num_bins
+    if tuple(voice.embedding.shape) != (speaker_size,):
+        yield f"its embedding is {list(voice.embedding.shape)}, expected [{speaker_size}]"
+    if voice.prompt_text and max(voice.prompt_text) >= config.lm.text_vocab_size:
+        yield f"text id {max(voice.prompt_text)}, the limit is {config.lm.text_vocab_size - 1}"
+    frames = len(voice.speech_tokens) * config.rates.frames_per_token or len(voice.mel)
+    if voice.has_prompt and tuple(voice.mel.shape) != (frames, bins):
+        yield f"its mel is {list(voice.mel.shape)}, expected [{frames}, {bins}]"
+    if voice.has_prompt and int(voice.speech_tokens.max()) >= config.flow.num_tokens:
+        yield f"speech token {int(voice.speech_tokens.max())}, the limit is {config.flow.num_tokens - 1}"
+
+
+def encode_voice(voice: Voice) -> bytes:
+    """The file's bytes.
+
+    Raises:
+        InvalidRequest: the voice is out of the bounds above.
+    """
+    for problem in _problems(voice):
+        raise InvalidRequest(f"voice: {excerpt(voice.name)} {problem}; {_AGAIN}")
+    arrays = {key: np.ascontiguousarray(_array(getattr(voice, key))) for key in _TENSORS[:-1]}
+    arrays["prompt_text"] = np.array(voice.prompt_text, np.int64)
+    files = {"recording": voice.recording} if voice.recording else {}
+    for place, one in enumerate(voice.others, 1):
+        files[f"other {place}"] = encode_voice(replace(one, recording=b"", others=()))
+    arrays |= {name: np.frombuffer(content, np.uint8) for name, content in files.items()}
+    version = WHOLE if files else PLAIN
+    return save(arrays, {"format": FORMAT, "version": version, **{key: getattr(voice, key) for key in _STRINGS}})
+
+
+def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WHOLE)) -> Voice:
+    """The voice in a file's bytes; `label` begins the message of an error; versions: that are read.
+
+    Raises:
+        VoiceStoreError: not a voice file, a newer one, damaged, or out of the bounds above.
+    """
+    if len(data) > MAX_VOICE_BYTES:
+        raise VoiceStoreError(f"{label} is larger than {MAX_VOICE_BYTES >> 20} MiB and no voice; {_AGAIN}")
+    metadata = _metadata(_read_header(io.BytesIO(data)))
+    if metadata is None:
+        raise VoiceStoreError(f"{label} is damaged, or no voice of vivavoce; {_AGAIN}")
+    if metadata["version"] not in versions:
+        raise VoiceStoreError(
+            f"{label} has format version {excerpt(metadata['version'])}, this program reads {' and '.join(versions)}; "
+            "update vivavoce"
+        )
+    try:
+        tensors = load(data)
+    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise VoiceStoreError(f"{label} is damaged ({type(error).__name__}); {_AGAIN}") from None
+    files = {key: tensors.pop(key) for key in sorted(tensors.keys() - set(_TENSORS))}
+    text_ids = tensors.pop("prompt_text", torch.zeros(()))
+    fits = {*tensors, "prompt_text"} == set(_TENSORS) and text_ids.dtype == torch.int64 and text_ids.dim() == 1
+    if not fits or any(metadata["version"] == PLAIN or one.dtype != torch.uint8 for one in files.values()):
+        raise VoiceStoreError(f"{label} does not hold the tensors of a voice; {_AGAIN}")
+    contents = {key: one.numpy().tobytes() for key, one in files.items()}
+    parts: dict[str, Any] = {**tensors, **{key: metadata[key] for key in _STRINGS}}
+    parts["recording"] = contents.pop("recording", b"")
+    parts["others"] = tuple(decode_voice(one, label, (PLAIN,)) for one in contents.values())
+    voice = Voice(**parts, prompt_text=tuple(text_ids.tolist()))
+    for problem in _problems(voice):
+        raise VoiceStoreError(f"{label} {problem}; {_AGAIN}")
+    return voice
+
+
+def read_summary(file: BinaryIO) -> VoiceSummary | None:
+    """What is told of the voice in a file, of which no more than the header is read; None if it is something else."""
+    header = _read_header(file)
+    metadata = _metadata(header)
+    if metadata is None:
+        return None
+    try:
+        has_prompt = header["speech_tokens"]["shape"] != [0]
+    except (LookupError, TypeError):
+        has_prompt = False
+    return VoiceSummary(metadata["name"], "stored", True, metadata["description"], metadata["transcript"], has_prompt)
+
+
+def _read_header(file: BinaryIO) -> Any:
+    """What the header's JSON holds, whatever it is; None if it is too large, or no JSON."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > _MAX_HEADER_BYTES:
+        return None
+    try:
+        return json.loads(file.read(length))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _metadata(header: Any) -> dict[str, str] | None:
+    try:
+        metadata = header["__metadata__"]
+        known = {key: metadata[key] for key in ("format", "version", *_STRINGS)}
+    except (LookupError, TypeError):
+        return None
+    is_voice = known["format"] == FORMAT and all(isinstance(value, str) for value in known.values())
+    return known if is_voice else None
+
+
+def _problems(voice: Voice) -> Iterator[str]:
+    """What is wrong with the voice, as predicates of a sentence; each holds only if those before it do not."""
+    if len(voice.others) >= MAX_SETS:
+        yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
+    if len(voice.recording) > MAX_RECORDING_BYTES:
+        yield f"has a recording of {len(voice.recording)} bytes, more than {MAX_RECORDING_BYTES}"
+    for part, tensor, dtype, limits in (
+        ("embedding", voice.embedding, torch.float32, (MAX_EMBEDDING,)),
+        ("speech tokens", voice.speech_tokens, torch.int32, (MAX_SPEECH_TOKENS,)),
+        ("mel", voice.mel, torch.float32, (MAX_MEL_FRAMES, MAX_MEL_BINS)),
+    ):
+        shape = " × ".join(map(str, tensor.shape)) or "a scalar"
+        if tensor.dtype != dtype or tensor.dim() != len(limits):
+            yield f"has {part} of {tensor.dtype} {shape}, not {dtype} in {len(limits)} dimensions"
+        if any(size > most for size, most in zip(tensor.shape, limits, strict=True)):
+            yield f"has {part} of size {shape}, more than {' × '.join(map(str, limits))}"
+    if not len(voice.embedding):
+        yield "has an empty embedding"
+    if len(voice.prompt_text) > MAX_PROMPT_TEXT:
+        yield f"has {len(voice.prompt_text)} text ids in its prompt, more than {MAX_PROMPT_TEXT}"
+    if not np.isfinite(_array(voice.embedding)).all() or not np.isfinite(_array(voice.mel)).all():
+        yield "has numbers that are NaN or infinite"
+    if (_array(voice.speech_tokens) < 0).any() or any(not 0 <= token < 2**31 for token in voice.prompt_text):
+        yield "has token ids outside of 0 … 2147483647"
+    if (len(voice.speech_tokens) > 0) != (voice.mel.numel() > 0):
+        yield f"has {len(voice.speech_tokens)} speech tokens, but {len(voice.mel)} mel frames"
+    for part in _STRINGS:
+        text: str = getattr(voice, part)
+        if len(text) > MAX_TEXT_CHARS:
+            yield f"has a {part} of {len(text)} characters, more than {MAX_TEXT_CHARS}"
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            yield f"has a {part} with half of a surrogate pair"
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's numbers for numpy, whose loops start no threads: torch's cost 60 ms per call on two busy cores."""
+    return tensor.detach().cpu().numpy()
+
+
+def built_in_voices(folder: Path) -> dict[str, Voice]:
+    """The voices of the folder's spk2info.pt by name, in its order; none without the file."""
+    path = folder / SPEAKERS
+    if not path.is_file():
+        return {}
+    # They belong to the model by lying beside it: an older model's file may be moved on purpose, embeddings fit all.
+    return {voice.name: voice for voice in voices_from_spk2info(path, fingerprint="")}
+
+
+def voices_from_spk2info(path: Path, fingerprint: str) -> list[Voice]:
+    """The speakers of the file, in its order, as voices of the model that `fingerprint` names ("" if unknown).
+
+    A built-in speaker becomes a voice with an embedding only. A saved zero-shot speaker becomes a voice with its
+    prompt; the file keeps text ids but no transcript, so that stays "". The original stores the same speech tokens
+    for the language model and for the flow; those of the flow are taken.
+
+    Raises:
+        CheckpointError: the file is missing, corrupt, holds more than tensors, or a tensor has the wrong shape.
+    """
+    voices = []
+    for name, entry in read_spk2info(path).items():
+        voice = Voice(embedding=entry.embedding, fingerprint=fingerprint, name=name)
+        if (prompt := entry.prompt) is not None:
+            ids = tuple(prompt.text_ids.tolist())
+            voice = replace(voice, prompt_text=ids, speech_tokens=prompt.flow_speech_tokens, mel=prompt.mel)
+        voices.append(voice)
+    return voices
+
+
+def voices_to_spk2info(voices: Iterable[Voice], path: Path, *, keep: bool = False) -> None:
+    """Write voices as the original does, replacing `path` in one step. Transcripts and descriptions are not kept.
+
+    keep: other speakers of the file stay as they are.
+
+    Raises:
+        InvalidRequest: a voice without a name, two of one name, a voice of other sizes than the original's, or a
+            place that cannot be written.
+    """
+    entries: dict[str, SpeakerEntry] = {}
+    for voice in voices:
+        if not voice.name or voice.name in entries:
+            problem = "occurs twice" if voice.name else "is no name"
+            raise InvalidRequest(f"voice name: {excerpt(voice.name)} {problem}; give each voice a name of its own")
+        bins = voice.mel.shape[1] if voice.has_prompt else NUM_MEL_BINS
+        if voice.embedding.shape != (EMBEDDING_SIZE,) or bins != NUM_MEL_BINS:
+            raise InvalidRequest(
+                f"voice: {excerpt(voice.name)} has an embedding of {voice.embedding.numel()} and {bins} mel bins; "
+                f"spk2info holds {EMBEDDING_SIZE} and {NUM_MEL_BINS}; keep it in the voice store"
+            )
+        ids, tokens = torch.tensor(voice.prompt_text, dtype=torch.int32), voice.speech_tokens
+        prompt = SavedPrompt(ids, tokens, tokens, voice.mel) if voice.has_prompt else None
+        entries[voice.name] = SpeakerEntry(voice.embedding, prompt)
+    try:
+        write_spk2info(path, entries, keep=keep)
+    except OSError as error:
+        raise InvalidRequest(f"path: {path.name!r} cannot be written ({error.strerror}); check the folder") from None
