@@ -29,6 +29,7 @@ import torch
 from benchmarks.gpu import stages
 from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import make_model, origin, reader
+from vivavoce.api import Vivavoce, load
 from vivavoce.checkpoint.config import Generation, ModelConfig
 from vivavoce.cli.console import print_table
 from vivavoce.engine.admission import AdmissionMode
@@ -36,7 +37,6 @@ from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, BatchSize, CostModel, Priors, Stage
 from vivavoce.engine.generations import ALONE_COSTS
 from vivavoce.engine.settings import CPU_SLOTS, CPU_STATE_BYTES, EngineSettings, MemoryPlan, uses_kernels
-from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.models.build import build_models, outline_models
 from vivavoce_bench import OpenLoop
 from vivavoce_bench.commands.plan_fleet import GAPS_ALLOWED

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import vivavoce
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowChunk
 from vivavoce.engine.generations import STAGES, StageBuilders
 from vivavoce.engine.lm_stage import Sampled
 from vivavoce.engine.request import EngineRequest, SegmentRequest
-from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.stores import open_voice_store
 from vivavoce.models.build import Models, build_models

@@ -25,10 +25,10 @@ import torch
 from benchmarks.gpu import loads, memory, report, stages
 from benchmarks.gpu.model import make_model, origin, reader
 from benchmarks.gpu.startup import startups
+from vivavoce.api import Vivavoce, load
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings, uses_kernels
-from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.errors import MissingDependency
 from vivavoce.models.build import build_models
 from vivavoce_bench.measure import save_json

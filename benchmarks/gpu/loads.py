@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.cli.console import Reporter
 from vivavoce.cli.model import EngineChoice, ModelChoice
-from vivavoce.entrypoints.python import Vivavoce
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, measured
 
 TOKENS = 250

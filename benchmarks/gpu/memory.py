@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu import loads
+from vivavoce.api import load
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.entrypoints.python import load
 from vivavoce.errors import VivavoceError
 from vivavoce.models.build import Models
 from vivavoce_bench.planning import plan_engine

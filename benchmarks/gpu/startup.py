@@ -29,7 +29,7 @@ def startups(model: Path) -> dict[str, Any]:
 
 
 def _be_ready(model: Path, streams: int | None = None) -> None:
-    from vivavoce.entrypoints.python import load
+    from vivavoce.api import load
 
     tts = load(model)
     tts.warm_up(streams=streams)

@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import make_model, origin
+from vivavoce.api import load
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.entrypoints.python import load
 from vivavoce_bench.measure import json_text, save_json
 
 _ON_GPU = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]

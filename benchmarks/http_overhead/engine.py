@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.gpu.model import origin
 from benchmarks.http_overhead.loads import Load, answer_loads
+from vivavoce.api import Vivavoce, load
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine_process.model_service import engine_settings
-from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce.server.settings import ServerSettings

@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 
 from benchmarks.plain.talker import PlainTalker
+from vivavoce.api import Vivavoce
 from vivavoce.cli.console import Reporter, print_error
 from vivavoce.cli.model import EngineChoice, ModelChoice
-from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce_bench.commands.bench import BenchLoad, BenchOutput, BenchRequest, run_bench

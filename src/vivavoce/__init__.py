@@ -30,13 +30,13 @@ TYPE_CHECKING = False  # for type checkers: `python -m vivavoce` would look for 
 if TYPE_CHECKING:
     from typing import Any
 
+    from vivavoce.api import ChunkStream as ChunkStream
+    from vivavoce.api import Vivavoce as Vivavoce
+    from vivavoce.api import load as load
     from vivavoce.engine.chunk_policy import ChunkPolicy as ChunkPolicy
     from vivavoce.engine.request import AudioChunk as AudioChunk
     from vivavoce.engine.request import SamplingParams as SamplingParams
     from vivavoce.engine.settings import EngineSettings as EngineSettings
-    from vivavoce.entrypoints.python import ChunkStream as ChunkStream
-    from vivavoce.entrypoints.python import Vivavoce as Vivavoce
-    from vivavoce.entrypoints.python import load as load
     from vivavoce.errors import VivavoceError as VivavoceError
     from vivavoce.frontend.audio.samples import Audio as Audio
     from vivavoce.frontend.speech import Mark as Mark
@@ -52,17 +52,17 @@ _HOMES = {
     "Audio": "vivavoce.frontend.audio.samples",
     "AudioChunk": "vivavoce.engine.request",
     "ChunkPolicy": "vivavoce.engine.chunk_policy",
-    "ChunkStream": "vivavoce.entrypoints.python",
+    "ChunkStream": "vivavoce.api",
     "EngineSettings": "vivavoce.engine.settings",
     "Mark": "vivavoce.frontend.speech",
     "Mode": "vivavoce.frontend.speech",
     "SamplingParams": "vivavoce.engine.request",
     "Speech": "vivavoce.frontend.synthesizer",
     "Timings": "vivavoce.frontend.synthesizer",
-    "Vivavoce": "vivavoce.entrypoints.python",
+    "Vivavoce": "vivavoce.api",
     "VivavoceError": "vivavoce.errors",
     "Voice": "vivavoce.frontend.voices.voice",
-    "load": "vivavoce.entrypoints.python",
+    "load": "vivavoce.api",
     "to_srt": "vivavoce.frontend.subtitles",
     "to_vtt": "vivavoce.frontend.subtitles",
 }

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.download import download
 from vivavoce.checkpoint.folder import SPEAKERS, YAML_OF, detect_generation
@@ -32,7 +33,6 @@ from vivavoce.checkpoint.known_models import KNOWN_MODELS
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.request import AudioChunk, EngineRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.entrypoints.python import Vivavoce
 from vivavoce.errors import DownloadError, InvalidAudio, InvalidRequest, InvalidText, ModelNotFound
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc

@@ -91,7 +91,7 @@ def tts(monkeypatch: pytest.MonkeyPatch) -> FakeVivavoce:
         fake.loaded_with = settings
         return fake
 
-    monkeypatch.setattr("vivavoce.entrypoints.python.load", load)
+    monkeypatch.setattr("vivavoce.api.load", load)
     monkeypatch.setattr("sys.argv", ["vivavoce", "bench", "--text-file", "two words.txt"])
     return fake
 

@@ -78,7 +78,7 @@ def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a model loads")
 
-    monkeypatch.setattr("vivavoce.entrypoints.python.load", fail)
+    monkeypatch.setattr("vivavoce.api.load", fail)
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_libraries_are_quiet_and_our_warnings_are_notes(run: Run, monkeypatch: p
         warnings.warn("old", DeprecationWarning, stacklevel=1)
         logging.getLogger("some.library").warning("chatter")
         logging.getLogger("vivavoce.checkpoint").warning("waiting")
-        logging.getLogger("vivavoce.entrypoints.python").warning("resting")
+        logging.getLogger("vivavoce.api").warning("resting")
         logging.getLogger("vivavoce.untrained").warning("said elsewhere")
         raise VoiceNotFound("voice: gone; add it")
 

@@ -27,7 +27,7 @@ def kept(run: Run, recording: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         raise AssertionError("a network loads")
 
     monkeypatch.setattr("vivavoce.models.build.build_models", fail)
-    monkeypatch.setattr("vivavoce.entrypoints.python.load", fail)
+    monkeypatch.setattr("vivavoce.api.load", fail)
     return run
 
 

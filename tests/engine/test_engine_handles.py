@@ -209,5 +209,5 @@ def test_statistics_count_what_happened(models):
 
 def test_the_engine_can_be_imported_without_triton():
     """It exists on Linux only; without it the plain path works."""
-    script = "import sys; sys.modules['triton'] = None; import vivavoce.entrypoints.python, vivavoce.engine.engine"
+    script = "import sys; sys.modules['triton'] = None; import vivavoce.api, vivavoce.engine.engine"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -14,9 +14,9 @@ from typing import cast
 import numpy as np
 import pytest
 
+from vivavoce.api import Vivavoce, load
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine_process.engine_group import EngineGroup
-from vivavoce.entrypoints.python import Vivavoce, load
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 
 SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)

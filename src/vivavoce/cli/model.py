@@ -15,9 +15,9 @@ from vivavoce.cli.flags import flag
 from vivavoce.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from vivavoce.api import Vivavoce
     from vivavoce.checkpoint.folder import ModelCard
     from vivavoce.engine.settings import EngineSettings
-    from vivavoce.entrypoints.python import Vivavoce
     from vivavoce.frontend.voices.voice import Voice
 
 
@@ -100,7 +100,7 @@ def load_model(
     name = choice.model or "the default model"
     with reporter.working(f"loading {name} …"):
         # The clock starts after the imports: they belong to the program, not to the model.
-        from vivavoce.entrypoints.python import load
+        from vivavoce.api import load
         from vivavoce.frontend.model_choice import model_folder
 
         started = time.perf_counter()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.api import Vivavoce
     from vivavoce.frontend.speech import Mark
     from vivavoce.frontend.synthesizer import Speech
     from vivavoce.frontend.voices.voice import Voice

@@ -31,10 +31,10 @@ from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
 
 if TYPE_CHECKING:
+    from vivavoce.api import Vivavoce
     from vivavoce.checkpoint.config import Generation
     from vivavoce.engine.chunk_policy import ChunkPolicy
     from vivavoce.engine.request import SamplingParams
-    from vivavoce.entrypoints.python import Vivavoce
     from vivavoce.frontend.voices.voice import Voice
     from vivavoce_bench import Load, Outcome, Piece, Report, Utterance, Workload
     from vivavoce_bench.evaluate import Instruments

@@ -19,7 +19,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.version import __version__
 
 if TYPE_CHECKING:
-    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.api import Vivavoce
     from vivavoce.frontend.text.text_front_end import TextFrontEnd
     from vivavoce.frontend.voices.voice import Voice
     from vivavoce_bench.evaluate import Case, Clip, Manner, Report

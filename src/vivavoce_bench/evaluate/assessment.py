@@ -37,7 +37,7 @@ from vivavoce_bench.evaluate.speaking import (
 )
 
 if TYPE_CHECKING:
-    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.api import Vivavoce
 
 
 @dataclass(frozen=True)

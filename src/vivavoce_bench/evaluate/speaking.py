@@ -17,7 +17,7 @@ from vivavoce_bench.evaluate.cases import Case
 from vivavoce_bench.measure import read_audio
 
 if TYPE_CHECKING:
-    from vivavoce.entrypoints.python import Vivavoce
+    from vivavoce.api import Vivavoce
 
 Samples = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ import pytest
 
 import vivavoce
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
@@ -54,6 +54,6 @@ def test_it_has_every_public_name(called, owner):
 
 def test_a_typed_program_is_understood_by_mypy():
     """As `make check` does, whose cache it shares."""
-    command = [sys.executable, "-m", "mypy", "tests/entrypoints/typed_use.py"]
+    command = [sys.executable, "-m", "mypy", "tests/typed_use.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
