@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from vivavoce.engine_process.routing import EngineLoad, order
+from vivavoce.engine.routing import EngineLoad, order
 
 FULL = 0.7
 """Share of the streams that engines keep up with from which there should be one more: who comes while it loads needs

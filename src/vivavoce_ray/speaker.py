@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.engine_process.fleet import FleetStream
-from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics

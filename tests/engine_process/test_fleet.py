@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.engine_process.test_engine_host import ROUNDING, differ, order, recording, settings_for, spoken
+from vivavoce.engine import devices as places
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine_process import devices as places
+from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, open_engines
 from vivavoce.engine_process.messages import EngineProcessSettings
-from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelAbout, engines_of

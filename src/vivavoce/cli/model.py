@@ -41,7 +41,7 @@ class Spread:
 
     def over(self, device: str) -> str | list[str]:
         """As `vivavoce.load` takes it; errors as `devices_of`."""
-        from vivavoce.engine_process.devices import devices_of
+        from vivavoce.engine.devices import devices_of
 
         return device if self == Spread() else devices_of(self.gpus, self.engines, device)
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
-from vivavoce.engine_process.routing import EngineLoad
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics

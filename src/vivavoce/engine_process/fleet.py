@@ -7,11 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from typing import TypeVar
 
+from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
+from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.engine_process.client import EngineClient, RemoteStream
-from vivavoce.engine_process.devices import devices_of, seen_alone
 from vivavoce.engine_process.messages import EngineProcessSettings
-from vivavoce.engine_process.routing import kindest, may_be_asked_elsewhere, order, voice_key
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics, SpeechStream

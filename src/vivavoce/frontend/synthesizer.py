@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.engine.chunk_policy import ChunkPolicy
+from vivavoce.engine.devices import seen_alone
 from vivavoce.engine.engine import Engine
+from vivavoce.engine.engine_group import EngineGroup, Place
 from vivavoce.engine.handle import Handle, Spoken
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine_process.devices import seen_alone
-from vivavoce.engine_process.engine_group import EngineGroup, Place
 from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_format, write_audio
 from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from vivavoce.api import Vivavoce, load
+from vivavoce.engine.engine_group import EngineGroup
 from vivavoce.engine.request import SamplingParams
-from vivavoce.engine_process.engine_group import EngineGroup
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 
 SHORT = SamplingParams(max_ratio=2.0, min_ratio=0.0, top_k=5)

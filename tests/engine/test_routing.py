@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from vivavoce.engine_process.routing import (
+from vivavoce.engine.routing import (
     IDLE,
     SPILL,
     EngineLoad,

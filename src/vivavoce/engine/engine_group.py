@@ -31,8 +31,8 @@ from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
 from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
+from vivavoce.engine.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
-from vivavoce.engine_process.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 
 _OPENING = 0
