@@ -1,6 +1,6 @@
-"""Imports go down only: entrypoints → service → engine → models → checkpoint → {rates, errors}.
+"""Imports go down only: cli → engine_process → server, api → frontend → engine → models → checkpoint → {rates, errors}.
 
-Every import in the package is read from the source, wherever it stands, and held against the rules below. A finding
+Every import of the packages is read from the source, wherever it stands, and held against the rules below. A finding
 names the file, the line and the rule.
 """
 
@@ -15,14 +15,13 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "vivavoce"
-TRAINING = "vivavoce_training"
-"""A package beside it."""
 MAX_LINES = 500
 
 HEIGHT = {
     "child": 0,
     "errors": 0,
     "files": 0,
+    "logs": 0,
     "lru_cache": 0,
     "protos": 0,
     "rates": 0,
@@ -30,29 +29,38 @@ HEIGHT = {
     "checkpoint": 1,
     "models": 2,
     "engine": 3,
-    "service": 4,
-    "entrypoints": 5,
-    "compat": 6,
+    "frontend": 4,
+    "api": 5,
+    "server": 5,
+    "engine_process": 6,
+    "cli": 7,
+    "compat": 7,
 }
-"""The stack. A room imports itself and what is lower; errors and rates import nothing of the package."""
+"""The rooms of the core. A room imports itself and the rooms below it; those at 0 import nothing of the package but
+errors and files."""
 
-BESIDE = {
-    "export": {"models", "checkpoint", "rates", "errors", "files"},
-    "measure": {"errors"},
-    "evaluate": {"entrypoints.python", "clients", "measure", "rates", "errors", "child"},
-    "clients": {"measure", "protos", "rates", "errors"},
-    "bench": {"evaluate", "measure", "rates", "errors"},
+FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
+"""Old places of documented names. No other module imports them."""
+
+SATELLITES = {
+    "vivavoce_textnorm": {"errors", "engine.request", "frontend.text"},
+    "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend"},
+    "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_triton"} - {"server", "compat"},
+    "vivavoce_triton": {*HEIGHT, "clients", "vivavoce_bench", "vivavoce_export", "vivavoce_textnorm"} - {"compat"},
+    "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
+    "vivavoce_training": {*HEIGHT, "vivavoce_bench"} - {"server", "compat"},
 }
-"""Rooms beside the stack and what they may see; of the stack only entrypoints may see them."""
+"""Packages beside the core, and the rooms and packages that each may import."""
 
-MAY_EXPORT = "service.merged_folder"
-"""The one room of the stack below that may see export: it makes what another runtime loads."""
-
-BETWEEN_ENTRYPOINTS = {("cli", name) for name in ("upstream", "grpc", "http", "python", "triton", "wyoming")} | {
-    ("ray", "http")
+CORE_TO_SATELLITE = {
+    "vivavoce_textnorm": {"frontend", "server", "engine_process", "cli"},
+    "vivavoce_export": {"frontend.merged_folder"},
+    "vivavoce_bench": {"frontend.model_choice"},
+    "vivavoce_triton": {"cli.server"},
+    "vivavoce_ray": set(),
+    "vivavoce_training": set(),
 }
-"""Who may use another door: the command line speaks through the Python interface, and sets up the servers; Ray Serve
-serves the same app as they do."""
+"""Rooms and modules of the core that may import a package beside it. The command line may start each of them."""
 
 STANDARD_LIBRARY_ONLY = {
     f"{PACKAGE}.engine.{name}" for name in ("scheduler", "chunk_policy", "admission", "cost_model", "request_state")
@@ -61,42 +69,60 @@ STANDARD_LIBRARY_ONLY = {
 
 
 def broken_rule(importer: str, imported: str) -> str | None:
-    """The rule that the import of module `imported` in module `importer` breaks; both are of the package."""
-    source, target = importer.split(".")[1:], imported.split(".")[1:]
-    if not source or source == ["__main__"]:
-        return None  # the package's front: what users see
+    """The rule that the import of module `imported` in module `importer` breaks; both are of this repository."""
+    source, target = importer.split("."), imported.split(".")
+    if source[0] != PACKAGE:
+        return _broken_in_satellite(source[0], target)
+    room = ".".join(source[1:])
+    if room in ("", "__main__") or _within(room, FORWARDERS):
+        return None  # what users see
+    if target[0] != PACKAGE:
+        allowed = room == "cli.main" or _within(room, CORE_TO_SATELLITE[target[0]])
+        return None if allowed else f"{room} may not import {target[0]}"
+    return _broken_in_core(source[1], target[1:])
+
+
+def _within(module: str, rooms: set[str]) -> bool:
+    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+
+
+def _broken_in_core(here: str, target: list[str]) -> str | None:
     if not target:
         return "no room imports the package's front"
-    return _broken_in_stack(source, target) if source[0] in HEIGHT else _broken_beside(source, target)
-
-
-def _broken_in_stack(source: list[str], target: list[str]) -> str | None:
-    here, there = source[0], target[0]
-    if there in BESIDE:
-        allowed = here == "entrypoints" or (there == "export" and ".".join(source) == MAY_EXPORT)
-        return None if allowed else f"{here} may not see {there}: only entrypoints may"
-    if there not in HEIGHT:
-        return f"{there} has no place in the layers; give it one in tests/test_layers.py"
-    if here == there == "entrypoints" and len(source) > 1 and len(target) > 1:
-        same = source[1] == target[1] or (source[1], target[1]) in BETWEEN_ENTRYPOINTS
-        return None if same else f"entrypoints may not use one another: {source[1]} → {target[1]}"
-    if here == there and HEIGHT[here] > 0:
+    there = target[0]
+    if _within(".".join(target), FORWARDERS):
+        return f"{'.'.join(target)} forwards old imports only: import the module itself"
+    if "clients" in (here, there):
+        return (
+            None
+            if here == there or (here == "clients" and there in ("errors", "protos", "rates"))
+            else ("clients stand beside the core")
+        )
+    for room in (here, there):
+        if room not in HEIGHT:
+            return f"{room} has no place in the layers; give it one in tests/test_layers.py"
+    if here == there:
         return None
-    return None if HEIGHT[there] < HEIGHT[here] else f"imports go down only: {here} → {there}"
+    low = HEIGHT[here] == HEIGHT[there] == 0 and there in ("errors", "files")
+    return None if HEIGHT[there] < HEIGHT[here] or low else f"imports go down only: {here} → {there}"
 
 
-def _broken_beside(source: list[str], target: list[str]) -> str | None:
-    here = source[0]
-    if here not in BESIDE:
-        return f"{here} has no place in the layers; give it one in tests/test_layers.py"
-    if target[0] == here or BESIDE[here] & {target[0], ".".join(target[:2])}:
+def _broken_in_satellite(package: str, target: list[str]) -> str | None:
+    if target[0] == package:
         return None
-    return f"{here} may see {', '.join(sorted(BESIDE[here]))} only"
+    if package not in SATELLITES:
+        return f"{package} has no place in the layers; give it one in tests/test_layers.py"
+    found = ".".join(target[1:] if target[0] == PACKAGE else target)
+    if not found:
+        return "no package imports the core's front"
+    if _within(found, SATELLITES[package]) and not _within(found, FORWARDERS):
+        return None
+    return f"{package} may not import {found}"
 
 
 def findings(root: Path) -> Iterator[str]:
     """Every broken rule in the package under `root` as "file:line: rule"."""
-    for path in sorted((root / PACKAGE).rglob("*.py")):
+    for path in sorted(root.rglob("*.py")):
         module = _module_name(path.relative_to(root))
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for line, imported in _imports(tree, root):
@@ -109,10 +135,8 @@ def _rule_for(module: str, imported: str) -> str | None:
     room = imported.split(".")[0]
     if not room:
         return "imports are absolute"
-    if room == PACKAGE:
+    if room == PACKAGE or room in SATELLITES:
         return broken_rule(module, imported)
-    if room == TRAINING and module != f"{PACKAGE}.entrypoints.cli.main":
-        return "only the command line may start the training"
     if module in STANDARD_LIBRARY_ONLY and room not in sys.stdlib_module_names:
         return f"{module.split('.')[-1]} uses the standard library only: {room}"
     return None
@@ -151,53 +175,74 @@ def test_no_file_is_longer_than_one_idea() -> None:
     assert too_long == {}, f"longer than {MAX_LINES} lines: which second idea can move out?"
 
 
+NO_PLACE = "has no place in the layers; give it one in tests/test_layers.py"
+
+
 @pytest.mark.parametrize(
     ("importer", "imported", "rule"),
     [
-        ("checkpoint.folder", "models.build", "imports go down only: checkpoint → models"),
-        ("engine.loop", "service.modes", "imports go down only: engine → service"),
-        ("service.modes", "entrypoints.python", "imports go down only: service → entrypoints"),
-        ("rates", "errors", "imports go down only: rates → errors"),
-        ("errors", "rates", "imports go down only: errors → rates"),
-        ("entrypoints.http.app", "entrypoints.cli.main", "entrypoints may not use one another: http → cli"),
-        ("entrypoints.python", "entrypoints.cli", "entrypoints may not use one another: python → cli"),
-        ("engine.backends.onnx_flow", "export.onnx", "engine may not see export: only entrypoints may"),
-        ("export.onnx", "engine.loop", "export may see checkpoint, errors, files, models, rates only"),
+        ("vivavoce.checkpoint.folder", "vivavoce.models.build", "imports go down only: checkpoint → models"),
+        ("vivavoce.engine.loop", "vivavoce.frontend.modes", "imports go down only: engine → frontend"),
+        ("vivavoce.frontend.modes", "vivavoce.api", "imports go down only: frontend → api"),
         (
-            "evaluate.wer",
-            "entrypoints.http.app",
-            "evaluate may see child, clients, entrypoints.python, errors, measure, rates only",
+            "vivavoce.server.dispatcher",
+            "vivavoce.engine_process.client",
+            "imports go down only: server → engine_process",
         ),
-        ("bench.load", "service.modes", "bench may see errors, evaluate, measure, rates only"),
-        ("utils", "errors", "utils has no place in the layers; give it one in tests/test_layers.py"),
-        ("service.modes", "utils", "utils has no place in the layers; give it one in tests/test_layers.py"),
+        ("vivavoce.server.http.app", "vivavoce.api", "imports go down only: server → api"),
+        ("vivavoce.rates", "vivavoce.logs", "imports go down only: rates → logs"),
+        ("vivavoce.errors", "vivavoce.rates", "imports go down only: errors → rates"),
+        (
+            "vivavoce.engine.backends.onnx_flow",
+            "vivavoce_export.onnx",
+            "engine.backends.onnx_flow may not import vivavoce_export",
+        ),
+        ("vivavoce.frontend.session", "vivavoce_bench.load", "frontend.session may not import vivavoce_bench"),
+        ("vivavoce.engine.loop", "vivavoce_training", "engine.loop may not import vivavoce_training"),
+        ("vivavoce_export.onnx", "vivavoce.engine.loop", "vivavoce_export may not import engine.loop"),
+        ("vivavoce_textnorm.reader", "vivavoce.server.http.app", "vivavoce_textnorm may not import server.http.app"),
+        ("vivavoce_bench.load", "vivavoce.evaluate", "vivavoce_bench may not import evaluate"),
+        ("vivavoce.cli.bench", "vivavoce.bench", "bench forwards old imports only: import the module itself"),
+        ("vivavoce.utils", "vivavoce.errors", f"utils {NO_PLACE}"),
+        (
+            "vivavoce.cli.main",
+            "vivavoce.utils",
+            f"utils {NO_PLACE}",
+        ),
+        (
+            "vivavoce_more.x",
+            "vivavoce.errors",
+            f"vivavoce_more {NO_PLACE}",
+        ),
+        ("vivavoce.server.grpc.calls", "vivavoce.clients.grpc", "clients stand beside the core"),
     ],
 )
 def test_forbidden(importer: str, imported: str, rule: str) -> None:
-    assert broken_rule(f"vivavoce.{importer}", f"vivavoce.{imported}") == rule
+    assert broken_rule(importer, imported) == rule
 
 
 def test_the_front_is_free_and_nobody_imports_it() -> None:
     assert broken_rule("vivavoce", "vivavoce.api") is None
     assert broken_rule("vivavoce.__main__", "vivavoce.cli.main") is None
+    assert broken_rule("vivavoce.bench", "vivavoce_bench") is None
+    assert broken_rule("vivavoce.cli.main", "vivavoce_training.commands") is None
     assert broken_rule("vivavoce.frontend.modes", "vivavoce") == "no room imports the package's front"
 
 
 def test_a_finding_names_file_line_and_rule(tmp_path: Path) -> None:
-    engine, entrypoints = tmp_path / "vivavoce" / "engine", tmp_path / "vivavoce" / "entrypoints"
+    engine = tmp_path / "vivavoce" / "engine"
     engine.mkdir(parents=True)
-    entrypoints.mkdir()
-    (tmp_path / "vivavoce" / "__init__.py").write_text("from vivavoce.entrypoints import python\n")
-    (entrypoints / "python.py").write_text("")
+    (tmp_path / "vivavoce" / "__init__.py").write_text("from vivavoce.api import load\n")
+    (tmp_path / "vivavoce" / "api.py").write_text("")
     (engine / "__init__.py").write_text("")
-    (engine / "loop.py").write_text("import os\n\ndef f():\n    from vivavoce.entrypoints import python\n")
+    (engine / "loop.py").write_text("import os\n\ndef f():\n    from vivavoce import api\n")
     (engine / "request_state.py").write_text(
         "import json\nimport torch.nn\nfrom . import loop\nfrom vivavoce import load\n"
     )
     (engine / "graphs.py").write_text("import vivavoce_training\n")
     assert list(findings(tmp_path)) == [
-        "vivavoce/engine/graphs.py:1: only the command line may start the training",
-        "vivavoce/engine/loop.py:4: imports go down only: engine → entrypoints",
+        "vivavoce/engine/graphs.py:1: engine.graphs may not import vivavoce_training",
+        "vivavoce/engine/loop.py:4: imports go down only: engine → api",
         "vivavoce/engine/request_state.py:2: request_state uses the standard library only: torch",
         "vivavoce/engine/request_state.py:3: imports are absolute",
         "vivavoce/engine/request_state.py:4: no room imports the package's front",

@@ -1,4 +1,4 @@
-"""An application of Ray Serve: `serve run vivavoce_ray:app model=CosyVoice2-0.5B gpus=1`."""
+"""An application of Ray Serve: `serve run vivavoce.entrypoints.ray:app model=CosyVoice2-0.5B gpus=1`."""
 
 from __future__ import annotations
 

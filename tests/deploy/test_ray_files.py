@@ -29,7 +29,7 @@ def kuberay() -> Any:
 def test_the_file_for_kuberay_says_what_that_for_serve_says() -> None:
     beside = read("serve.yaml")["applications"][0]["args"]
     assert kuberay()["applications"][0]["args"] == beside
-    assert {one["import_path"] for one in applications()} == {"vivavoce_ray:app"}
+    assert {one["import_path"] for one in applications()} == {"vivavoce.entrypoints.ray:app"}
     (group,) = read("rayservice.yaml")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert group["maxReplicas"] == beside["max_replicas"]
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from vivavoce.cli.console import is_terminal, print_table
+from vivavoce.cli.console import is_terminal
 from vivavoce.errors import InvalidRequest
-from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,30 +155,3 @@ def check_writable(path: Path, *, field: str = "output") -> None:
     probe = folder / f".{secrets.token_hex(8)}.part"
     probe.touch(exist_ok=False)
     probe.unlink()
-
-
-def print_figures(
-    keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
-) -> None:
-    """Tables, each with its header, on stdout, or JSON in their place; JSON in a file besides if one was named."""
-    if json_file == STDOUT:
-        print(json_text(keys))
-        return
-    for place, (header, rows) in enumerate(tables):
-        if place:
-            print()
-        print_table(rows, header)
-    if json_file is not None:
-        save_json(keys, Path(json_file))
-
-
-def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
-    """Refuse places for figures and audio that cannot be written, or drawn without matplotlib; make the folder."""
-    if json_file not in (None, STDOUT):
-        check_writable(Path(str(json_file)), field="json")
-    if plot is not None:
-        check_drawing()
-        check_writable(plot, field="plot")
-    if folder is not None:
-        make_folder(folder, field="output_dir")
-        check_writable(folder / "probe.wav", field="output_dir")

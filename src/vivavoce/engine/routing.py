@@ -15,9 +15,9 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
-from vivavoce.frontend.speech import Recording
 
 SPILL = 1.1
 """How much more than its fair share of all streams an engine may have and still be asked for its voices first."""
@@ -49,16 +49,23 @@ class EngineLoad:
         return 1 - self.streams / self.capacity
 
 
-def voice_key(owner: str, voice: str | Recording | None) -> bytes | None:
+class SentRecording(Protocol):
+    """A recording that came with a request."""
+
+    @property
+    def content(self) -> bytes: ...
+
+
+def voice_key(owner: str, voice: str | SentRecording | None) -> bytes | None:
     """What requests in one voice have in common; None, for the model's default voice: every engine holds it.
 
     The owner is part of it, as two owners' voices of one name are two voices.
     """
     if voice is None:
         return None
-    if isinstance(voice, Recording):
-        return b"%d " % len(voice.content) + bytes(voice.content[:_TOLD_APART])
-    return f"{owner}\0{voice}".encode("utf-8", "surrogatepass")
+    if isinstance(voice, str):
+        return f"{owner}\0{voice}".encode("utf-8", "surrogatepass")
+    return b"%d " % len(voice.content) + bytes(voice.content[:_TOLD_APART])
 
 
 def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[EngineLoad]:

@@ -1,1 +1,1 @@
-"""The ways in: each translates its own protocol to the service's values, and nothing more."""
+"""Where scripts and manifests look for what has moved."""

@@ -25,10 +25,10 @@ from vivavoce.cli.model import (
     named_voices,
     note_if_no_real_model,
 )
-from vivavoce.cli.output import check_report_places, print_figures
 from vivavoce.errors import InvalidRequest, Overloaded
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.evaluate import recogniser_jobs
+from vivavoce_bench.commands.figures import check_report_places, print_figures
 
 if TYPE_CHECKING:
     from vivavoce.api import Vivavoce

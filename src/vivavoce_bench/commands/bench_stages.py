@@ -15,8 +15,8 @@ from vivavoce.cli import flags
 from vivavoce.cli.console import Reporter
 from vivavoce.cli.flags import flag
 from vivavoce.cli.model import EngineChoice, ModelChoice, note_if_no_real_model
-from vivavoce.cli.output import check_report_places, print_figures
 from vivavoce.errors import InvalidRequest, UnsupportedModel
+from vivavoce_bench.commands.figures import check_report_places, print_figures
 from vivavoce_triton.client.utterance import Utterance, check_utterances, read_dataset, read_manifest
 
 if TYPE_CHECKING:

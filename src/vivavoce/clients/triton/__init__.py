@@ -1,0 +1,1 @@
+"""The names of `vivavoce_triton.client`, where scripts look for them."""

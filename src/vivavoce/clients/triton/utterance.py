@@ -1,0 +1,3 @@
+"""The names of `vivavoce_triton.client.utterance`, where scripts look for them."""
+
+from vivavoce_triton.client.utterance import *  # noqa: F403

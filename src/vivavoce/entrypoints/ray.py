@@ -1,0 +1,3 @@
+"""The app of `serve run vivavoce.entrypoints.ray:app`."""
+
+from vivavoce_ray import app as app

@@ -1,0 +1,1 @@
+"""Text, voices and recordings become requests of ids for the engine, and its audio becomes speech."""

@@ -1,1 +1,0 @@
-"""What every door shares: text, voices, audio and the synthesizer."""

@@ -1,0 +1,1 @@
+"""The commands `vivavoce bench`, `vivavoce eval` and `vivavoce plan`."""

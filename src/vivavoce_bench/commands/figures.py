@@ -1,0 +1,38 @@
+"""Figures on stdout as tables or JSON, and the places where they and their audio go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vivavoce.cli.console import print_table
+from vivavoce.cli.output import STDOUT, check_writable
+from vivavoce_bench.measure import check_drawing, json_text, make_folder, save_json
+
+
+def print_figures(
+    keys: dict[str, Any], json_file: str | None, *tables: tuple[Sequence[str] | None, Sequence[Sequence[str]]]
+) -> None:
+    """Tables, each with its header, on stdout, or JSON in their place; JSON in a file besides if one was named."""
+    if json_file == STDOUT:
+        print(json_text(keys))
+        return
+    for place, (header, rows) in enumerate(tables):
+        if place:
+            print()
+        print_table(rows, header)
+    if json_file is not None:
+        save_json(keys, Path(json_file))
+
+
+def check_report_places(json_file: str | None, plot: Path | None = None, folder: Path | None = None) -> None:
+    """Refuse places for figures and audio that cannot be written, or drawn without matplotlib; make the folder."""
+    if json_file not in (None, STDOUT):
+        check_writable(Path(str(json_file)), field="json")
+    if plot is not None:
+        check_drawing()
+        check_writable(plot, field="plot")
+    if folder is not None:
+        make_folder(folder, field="output_dir")
+        check_writable(folder / "probe.wav", field="output_dir")

@@ -1,0 +1,1 @@
+"""The commands `vivavoce triton` and `vivavoce client`."""
