@@ -17,7 +17,7 @@ from tests.triton.client.fake_triton import CHUNKS, FakeTriton, serving
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech import SpeechRequest
-from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
+from vivavoce_triton.upstream.triton_speaker import TritonBackend
 
 TEXT = "One sentence. And another one. "
 """Short sentences are asked for together."""
@@ -39,7 +39,7 @@ async def health() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def speak(speaker: TritonSpeaker, text: str) -> int:
+async def speak(speaker: TritonBackend, text: str) -> int:
     """Samples of what is said."""
     stream = await speaker.speak(SpeechRequest(text))
     return sum([len(event.samples) async for event in stream if isinstance(event, AudioChunk)])
@@ -70,7 +70,7 @@ async def test_sentences_of_one_bridge_are_spread_and_a_triton_that_is_gone_is_p
             for fake, checked in zip(fakes, ports, strict=True)
         ]
         await stack.enter_async_context(running(envoy(config, tmp_path), tmp_path / "log", port))
-        speaker = await TritonSpeaker.open(f"triton://127.0.0.1:{port}", None)
+        speaker = await TritonBackend.open(f"triton://127.0.0.1:{port}", None)
         stack.push_async_callback(speaker.close)
         assert await speak(speaker, TEXT * 20) == 20 * SAMPLES
         assert all(fake.seen for fake in fakes), "one connection, two servers"

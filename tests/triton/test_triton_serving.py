@@ -29,7 +29,7 @@ from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
-from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
+from vivavoce_triton.upstream.triton_speaker import TritonBackend
 
 USERS = 8
 LEAVING = 12
@@ -133,7 +133,7 @@ def test_the_bridge_streams_what_the_server_makes(server, tmp_path, model):
     (tmp_path / "hum.txt").write_text("a hum")
 
     async def speak():
-        speaker = await TritonSpeaker.open(f"triton://{server.grpc_url}", tmp_path, model=model)
+        speaker = await TritonBackend.open(f"triton://{server.grpc_url}", tmp_path, model=model)
         try:
             assert {voice.name for voice in await speaker.voices("")} >= {"hum"}
             answer = await speaker.speak(SpeechRequest("Hi there, how are you. And you, my good friend?", "hum"))

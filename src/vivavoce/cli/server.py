@@ -204,10 +204,10 @@ async def _speaker(
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine
-    from vivavoce_triton.upstream.triton_speaker import TritonSpeaker
+    from vivavoce_triton.upstream.triton_speaker import TritonBackend
 
     rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)
-    upstream = await _unless(stop, TritonSpeaker.open(server.upstream, server.reference_dir, rules=rules))
+    upstream = await _unless(stop, TritonBackend.open(server.upstream, server.reference_dir, rules=rules))
     if upstream is not None:
         stack.push_async_callback(upstream.close)
     return upstream, None

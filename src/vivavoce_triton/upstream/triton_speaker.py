@@ -174,7 +174,7 @@ class TritonStream:
         self._on_end(self)
 
 
-class TritonSpeaker:
+class TritonBackend:
     """See `Speaker`. One event loop's; made by `open`."""
 
     stuck, voice_store = False, "ok"
@@ -204,7 +204,7 @@ class TritonSpeaker:
         model: str | None = None,
         rules: NameRules = NameRules(),
         clock: Callable[[], float] = time.monotonic,
-    ) -> TritonSpeaker:
+    ) -> TritonBackend:
         """Connect to triton://HOST:PORT, a server's gRPC interface; the scheme may be left out.
 
         reference_dir: recordings that are voices (see `voices_folder`), None: the served model's own voice alone;

@@ -23,7 +23,7 @@ from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import EngineStopped, Forbidden, InvalidRequest, InvalidText, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.frontend.speech_backend import SpeechStream
-from vivavoce_triton.upstream.triton_speaker import FRESH_S, TritonSpeaker
+from vivavoce_triton.upstream.triton_speaker import FRESH_S, TritonBackend
 
 WHOLE = np.concatenate(CHUNKS)
 TWO = "This is the first sentence. And this is the second one."
@@ -52,11 +52,11 @@ class Watched(FakeTriton):
 @asynccontextmanager
 async def speaking(
     folder: Path | None = None, clock: Callable[[], float] = time.monotonic, **given: Any
-) -> AsyncIterator[tuple[TritonSpeaker, Watched]]:
+) -> AsyncIterator[tuple[TritonBackend, Watched]]:
     """A speaker in front of a stand-in; given: to the stand-in."""
     with serving(Watched(**given)) as fake:
         assert isinstance(fake, Watched)
-        speaker = await TritonSpeaker.open(f"triton://{fake.address}", folder, clock=clock)
+        speaker = await TritonBackend.open(f"triton://{fake.address}", folder, clock=clock)
         try:
             yield speaker, fake
         finally:
@@ -264,7 +264,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    async def look(self, speaker: TritonSpeaker) -> bool:
+    async def look(self, speaker: TritonBackend) -> bool:
         """Ready, as a look that has had its time found it."""
         self.now += FRESH_S
         assert speaker.ready is speaker._ready, "as it was found last"
@@ -304,7 +304,7 @@ async def test_a_server_that_goes_and_comes_back() -> None:
 
 async def test_a_stream_to_a_server_that_is_away_says_so_and_readiness_follows() -> None:
     with serving(Watched()) as fake:
-        speaker = await TritonSpeaker.open(fake.address, None)
+        speaker = await TritonBackend.open(fake.address, None)
     stream = await speaker.speak(SpeechRequest("Hello."))
     with pytest.raises(EngineStopped, match="is away") as told:
         await heard(stream)
@@ -315,9 +315,9 @@ async def test_a_stream_to_a_server_that_is_away_says_so_and_readiness_follows()
 
 async def test_a_server_that_is_not_there_at_the_start_is_an_error() -> None:
     with serving(FakeTriton()) as fake, pytest.raises(EngineStopped, match=r"^upstream:"):
-        await TritonSpeaker.open(fake.address, None, model="other")
+        await TritonBackend.open(fake.address, None, model="other")
     with pytest.raises(EngineStopped, match=r"^upstream:"):
-        await TritonSpeaker.open(fake.address, None)
+        await TritonBackend.open(fake.address, None)
 
 
 async def test_a_close_ends_what_is_spoken() -> None:
