@@ -18,7 +18,7 @@ from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.telemetry import Tracing
-from vivavoce_ray.speaker import RaySpeaker
+from vivavoce_ray.speaker import RayBackend
 
 _ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
 """What the app asks of a connection. A proxy holds it and bounds it, and drops it by itself after half an answer."""
@@ -34,7 +34,7 @@ class Ingress:
         request_log, endpoint = RequestLog(), settings.telemetry.otlp_endpoint
         if endpoint is not None:
             request_log.observers.append(Tracing.exporting(endpoint, settings.telemetry.service_name).write)
-        dispatcher = RequestDispatcher(RaySpeaker(pools), request_log=request_log, rules=settings.requests)
+        dispatcher = RequestDispatcher(RayBackend(pools), request_log=request_log, rules=settings.requests)
         self._state = AppState(dispatcher, KeyRing(settings.auth.keys_file), settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -69,7 +69,7 @@ class _Stream:
             self._box.forget.remote(self._id)
 
 
-class RaySpeaker:
+class RayBackend:
     """See `Speaker`. One event loop's, and for as long as its process lives."""
 
     stuck = False
