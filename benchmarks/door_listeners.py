@@ -22,7 +22,7 @@ import numpy as np
 from vivavoce.engine.request import AudioChunk
 from vivavoce.frontend.audio.encode import AudioFormat
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, Speaker
+from vivavoce.frontend.speech_backend import ModelInfo, Speaker
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
@@ -78,7 +78,7 @@ class PacedSpeaker:
     """As much of a speaker as speaking asks for."""
 
     lateness: Lateness = field(default_factory=Lateness)
-    about: ModelAbout = field(default_factory=lambda: ModelAbout("paced", "a hum", RATE, demo=True))
+    about: ModelInfo = field(default_factory=lambda: ModelInfo("paced", "a hum", RATE, demo=True))
     ready: bool = True
 
     async def speak(self, order: SpeechRequest) -> PacedStream:

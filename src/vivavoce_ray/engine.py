@@ -12,7 +12,7 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.logs import configure
 
 
@@ -82,7 +82,7 @@ class EngineReplica:
         except VivavoceError as error:
             return error
 
-    async def state(self) -> tuple[ModelAbout, bool, str]:
+    async def state(self) -> tuple[ModelInfo, bool, str]:
         """About its model, whether it is ready, and its voice store; see `Speaker`."""
         return self._engine.about, self._engine.ready, self._engine.voice_store
 

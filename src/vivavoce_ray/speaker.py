@@ -17,7 +17,7 @@ from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextBox
@@ -78,14 +78,14 @@ class RayBackend:
     def __init__(self, pools: Sequence[Any]) -> None:
         """pools: handles to deployments of `EngineReplica`, in the order in which they are asked."""
         self._pools = pools
-        self._about: ModelAbout | None = None
+        self._about: ModelInfo | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
         """Of each pool whether it is ready, and its voice store; None: it does not answer."""
         self._box = ray.remote(TextBox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
         self._watching = [asyncio.ensure_future(self._watch(place)) for place in range(len(pools))]
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """See `Speaker`."""
         if self._about is None:
             raise EngineStopped("engine: it is starting; ask again in some seconds")

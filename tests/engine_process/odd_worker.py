@@ -12,7 +12,7 @@ from typing import Any
 
 from vivavoce.engine_process.messages import OPENING, Message, framed
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 
 MARK = "VIVAVOCE_TEST_MARK"
 """Names a file; as long as it is there, "stumbles" does not get ready."""
@@ -28,7 +28,7 @@ def main() -> None:
     receive(connection)
     if mode == "stumbles" and os.path.exists(os.environ[MARK]):
         time.sleep(LONG_S)
-    connection.sendall(framed(Message(OPENING, "answer", ModelAbout("odd", "nothing", 24_000, demo=True))))
+    connection.sendall(framed(Message(OPENING, "answer", ModelInfo("odd", "nothing", 24_000, demo=True))))
     if mode == "ends":
         return
     if mode == "deaf":

@@ -22,7 +22,7 @@ from vivavoce.engine_process.fleet import MOST_LOST, EngineFleet, FleetStream, o
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, InvalidRequest, InvalidText, Overloaded, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, engines_of
+from vivavoce.frontend.speech_backend import ModelInfo, engines_of
 from vivavoce.server.settings import ModelSection
 
 ENDED = EngineStopped("engine: its process has ended (signal SIGKILL) and is started again; ask again soon")
@@ -39,7 +39,7 @@ class FakeEngine:
     ready: bool = True
     stuck: bool = False
     voice_store: str = "ok"
-    about: ModelAbout = field(default_factory=lambda: ModelAbout("fake", "", 24_000, demo=True))
+    about: ModelInfo = field(default_factory=lambda: ModelInfo("fake", "", 24_000, demo=True))
     streams: list[RemoteStream] = field(default_factory=list)
     sent: list[tuple[str, object]] = field(default_factory=list)
     asked: int = 0
@@ -48,7 +48,7 @@ class FakeEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(self.name, self.ready, len(self.streams), 10)
 
-    async def start(self, about: ModelAbout | None = None) -> None:
+    async def start(self, about: ModelInfo | None = None) -> None:
         await self._asked()
 
     async def speak(self, request: SpeechRequest) -> RemoteStream:

@@ -146,10 +146,10 @@ from types import SimpleNamespace
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import EngineStopped
 from vivavoce.engine_process import process
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 
 class ModelService:
-    about = ModelAbout("stand-in", "nothing", 24_000, demo=True)
+    about = ModelInfo("stand-in", "nothing", 24_000, demo=True)
     healthy, max_coming = False, 4
     engine = SimpleNamespace(check_load=lambda streaming: None, settings=EngineSettings())
     synthesizer = SimpleNamespace(engine=engine, front_end=None)

@@ -14,7 +14,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.values import Reading
@@ -131,8 +131,8 @@ class FakeSpeaker:
     stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)
 
     @property
-    def about(self) -> ModelAbout:
-        return ModelAbout("fake", "a tone", self.rate, demo=True)
+    def about(self) -> ModelInfo:
+        return ModelInfo("fake", "a tone", self.rate, demo=True)
 
     @property
     def ready(self) -> bool:
@@ -187,5 +187,5 @@ class Unguided(FakeSpeaker):
     """Its model follows no instructions."""
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         return replace(super().about, instructions=False)

@@ -20,7 +20,7 @@ from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
@@ -124,7 +124,7 @@ class EngineClient:
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._about: ModelAbout | None = None
+        self._about: ModelInfo | None = None
         self.stuck = False
         """See `Speaker`."""
         self.voice_store = "ok"
@@ -138,7 +138,7 @@ class EngineClient:
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._keeper: asyncio.Task[None] | None = None
 
-    async def start(self, about: ModelAbout | None = None) -> None:
+    async def start(self, about: ModelInfo | None = None) -> None:
         """Start the process and wait until the model can speak; VivavoceError: it cannot be loaded, and why.
 
         about: the model that another process has loaded already: then one that cannot begin is started again, too.
@@ -152,7 +152,7 @@ class EngineClient:
         await self._can_speak.wait()
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """See `Speaker`."""
         if self._about is None:
             raise _not_ready()
@@ -377,8 +377,8 @@ class EngineClient:
         else:
             question.set_result(value)
 
-    def _take_opening(self, opening: ModelAbout | VivavoceError) -> None:
-        if isinstance(opening, ModelAbout):
+    def _take_opening(self, opening: ModelInfo | VivavoceError) -> None:
+        if isinstance(opening, ModelInfo):
             self._about = opening
             self._can_speak.set()
             told = {"engine": self._name} if self._name else {}

@@ -14,7 +14,7 @@ from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics, SpeechStream
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics, SpeechStream
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.values import Reading
 
@@ -153,7 +153,7 @@ class EngineFleet:
             log.error("engine not started: %(name)s: %(error)s", {"name": name, "error": error})
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """See `Speaker`."""
         return self._first.about
 

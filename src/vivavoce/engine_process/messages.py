@@ -16,7 +16,7 @@ from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection
 from vivavoce_textnorm.lexicon import Lexicons
 
 OPENING = 0
-"""The number of the first answer: the model is loaded and warm (a `ModelAbout`), or cannot be loaded (an error)."""
+"""The number of the first answer: the model is loaded and warm (a `ModelInfo`), or cannot be loaded (an error)."""
 _LENGTH = struct.Struct("!I")
 
 

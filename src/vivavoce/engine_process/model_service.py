@@ -24,7 +24,7 @@ from vivavoce.frontend.model_choice import (
     share_device,
 )
 from vivavoce.frontend.speech import Recording, SpeechRequest
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import kept_recording
@@ -87,10 +87,10 @@ class ModelService:
         )
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """The model that speaks."""
         card, rates = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates
-        return ModelAbout(
+        return ModelInfo(
             card.name,
             card.description,
             rates.sample_rate,

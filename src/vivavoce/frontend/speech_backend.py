@@ -62,7 +62,7 @@ class SpeakerStatistics:
 
 
 @dataclass(frozen=True)
-class ModelAbout:
+class ModelInfo:
     """The model that speaks.
 
     name: as clients ask for it; description: what it says of itself; sample_rate: of all audio; demo: it shows how the
@@ -81,7 +81,7 @@ class Speaker(Protocol):
     """Speaks for a server's entry points, for any number of listeners at once; all of it in one event loop."""
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """The model that speaks; EngineStopped before it was ready for the first time."""
 
     @property

@@ -26,7 +26,7 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.frontend.text.arriving import Sentence, SentenceSplitter
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.text.official import is_speakable
@@ -229,10 +229,10 @@ class TritonBackend:
         return speaker
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         """The served model, as it was found last."""
         model = self._model
-        return ModelAbout(
+        return ModelInfo(
             model.name,
             f"{model.name} of a Triton server",
             model.sample_rate,

@@ -26,7 +26,7 @@ from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statistics
 from vivavoce.errors import EngineStopped, InvalidRequest, ListenerStalled, Overloaded, VivavoceError
 from vivavoce.frontend.speech import SpeechRequest
-from vivavoce.frontend.speech_backend import ModelAbout, SpeakerStatistics
+from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
 from vivavoce.server.http import errors, metrics
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.metrics import PATIENCE_S
@@ -72,7 +72,7 @@ class BusySpeaker(FakeSpeaker):
     dead: bool = False
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         if isinstance(self.told, Exception):
             raise EngineStopped("engine: is starting")
         return super().about

@@ -24,7 +24,7 @@ from tests.server.fake_speaker import FakeSpeaker
 from tests.server.http.serving import Served, make_state, serving
 from tests.server.http.serving import ask as asked_of
 from vivavoce.errors import EngineStopped
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import pages
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.listener import current_connection
@@ -219,7 +219,7 @@ class StartingSpeaker(FakeSpeaker):
     is_ready: bool = False
 
     @property
-    def about(self) -> ModelAbout:
+    def about(self) -> ModelInfo:
         raise EngineStopped("engine: is starting; try again in some seconds")
 
 

@@ -20,7 +20,7 @@ from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, saved, visiting
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import Mark, SpeechRequest
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.subtitles import to_srt, to_vtt
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http import pages
@@ -240,8 +240,8 @@ def test_a_chinese_reader_finds_no_english(browser: Browser, path: str) -> None:
 @dataclass
 class PlainSpeaker(FakeSpeaker):
     @property
-    def about(self) -> ModelAbout:
-        return ModelAbout("plain", "a tone", 24_000, demo=False, instructions=False)
+    def about(self) -> ModelInfo:
+        return ModelInfo("plain", "a tone", 24_000, demo=False, instructions=False)
 
 
 def test_the_page_offers_what_its_model_can(browser: Browser) -> None:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.audio.encode import AudioFormat, OutputFormat, encode
 from vivavoce.frontend.speech import SegmentText
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.official import Language
 from vivavoce.frontend.voices.names import VoiceSummary
@@ -183,7 +183,7 @@ def is_elevenlabs(headers: Headers) -> bool:
     return "xi-api-key" in headers or "elevenlabs" in headers.get("x-fern-sdk-name", "")
 
 
-def models(about: ModelAbout) -> list[dict[str, Any]]:
+def models(about: ModelInfo) -> list[dict[str, Any]]:
     """The served model, as their clients know one."""
     known = {"model_id": about.name, "name": about.name, "description": about.description}
     languages = [{"language_id": code, "name": _LANGUAGES.get(code, code)} for code in about.languages]

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vivavoce.frontend.audio.encode import parse_format
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.http import elevenlabs
 from vivavoce.server.http.app_state import TIMEOUT, AppState, Deadline, KnownPrincipal, ListReader, state_of
 from vivavoce.server.http.errors import BODY_FAILURES, ENGINE_FAILURES, NOT_FOUND, failures
@@ -145,7 +145,7 @@ def _request_body() -> dict[str, Any]:
     }
 
 
-def _model(about: ModelAbout, created: int) -> ModelEntry:
+def _model(about: ModelInfo, created: int) -> ModelEntry:
     told = asdict(about)
     return ModelEntry(id=told.pop("name"), created=created, owned_by="vivavoce", **told)
 

@@ -22,7 +22,7 @@ from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, SamplingParams
 from vivavoce.errors import InvalidAudio, InvalidRequest, ModelNotFound
 from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
-from vivavoce.frontend.speech_backend import ModelAbout
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.official import Code, Emojis, Language, Reading
 from vivavoce.server.http.app_state import state_of
@@ -121,7 +121,7 @@ class CommonFields(BaseModel):
         self,
         text: str | None,
         principal: Principal,
-        about: ModelAbout,
+        about: ModelInfo,
         uploaded: bytes | None = None,
         rules: RequestsSection = RequestsSection(),
     ) -> SpeechRequest:
@@ -168,7 +168,7 @@ class CommonFields(BaseModel):
         )
 
 
-def check_model(name: str, about: ModelAbout) -> None:
+def check_model(name: str, about: ModelInfo) -> None:
     """ModelNotFound, with the names that are known: this one is neither the served model's nor one of OpenAI's."""
     if name != about.name and not _OPENAI_MODEL.fullmatch(name):
         known = ", ".join((about.name, *OPENAI_MODELS))
