@@ -17,7 +17,7 @@ from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, voice_key
 from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextBox
@@ -144,7 +144,7 @@ class RayBackend:
         """None of them finds it any more."""
         await self._call("remove_voice", *given)
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         """None: those of one engine would mislead, and Ray's metrics name each."""
         return None
 

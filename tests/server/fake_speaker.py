@@ -14,7 +14,7 @@ from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.statistics import Statistics
 from vivavoce.errors import EngineStopped, InvalidAudio, InvalidText, VivavoceError, VoiceExists, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.values import Reading
@@ -179,8 +179,8 @@ class FakeSpeaker:
             raise VoiceNotFound(f"voice: {name!r} is not registered (known: anna)")
         del self.stored[owner, name]
 
-    async def statistics(self) -> SpeakerStatistics | None:
-        return SpeakerStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
+    async def statistics(self) -> BackendStatistics | None:
+        return BackendStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
 
 
 class Unguided(FakeSpeaker):

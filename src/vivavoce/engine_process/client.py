@@ -20,7 +20,7 @@ from vivavoce.engine.routing import EngineLoad
 from vivavoce.engine_process.messages import OPENING, EngineProcessSettings, Message, framed, read_message
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
@@ -209,9 +209,9 @@ class EngineClient:
         """See `Speaker`."""
         await self._ask("call", ("remove_voice", (owner, name)))
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         """See `Speaker`."""
-        statistics: SpeakerStatistics = await self._ask("call", ("statistics", ()))
+        statistics: BackendStatistics = await self._ask("call", ("statistics", ()))
         known: dict[str, Any] = {"streams": len(self._streams), "capacity": self._capacity, "starts": self._starts}
         return replace(statistics, voice_store=self.voice_store, **known)  # which only this process knows
 

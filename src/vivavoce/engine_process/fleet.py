@@ -14,7 +14,7 @@ from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics, SpeechStream
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.values import Reading
 
@@ -212,7 +212,7 @@ class EngineFleet:
         """See `Speaker`."""
         await self._asked(lambda engine: engine.remove_voice(owner, name), None, _is_full)
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         """See `Speaker`: None, as each engine has its own."""
         return None
 

@@ -24,7 +24,7 @@ from vivavoce.frontend.model_choice import (
     share_device,
 )
 from vivavoce.frontend.speech import Recording, SpeechRequest
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.official import WHOLE_CHARS
 from vivavoce.frontend.voices.extract import kept_recording
@@ -172,7 +172,7 @@ class ModelService:
         """Forget a stored voice."""
         await self._store.run(lambda: self.registry.remove(owner, name))
 
-    async def statistics(self) -> SpeakerStatistics:
+    async def statistics(self) -> BackendStatistics:
         """What it has done so far."""
         return await self._text.run(self._statistics)
 
@@ -183,10 +183,10 @@ class ModelService:
         self.synthesizer.front_end.text.close()
         self.registry.close()
 
-    def _statistics(self) -> SpeakerStatistics:
+    def _statistics(self) -> BackendStatistics:
         engine, recordings = self.synthesizer.engine, self.registry.recordings
         used, total = _memory(engine.models.device)
-        return SpeakerStatistics(engine.statistics, used, total, recordings.made, recordings.remembered)
+        return BackendStatistics(engine.statistics, used, total, recordings.made, recordings.remembered)
 
     async def _extracted(self, recording: Recording) -> Voice:
         """The voice of a recording; what is not remembered has to wait, and to find room beside the streams."""

@@ -41,7 +41,7 @@ class SpeechStream(Protocol):
 
 
 @dataclass(frozen=True)
-class SpeakerStatistics:
+class BackendStatistics:
     """Figures of one moment.
 
     engine: counters since the engine's process began; memory_used, memory_total: bytes of the device (of the process,
@@ -113,7 +113,7 @@ class Speaker(Protocol):
     async def remove_voice(self, owner: str, name: str) -> None:
         """Forget the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         """What it has done so far; None where that is not known."""
 
 

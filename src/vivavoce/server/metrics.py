@@ -18,7 +18,7 @@ from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import Histogram as EngineHistogram
 from vivavoce.engine.statistics import StatisticsSnapshot, log_bounds
 from vivavoce.frontend.speech import FinishReason
-from vivavoce.frontend.speech_backend import SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics
 from vivavoce.server.request_log import RequestRecord
 from vivavoce.version import __version__
 
@@ -133,7 +133,7 @@ def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
     yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
 
 
-def speaker_families(speaker: SpeakerStatistics | None, up: bool) -> Iterator[Metric]:
+def speaker_families(speaker: BackendStatistics | None, up: bool) -> Iterator[Metric]:
     """Of one engine at one moment. speaker: what it told, if anything; up: it takes requests and told its figures."""
     yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
     if speaker is None:

@@ -26,7 +26,7 @@ from vivavoce.errors import (
 )
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.speech import FinishReason, Mode, Recording, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.arriving import Sentence, SentenceSplitter
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.text.official import is_speakable
@@ -305,7 +305,7 @@ class TritonBackend:
         """Refused: the folder is its owner's."""
         raise self._read_only()
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         """The Triton server has figures of its own."""
         return None
 

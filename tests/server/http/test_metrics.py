@@ -26,7 +26,7 @@ from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statistics
 from vivavoce.errors import EngineStopped, InvalidRequest, ListenerStalled, Overloaded, VivavoceError
 from vivavoce.frontend.speech import SpeechRequest
-from vivavoce.frontend.speech_backend import ModelInfo, SpeakerStatistics
+from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.server.http import errors, metrics
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.metrics import PATIENCE_S
@@ -50,7 +50,7 @@ Exported = dict[str, tuple[str, set[str], str]]
 NAME = re.compile(r"\b(?:vivavoce|process)_\w+")
 
 
-def busy_engine() -> SpeakerStatistics:
+def busy_engine() -> BackendStatistics:
     statistics = Statistics()
     statistics.batch(Stage.DECODE, 3, 0.002)
     statistics.batch(Stage.DECODE, 5, 0.004)
@@ -61,14 +61,14 @@ def busy_engine() -> SpeakerStatistics:
     now.streams.lateness_s.observe(0.1)
     now.slots, now.audio_s = SlotStatistics(4, 7, 16), 12.5
     now.prompt_cache_hits, now.prompt_cache_misses = 2, 1
-    return SpeakerStatistics(statistics.snapshot(waiting=2), 3 << 30, 80 << 30, 5, 9, "ok", 2)
+    return BackendStatistics(statistics.snapshot(waiting=2), 3 << 30, 80 << 30, 5, 9, "ok", 2)
 
 
 @dataclass
 class BusySpeaker(FakeSpeaker):
     """Has these figures, or fails with this error, or never answers."""
 
-    told: SpeakerStatistics | Exception | None = None
+    told: BackendStatistics | Exception | None = None
     dead: bool = False
 
     @property
@@ -77,7 +77,7 @@ class BusySpeaker(FakeSpeaker):
             raise EngineStopped("engine: is starting")
         return super().about
 
-    async def statistics(self) -> SpeakerStatistics | None:
+    async def statistics(self) -> BackendStatistics | None:
         if self.dead:
             await asyncio.Event().wait()
         if isinstance(self.told, Exception):
