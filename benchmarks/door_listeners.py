@@ -22,7 +22,7 @@ import numpy as np
 from vivavoce.engine.request import AudioChunk
 from vivavoce.frontend.audio.encode import AudioFormat
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest, Verdict
-from vivavoce.frontend.speech_backend import ModelInfo, Speaker
+from vivavoce.frontend.speech_backend import ModelInfo, SpeechBackend
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app
 from vivavoce.server.http.app_state import AppState
@@ -99,7 +99,7 @@ def serve(control: Connection) -> None:
 
     async def run() -> None:
         speaker = PacedSpeaker()
-        dispatcher = RequestDispatcher(cast(Speaker, speaker))
+        dispatcher = RequestDispatcher(cast(SpeechBackend, speaker))
         state = AppState(dispatcher, KeyRing(), ServerSettings())
         for seconds in (FIRST_S, PIECE_S):
             hum(seconds)  # kept from here on

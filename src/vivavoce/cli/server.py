@@ -18,7 +18,7 @@ from vivavoce.engine_process.client import EngineClient
 from vivavoce.engine_process.fleet import EngineFleet, open_engines
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import InvalidRequest
-from vivavoce.frontend.speech_backend import Speaker
+from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.frontend.voices.names import NameRules
 from vivavoce.logs import configure
 from vivavoce.server.dispatcher import RequestDispatcher
@@ -196,7 +196,7 @@ async def _listen(
 
 async def _speaker(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
-) -> tuple[Speaker | None, EngineClient | EngineFleet | None]:
+) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
     """What speaks (None: a signal came first), and the engine or engines, if they are our own."""
     server = settings.server
     if server.upstream is None:
@@ -213,7 +213,9 @@ async def _speaker(
     return upstream, None
 
 
-def _ready_lines(settings: ServerSettings, speaker: Speaker, at: dict[str, Listener], seconds: float) -> list[str]:
+def _ready_lines(
+    settings: ServerSettings, speaker: SpeechBackend, at: dict[str, Listener], seconds: float
+) -> list[str]:
     """Where it can be reached, and by whom."""
     server, about = settings.server, speaker.about
     lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]

@@ -77,7 +77,7 @@ class ModelInfo:
     languages: tuple[str, ...] = ModelCard.languages
 
 
-class Speaker(Protocol):
+class SpeechBackend(Protocol):
     """Speaks for a server's entry points, for any number of listeners at once; all of it in one event loop."""
 
     @property
@@ -117,7 +117,7 @@ class Speaker(Protocol):
         """What it has done so far; None where that is not known."""
 
 
-def engines_of(speaker: Speaker) -> Mapping[str, Speaker]:
+def engines_of(speaker: SpeechBackend) -> Mapping[str, SpeechBackend]:
     """The engines behind a speaker that has several, by their names; of others, none."""
-    engines: Mapping[str, Speaker] = getattr(speaker, "engines", {})
+    engines: Mapping[str, SpeechBackend] = getattr(speaker, "engines", {})
     return engines

@@ -30,7 +30,7 @@ from vivavoce.frontend.speech import (
     Verdict,
     without_instructions,
 )
-from vivavoce.frontend.speech_backend import Speaker, SpeechStream
+from vivavoce.frontend.speech_backend import SpeechBackend, SpeechStream
 from vivavoce.logs import log_text
 from vivavoce.server.metrics import RequestMetrics
 from vivavoce.server.rate_limiter import Permit, Principal, RateLimiter
@@ -48,7 +48,7 @@ class RequestDispatcher:
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: SpeechBackend,
         *,
         request_log: RequestLog | None = None,
         rules: RequestsSection = RequestsSection(),

@@ -15,7 +15,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from tests.server.fake_speaker import FakeSpeaker
-from vivavoce.frontend.speech_backend import Speaker
+from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
@@ -24,7 +24,7 @@ from vivavoce.server.settings import ServerSettings
 
 
 def make_state(
-    speaker: Speaker | None = None, settings: ServerSettings | None = None, keys: KeyRing | None = None
+    speaker: SpeechBackend | None = None, settings: ServerSettings | None = None, keys: KeyRing | None = None
 ) -> AppState:
     """A state for a speaker; to be called in the event loop that serves it."""
     settings = settings or ServerSettings()

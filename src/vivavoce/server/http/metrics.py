@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vivavoce.errors import EngineStopped
-from vivavoce.frontend.speech_backend import Speaker, engines_of
+from vivavoce.frontend.speech_backend import SpeechBackend, engines_of
 from vivavoce.server.http.app_state import AppState, current_principal
 from vivavoce.server.http.errors import failures
 from vivavoce.server.metrics import labelled, server_families, speaker_families
@@ -79,7 +79,7 @@ class _Page(Collector):
         return iter(self._found)
 
 
-async def _of_speaker(speaker: Speaker, patience_s: float) -> list[Metric]:
+async def _of_speaker(speaker: SpeechBackend, patience_s: float) -> list[Metric]:
     """The speaker's metrics, that it is down if it did not answer, however that failed: monitoring outlives it."""
     try:
         statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
