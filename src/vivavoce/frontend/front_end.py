@@ -25,7 +25,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.frontend.text.arriving import located_sentences
-from vivavoce.frontend.text.official import Left, is_speakable, stays
+from vivavoce.frontend.text.official import CancelCheck, is_speakable, stays
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
@@ -69,7 +69,7 @@ class FrontEnd:
         return list(self.plan_as_read(text, voice, options))
 
     def plan_as_read(
-        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: Left = stays
+        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = stays
     ) -> Iterator[PlannedSegment]:
         """`plan`, segment by segment: of a long text, the next block is read when its segments are asked for.
 
@@ -91,7 +91,7 @@ class FrontEnd:
         return Arrival.TOKENS if by_words else Arrival.SEGMENTS
 
     def plan_arriving(
-        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions(), left: Left = stays
+        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = stays
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 
@@ -162,7 +162,13 @@ class FrontEnd:
         return self.text.encode(self.text.normalize(self._modes.prompt(instruct)))
 
     def _segments(
-        self, text: str, conditioning: Conditioning, options: SpeakOptions, left: Left, start: int = 0, place: int = 0
+        self,
+        text: str,
+        conditioning: Conditioning,
+        options: SpeakOptions,
+        left: CancelCheck,
+        start: int = 0,
+        place: int = 0,
     ) -> Iterator[PlannedSegment]:
         """Of a text that begins at a character of the input, its first one at a place among all segments."""
         found = self.text.located(text, options.language, left, options.reading, options.natural, goes_on=place > 0)

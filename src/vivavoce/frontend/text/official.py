@@ -39,7 +39,7 @@ Emojis = Literal["silent", "named"]
 Code = Literal["read", "silent"]
 """What natural rules do with code between backticks."""
 
-Left = Callable[[], bool]
+CancelCheck = Callable[[], bool]
 """Asked while a text is read, True: nobody wants it any more, and the reading ends with RequestCancelled."""
 
 WHOLE_CHARS = 500
@@ -81,7 +81,7 @@ _BLOCK_ENDS: dict[Ruled, tuple[regex.Pattern[str], ...]] = {
 
 
 def stays() -> bool:
-    """A `Left` of a text that is read in any case."""
+    """A `CancelCheck` of a text that is read in any case."""
     return False
 
 
@@ -111,7 +111,7 @@ def _one_of(names: tuple[Any, ...], field: str, name: str, remedy: str) -> Any:
     raise InvalidRequest(f"{field}: {name!r} is none of {', '.join(names)}; {remedy}")
 
 
-def check_wanted(left: Left) -> None:
+def check_wanted(left: CancelCheck) -> None:
     """RequestCancelled: nobody wants the text any more."""
     if left():
         raise RequestCancelled("request: was cancelled")
@@ -288,7 +288,7 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def read(self, block: str, rules: Rules, length: int = 0, left: Left = stays) -> str:
+    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = stays) -> str:
         """A block of a text of any length, with numbers, dates and units in words."""
         check_wanted(left)
         if rules == "zh":

@@ -21,7 +21,7 @@ from threading import Condition
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, Left, Rules, load_languages, stays
+from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, stays
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ReadingProcesses:
         self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def read(self, block: str, rules: Rules, length: int, left: Left = stays) -> str:
+    def read(self, block: str, rules: Rules, length: int, left: CancelCheck = stays) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
         length: of the whole text; left: asked while it waits.
@@ -87,7 +87,7 @@ class ReadingProcesses:
         """End the processes."""
         self._finalizer()
 
-    def _take(self, length: int, left: Left) -> int:
+    def _take(self, length: int, left: CancelCheck) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
         least = 0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1)
         with self._changed:

@@ -16,9 +16,9 @@ from vivavoce.frontend.text.arriving import whole_words
 from vivavoce.frontend.text.checks import check_characters, check_length, excerpt, name_some
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
+    CancelCheck,
     Language,
     Languages,
-    Left,
     Reading,
     Rules,
     as_trained_on,
@@ -126,7 +126,7 @@ class TextFrontEnd:
         self,
         text: str,
         language: str | None = None,
-        left: Left = stays,
+        left: CancelCheck = stays,
         reading: Reading = "official",
         how: Settings = Settings(),
         *,
@@ -163,7 +163,9 @@ class TextFrontEnd:
             f"text: nothing in {excerpt(text)} can be spoken; write at least one word", nothing_to_say=True
         )
 
-    def _naturally(self, text: str, wanted: Language | None, settings: Settings, left: Left) -> Iterator[TextSegment]:
+    def _naturally(
+        self, text: str, wanted: Language | None, settings: Settings, left: CancelCheck
+    ) -> Iterator[TextSegment]:
         """By rules of our own, in runs, of which those belong together between which only the language changes.
 
         What brings no segment counts to the one before.
@@ -307,7 +309,7 @@ class TextFrontEnd:
             seams.append((end, length))
             yield spoken
 
-    def _official(self, text: str, language: Language | None, left: Left = stays) -> Iterator[tuple[str, int]]:
+    def _official(self, text: str, language: Language | None, left: CancelCheck = stays) -> Iterator[tuple[str, int]]:
         """See `spoken_form`: what is said, piece by piece, each with its end in the text."""
         if not language or not self._languages:
             return iter([(text, len(text))])
@@ -317,7 +319,7 @@ class TextFrontEnd:
         return spoken_form(text, language, partial(self._around_tags, rules) if self._tokenizer.prompted else rules)
 
     def _natural(
-        self, text: str, runs: Sequence[Run], language: Language, how: Settings, left: Left
+        self, text: str, runs: Sequence[Run], language: Language, how: Settings, left: CancelCheck
     ) -> Iterator[tuple[str, int]]:
         """As `_official`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
         settings, end, last = self._settings(how, language), 0, " "
