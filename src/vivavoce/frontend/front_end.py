@@ -25,7 +25,7 @@ from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
 from vivavoce.frontend.text.arriving import located_sentences
-from vivavoce.frontend.text.official import CancelCheck, is_speakable, stays
+from vivavoce.frontend.text.official import CancelCheck, is_speakable, never_cancelled
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
@@ -69,7 +69,7 @@ class FrontEnd:
         return list(self.plan_as_read(text, voice, options))
 
     def plan_as_read(
-        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = stays
+        self, text: str, voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = never_cancelled
     ) -> Iterator[PlannedSegment]:
         """`plan`, segment by segment: of a long text, the next block is read when its segments are asked for.
 
@@ -91,7 +91,11 @@ class FrontEnd:
         return Arrival.TOKENS if by_words else Arrival.SEGMENTS
 
     def plan_arriving(
-        self, pieces: Iterable[str], voice: Voice, options: SpeakOptions = SpeakOptions(), left: CancelCheck = stays
+        self,
+        pieces: Iterable[str],
+        voice: Voice,
+        options: SpeakOptions = SpeakOptions(),
+        left: CancelCheck = never_cancelled,
     ) -> Iterator[PlannedSegment]:
         """The segments of a text that arrives in pieces, each as soon as the pieces show that it is complete.
 

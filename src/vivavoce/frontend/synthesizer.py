@@ -34,7 +34,7 @@ from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.model_choice import share_device
 from vivavoce.frontend.session import RequestSession, Text, in_thread
 from vivavoce.frontend.speech import Mark, SpeakOptions, check_seed, marks_of
-from vivavoce.frontend.text.official import stays
+from vivavoce.frontend.text.official import never_cancelled
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.voice import Voice, check_fits
 from vivavoce.models.build import build_models
@@ -279,7 +279,7 @@ class Synthesizer:
         return RequestSession(self.engine, self.front_end, policy, (text, find_voice, options))
 
     def _begin(self, text: str, voice: Voice, options: SpeakOptions, cancel: Event | None) -> _Making:
-        started, left = time.perf_counter(), stays if cancel is None else cancel.is_set
+        started, left = time.perf_counter(), never_cancelled if cancel is None else cancel.is_set
         self.engine.check_load(streaming=False)
         planned = list(self.front_end.plan_as_read(text, voice, options, left))
         if left():

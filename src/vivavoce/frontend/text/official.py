@@ -80,7 +80,7 @@ _BLOCK_ENDS: dict[Ruled, tuple[regex.Pattern[str], ...]] = {
 }
 
 
-def stays() -> bool:
+def never_cancelled() -> bool:
     """A `CancelCheck` of a text that is read in any case."""
     return False
 
@@ -288,7 +288,7 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = stays) -> str:
+    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = never_cancelled) -> str:
         """A block of a text of any length, with numbers, dates and units in words."""
         check_wanted(left)
         if rules == "zh":

@@ -21,7 +21,7 @@ from threading import Condition
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, stays
+from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, never_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ReadingProcesses:
         self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def read(self, block: str, rules: Rules, length: int, left: CancelCheck = stays) -> str:
+    def read(self, block: str, rules: Rules, length: int, left: CancelCheck = never_cancelled) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
         length: of the whole text; left: asked while it waits.

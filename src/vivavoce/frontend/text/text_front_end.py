@@ -28,9 +28,9 @@ from vivavoce.frontend.text.official import (
     is_only_punctuation,
     is_speakable,
     load_languages,
+    never_cancelled,
     parse_language,
     spoken_form,
-    stays,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
 from vivavoce.frontend.text.recognition import recognise
@@ -126,7 +126,7 @@ class TextFrontEnd:
         self,
         text: str,
         language: str | None = None,
-        left: CancelCheck = stays,
+        left: CancelCheck = never_cancelled,
         reading: Reading = "official",
         how: Settings = Settings(),
         *,
@@ -309,7 +309,9 @@ class TextFrontEnd:
             seams.append((end, length))
             yield spoken
 
-    def _official(self, text: str, language: Language | None, left: CancelCheck = stays) -> Iterator[tuple[str, int]]:
+    def _official(
+        self, text: str, language: Language | None, left: CancelCheck = never_cancelled
+    ) -> Iterator[tuple[str, int]]:
         """See `spoken_form`: what is said, piece by piece, each with its end in the text."""
         if not language or not self._languages:
             return iter([(text, len(text))])
