@@ -25,7 +25,7 @@ from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_te
 from vivavoce.frontend.session import RequestSession, Text
 from vivavoce.frontend.speech import Mode, SpeakOptions
 from vivavoce.frontend.synthesizer import Speech, Synthesizer
-from vivavoce.frontend.text.official import Code, Emojis, Reading
+from vivavoce.frontend.text.official import Code, Emojis, Normalization
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.registry import VoiceRegistry
 from vivavoce.frontend.voices.stores import VoiceStore, open_voice_store
@@ -42,7 +42,7 @@ class ReadingManner(TypedDict, total=False):
     """How a text is read: see `Manner`."""
 
     language: str | None
-    reading: Reading
+    reading: Normalization
     lexicon: Mapping[str, str]
     emojis: Emojis
     code: Code

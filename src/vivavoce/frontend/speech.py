@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
-from vivavoce.frontend.text.official import Code, Emojis, Reading, check_choices, parse_language, parse_reading
+from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
 from vivavoce_textnorm.markup import Settings
 
@@ -62,7 +62,7 @@ class SpeakOptions:
     seed: int = 0
     sampling: SamplingParams = field(default_factory=SamplingParams)
     language: str | None = None
-    reading: Reading = "natural"
+    reading: Normalization = "natural"
     lexicon: Mapping[str, str] = NO_WORDS
     emojis: Emojis = "silent"
     code: Code = "read"

@@ -8,7 +8,7 @@ from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce.frontend.speech import SpeakOptions
-from vivavoce.frontend.text.official import WHOLE_CHARS, Reading
+from vivavoce.frontend.text.official import WHOLE_CHARS, Normalization
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_textnorm.lexicon import Lexicon
@@ -58,7 +58,12 @@ def test_changes_are_told_with_their_places(front_end: TextFrontEnd) -> None:
     official = front_end.explain(text, reading="official")
     assert [(one.start, one.end, one.rule) for one in official.changes] == [(0, len(text), "official")]
     assert official.spoken == front_end.normalize(text)
-    how: list[tuple[str, Reading]] = [("Hello.", "official"), ("Hello.", "natural"), (text, "off"), ("", "natural")]
+    how: list[tuple[str, Normalization]] = [
+        ("Hello.", "official"),
+        ("Hello.", "natural"),
+        (text, "off"),
+        ("", "natural"),
+    ]
     for plain, reading in how:
         assert not front_end.explain(plain, reading=reading).changes
     with pytest.raises(InvalidRequest, match="'tlh' is none of"):

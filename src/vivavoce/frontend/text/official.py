@@ -31,7 +31,7 @@ Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the othe
 Rules = Literal["zh", "en", "digits"]
 """Those of a language; "digits": for English text that is nothing but digits."""
 
-Reading = Literal["official", "natural", "off"]
+Normalization = Literal["official", "natural", "off"]
 """Whose rules read a text: the official front end's, our own (natural), or nobody's: it is spoken as it is written."""
 
 Emojis = Literal["silent", "named"]
@@ -92,9 +92,9 @@ def parse_language(name: str) -> Language:
     return language
 
 
-def parse_reading(name: str) -> Reading:
+def parse_reading(name: str) -> Normalization:
     """The rules of this name; InvalidRequest for others."""
-    reading: Reading = _one_of(get_args(Reading), "reading", name, "choose one")
+    reading: Normalization = _one_of(get_args(Normalization), "reading", name, "choose one")
     return reading
 
 

@@ -19,7 +19,7 @@ from vivavoce.frontend.text.official import (
     CancelCheck,
     Language,
     Languages,
-    Reading,
+    Normalization,
     Rules,
     as_trained_on,
     blocks,
@@ -41,8 +41,8 @@ from vivavoce_textnorm.control import Run, original
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read, read_run
 from vivavoce_textnorm.ssml import find_runs
+from vivavoce_textnorm.values import Normalization as Explained
 from vivavoce_textnorm.values import Piece
-from vivavoce_textnorm.values import Reading as Explained
 from vivavoce_textnorm.verbalizer import MODULES
 
 MAX_SEGMENT_TOKENS = 200
@@ -111,7 +111,7 @@ class TextFrontEnd:
         if isinstance(self._languages, ReadingProcesses):
             self._languages.close()
 
-    def segments(self, text: str, language: str | None = None, reading: Reading = "official") -> list[str]:
+    def segments(self, text: str, language: str | None = None, reading: Normalization = "official") -> list[str]:
         """The text normalised and split for synthesis: at least one segment, and something to say among them.
 
         Text that holds both `<|` and `|>` is neither normalised nor split at sentences, as in the official code.
@@ -127,7 +127,7 @@ class TextFrontEnd:
         text: str,
         language: str | None = None,
         left: CancelCheck = never_cancelled,
-        reading: Reading = "official",
+        reading: Normalization = "official",
         how: Settings = Settings(),
         *,
         goes_on: bool = False,
@@ -210,7 +210,7 @@ class TextFrontEnd:
         return system + ("".join(self._words(self._official(said, read_in), [])) if said.strip() else "")
 
     def explain(
-        self, text: str, language: str | None = None, reading: Reading = "natural", how: Settings = Settings()
+        self, text: str, language: str | None = None, reading: Normalization = "natural", how: Settings = Settings()
     ) -> Explained:
         """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
 
@@ -239,7 +239,7 @@ class TextFrontEnd:
         self,
         pieces: Iterable[str],
         language: str | None = None,
-        reading: Reading = "official",
+        reading: Normalization = "official",
         how: Settings = Settings(),
     ) -> Iterator[tuple[str, int]]:
         """`whole_words` of a text that arrives: as they are written, or by natural rules as they are said.

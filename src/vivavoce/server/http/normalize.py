@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
-from vivavoce.frontend.text.official import Code, Emojis, Language, Reading
+from vivavoce.frontend.text.official import Code, Emojis, Language, Normalization
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_input import VoiceName, json_schema, read_json
@@ -20,7 +20,7 @@ class NormalizeFields(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"input": "It costs $3.50."}]})
     input: str = Field(min_length=1, max_length=MAX_TEXT_CHARS, description="The text.")
     language: Language | None = Field(None, description="Of the text. Default: told from the text.")
-    reading: Reading = Field("natural", description="Whose rules: our own, CosyVoice's, or nobody's (off).")
+    reading: Normalization = Field("natural", description="Whose rules: our own, CosyVoice's, or nobody's (off).")
     emojis: Emojis = Field("silent", description="With natural rules: silent, or their Unicode names, in English.")
     code: Code = Field("read", description="With natural rules, of code between backticks: read or silent.")
     voice: VoiceName | None = Field(None, description="Whose lexicon counts. Default: the voice of speech without one.")

@@ -24,7 +24,7 @@ from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
-from vivavoce.frontend.text.official import Code, Emojis, Language, Reading
+from vivavoce.frontend.text.official import Code, Emojis, Language, Normalization
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 from vivavoce.server.rate_limiter import Principal
@@ -93,7 +93,7 @@ class CommonFields(BaseModel):
         None, description="How the voice is used. Default: the fullest that it allows."
     )
     language: Language | None = Field(None, description="Of the text. Default: told from the text.")
-    reading: Reading = Field(
+    reading: Normalization = Field(
         "natural", description="Whose rules read numbers, dates and signs: our own, CosyVoice's, or nobody's (off)."
     )
     emojis: Emojis = Field("silent", description="With natural rules: silent, or their Unicode names, in English.")
