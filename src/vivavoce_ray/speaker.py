@@ -21,7 +21,7 @@ from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_ray.engine import TextBox
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,9 @@ class RayBackend:
                 avoid |= {replica}
         raise kindest(refusals or (_away(),))
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """See `Speaker`."""
-        reading: Reading = await self._call("normalize", request)
+        reading: NormalizedText = await self._call("normalize", request)
         return reading
 
     async def voices(self, *given: Any) -> list[VoiceSummary]:

@@ -19,7 +19,7 @@ from vivavoce_textnorm.lexicon import NO_WORDS
 from vivavoce_textnorm.markup import Settings, strip_markup
 from vivavoce_textnorm.ssml import find_runs
 from vivavoce_textnorm.telling import tell
-from vivavoce_textnorm.values import Piece, Reading
+from vivavoce_textnorm.values import NormalizedText, Piece
 from vivavoce_textnorm.verbalizer import load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
@@ -78,7 +78,7 @@ BY_FIRST: dict[str, tuple[Reader, ...]] = {
 }  # fmt: skip
 
 
-def read(text: str, language: str | None = None, settings: Settings | None = None) -> Reading:
+def read(text: str, language: str | None = None, settings: Settings | None = None) -> NormalizedText:
     """Read a text, and do what it asks for by brackets or SSML, of which pauses and rates are silent here.
 
     language: of what shows none; told from the text where it is None. Text of a language without a verbalizer is freed
@@ -100,7 +100,7 @@ def read(text: str, language: str | None = None, settings: Settings | None = Non
             pieces[place : place + 1] = Piece(one.start, end, said), Piece(end, one.end, "", "spaces")
         if said:
             break
-    return Reading(text, tuple(pieces))
+    return NormalizedText(text, tuple(pieces))
 
 
 def read_run(
@@ -109,14 +109,14 @@ def read_run(
     settings: Settings,
     said: Mapping[str, Say],
     inside: tuple[bool, bool] = (False, False),
-) -> Reading:
+) -> NormalizedText:
     """The plain text of a run, or a part of it; inside: whether blanks before it, and after it, stand between words."""
     words = text.strip()
     first = len(text) - len(text.lstrip())
     read_ = (replace(one, start=one.start + first, end=one.end + first) for one in _read(words, language, settings))
     ends = ((0, first, inside[0]), (first + len(words), len(text), inside[1]))
     before, after = ([Piece(low, high, " " * blank, "spaces")] if high > low else [] for low, high, blank in ends)
-    return Reading(text, (*before, *_with_words(list(read_), said, language, settings), *after))
+    return NormalizedText(text, (*before, *_with_words(list(read_), said, language, settings), *after))
 
 
 def _read(text: str, language: str | None, settings: Settings) -> list[Piece]:

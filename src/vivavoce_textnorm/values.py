@@ -20,7 +20,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reading:
+class NormalizedText:
     """A text with what is said for it; pieces cover the text in order."""
 
     text: str

@@ -17,7 +17,7 @@ from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, Speec
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 RATE = 24_000
 SAMPLES_PER_LETTER = 240
@@ -151,7 +151,7 @@ class FakeSpeaker:
         self.streams.append(FakeStream(order, self.gate, self.fails_after, self.ends_with, self.rate))
         return self.streams[-1]
 
-    async def normalize(self, order: SpeechRequest) -> Reading:
+    async def normalize(self, order: SpeechRequest) -> NormalizedText:
         if self.refuses_with is not None:
             raise self.refuses_with
         self.orders.append(order)

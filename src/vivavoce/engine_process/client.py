@@ -24,7 +24,7 @@ from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.logs import log_event
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 log = logging.getLogger(__name__)
 
@@ -187,9 +187,9 @@ class EngineClient:
             raise
         return stream
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """See `Speaker`."""
-        reading: Reading = await self._ask("call", ("normalize", (request,)))
+        reading: NormalizedText = await self._ask("call", ("normalize", (request,)))
         return reading
 
     async def voices(self, owner: str) -> list[VoiceSummary]:

@@ -16,7 +16,7 @@ from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo, SpeechStream
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class EngineFleet:
 
         return await self._asked(ask, key, taken_by=taken_by, refusals=refusals)
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """See `Speaker`."""
         return await self._asked(lambda engine: engine.normalize(request))
 

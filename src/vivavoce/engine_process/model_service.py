@@ -34,7 +34,7 @@ from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
@@ -125,7 +125,7 @@ class ModelService:
         """Do what reads the text; Overloaded: too many wait, or it takes too long."""
         return await (self._text if len(text) <= WHOLE_CHARS else self._long_text).run(work)
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """How the text of a request would be read; without a voice, where the model has none either."""
         known = request.voice is not None or self.registry.rules.default is not None or self.registry.built_in
         voice = await self.voice(request.owner, request.voice) if known else None

@@ -10,7 +10,7 @@ from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.statistics import StatisticsSnapshot
 from vivavoce.frontend.speech import Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 
 
 class SpeechStream(Protocol):
@@ -99,7 +99,7 @@ class SpeechBackend(Protocol):
     async def speak(self, request: SpeechRequest) -> SpeechStream:
         """Take a request in; what can be refused is refused here: bad input, no room now, not ready."""
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """How the text of a request would be read, without an engine's time; what is bad input is refused."""
 
     async def voices(self, owner: str) -> list[VoiceSummary]:

@@ -31,7 +31,7 @@ from vivavoce.frontend.text.arriving import Sentence, SentenceSplitter
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.text.official import is_speakable
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
-from vivavoce_textnorm.values import Reading
+from vivavoce_textnorm.values import NormalizedText
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (
     Connection,
@@ -282,7 +282,7 @@ class TritonBackend:
         self._streams.add(stream)
         return stream
 
-    async def normalize(self, request: SpeechRequest) -> Reading:
+    async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """Refused: that server tells nobody how it reads."""
         raise InvalidRequest(
             "input: the Triton server that speaks here reads texts by itself and does not tell how; ask a server with "
