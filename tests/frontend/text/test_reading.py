@@ -18,7 +18,7 @@ from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     NumberWords,
-    Reader,
+    WetextNormalizer,
     blocks,
     close_trailing_comma,
     is_only_punctuation,
@@ -115,18 +115,18 @@ def read(reader, text):
 )
 def test_text_is_taken_apart_no_further_than_it_must_be(unknown, text, spoken, seen):
     fake = FakeNormalizer(unknown)
-    assert read(Reader("en", fake.normalize), text) == spoken
+    assert read(WetextNormalizer("en", fake.normalize), text) == spoken
     assert seen is None or fake.seen == seen
 
 
 def test_text_is_not_swallowed():
-    assert Reader("en", lambda text: "")("two words") == "two words"
+    assert WetextNormalizer("en", lambda text: "")("two words") == "two words"
 
 
 @pytest.mark.parametrize("text", ["a" * 1800, "ab " * 700, "Some thing here. " * 120, "好，" * 900])
 def test_long_text_is_read_in_blocks(text):
     fake = FakeNormalizer()
-    assert read(Reader("en", fake.normalize), text) == text.strip()
+    assert read(WetextNormalizer("en", fake.normalize), text) == text.strip()
     assert all(len(block) <= WHOLE_CHARS for block in fake.seen)
     assert len(fake.seen) < 4 * len(text) / WHOLE_CHARS
 
@@ -134,12 +134,12 @@ def test_long_text_is_read_in_blocks(text):
 @pytest.mark.parametrize("blank", [" ", "\n", " \n", ""])
 def test_white_space_at_seams_of_chinese_is_kept(blank):
     text = "好" * 400 + "。" + blank + "吗" * 400
-    assert read(Reader("zh", FakeNormalizer().normalize), text) == text
+    assert read(WetextNormalizer("zh", FakeNormalizer().normalize), text) == text
 
 
 def test_numbers_stay_with_their_words():
     fake = FakeNormalizer()
-    read(Reader("en", fake.normalize), "we ran 5 km on May 5 " * 100)
+    read(WetextNormalizer("en", fake.normalize), "we ran 5 km on May 5 " * 100)
     assert len(fake.seen) > 4
     assert not any(block.endswith(("5", "May")) or block.startswith(("5", "km")) for block in fake.seen[:-1])
 

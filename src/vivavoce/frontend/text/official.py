@@ -194,7 +194,7 @@ class NumberWords:
 
 
 @dataclass(frozen=True)
-class Reader:
+class WetextNormalizer:
     """Calls wetext for one language, in parts where it fails.
 
     normalize: numbers, dates and units into words; raises AssertionError for text that wetext has no path through.
@@ -296,7 +296,7 @@ class Languages:
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
 
 
-def load_reader(language: Ruled) -> Reader:
+def load_reader(language: Ruled) -> WetextNormalizer:
     """A reader with wetext's rules for the language (Chinese keeps the 儿 of 花儿); wetext is imported here."""
     try:
         import wetext
@@ -304,7 +304,7 @@ def load_reader(language: Ruled) -> Reader:
         raise MissingDependency(
             f"text normalisation needs wetext, which cannot be imported ({error}); run `pip install wetext`"
         ) from error
-    return Reader(language, wetext.Normalizer(lang=language, remove_erhua=False).normalize)
+    return WetextNormalizer(language, wetext.Normalizer(lang=language, remove_erhua=False).normalize)
 
 
 def load_languages(*, digits_in_chinese: bool) -> Languages:
