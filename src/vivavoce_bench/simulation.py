@@ -26,7 +26,7 @@ from vivavoce.engine.flow_stage import FlowChunk
 from vivavoce.engine.flow_stage.planning import FlowRow
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Outbox, RequestTimings
-from vivavoce.engine.lm_stage import Run, Sampled
+from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
@@ -154,7 +154,7 @@ class _LM:
     in_flight = property(lambda self: len(self._launches))
     steps_in_flight = property(lambda self: sum(steps for _, steps, _ in self._launches))
 
-    def check(self, run: Run, slot: int) -> None: ...
+    def check(self, run: DecodeRun, slot: int) -> None: ...
 
     def open(self, params: SamplingParams, seed: int) -> int:
         self._open[self._free[-1]] = [0, 0]
@@ -164,7 +164,7 @@ class _LM:
         del self._open[slot]
         self._free.append(slot)
 
-    def prefill(self, runs: Mapping[int, Run]) -> None:
+    def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
         self._open.update({slot: [run.forced_at, len(run.rows)] for slot, run in runs.items()})
         size = BatchSize(len(runs), sum(len(run.rows) for run in runs.values()))
         self._launch(self._costs[Stage.PREFILL].seconds(size), 1, list(runs), 0)
@@ -273,7 +273,7 @@ class Simulation:
         text, sampling = (1,) * TEXT, SamplingParams(exact_tokens=visit.tokens)
         rows = speech_prompt(config.lm.vocabulary, voice.lm_text + text, voice.lm_prompt_tokens)
         sequence = SequenceState(SegmentRequest(voice, text, sampling=sampling), len(rows), PROMPT)
-        sequence.run, sequence.most_tokens = Run(rows, (), visit.tokens, config.lm.vocabulary.eos), visit.tokens
+        sequence.run, sequence.most_tokens = DecodeRun(rows, (), visit.tokens, config.lm.vocabulary.eos), visit.tokens
         state = RequestState(number, self._policy, visit.at_s, config.rates, Outbox(), deque([sequence]))
         self._asked.append(None)
         with suppress(Overloaded):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
-from vivavoce.engine.lm_stage import Chooser, LMStage, Run, SamplingState, TextIn, plain_run
+from vivavoce.engine.lm_stage import Chooser, DecodeRun, LMStage, SamplingState, TextIn, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
@@ -112,7 +112,7 @@ def ids_of_pieces(
     return streamed
 
 
-def _run(stage: LMStage, slot: int, run: Run) -> Iterator[int]:
+def _run(stage: LMStage, slot: int, run: DecodeRun) -> Iterator[int]:
     stage.prefill({slot: run})
     while True:
         (sampled,) = stage.collect(wait=True)

@@ -28,7 +28,7 @@ from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
-from vivavoce.engine.lm_stage import Chooser, Run, TextIn, plain_run
+from vivavoce.engine.lm_stage import Chooser, DecodeRun, TextIn, plain_run
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import (
     Arrival,
@@ -403,7 +403,7 @@ class Engine:
                 f"prompt: {wrong.kind.name.lower()} id {wrong.id} is outside of 0 … {most[wrong.kind]}; "
                 "it is of another model"
             )
-        run = Run(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids, request.speaker)
+        run = DecodeRun(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids, request.speaker)
         if run.positions > lm.capacity:
             room = lm.capacity - len(rows) - 1
             way_out = f"ask for {room} or fewer" if room > 0 else "use a shorter text or reference"

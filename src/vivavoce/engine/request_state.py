@@ -19,7 +19,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
 if TYPE_CHECKING:
-    from vivavoce.engine.lm_stage import Run, TextIn
+    from vivavoce.engine.lm_stage import DecodeRun, TextIn
     from vivavoce.engine.request import SegmentRequest, TokenRequest
 
 
@@ -68,7 +68,7 @@ class SequenceState:
     """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
     pushed: deque[Cut] | None = None
-    run: Run | None = None
+    run: DecodeRun | None = None
     text: TextIn | None = None
     request: RequestState = field(init=False)
     place: int = 0

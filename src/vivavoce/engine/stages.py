@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
-from vivavoce.engine.lm_stage import Run, Sampled
+from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams
 from vivavoce.engine.request_state import SequenceState
 from vivavoce.engine.vocoder_stage import Piece
@@ -56,13 +56,13 @@ class LMInterface(Protocol):
     def prepare(self, slots: int | None = None) -> None:
         """Do ahead what the first work of this many slots would wait for; None: of all."""
 
-    def check(self, run: Run, slot: int | None = None) -> None:
+    def check(self, run: DecodeRun, slot: int | None = None) -> None:
         """Refuse with InvalidRequest a run that needs more positions than the slot has left; None: than any has."""
 
     def open(self, params: SamplingParams, seed: int) -> int:
         """Take a free slot; its number."""
 
-    def prefill(self, runs: Mapping[int, Run]) -> None:
+    def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
         """Begin a run in each of these slots: read its rows, in one forward, and sample its first id."""
 
     def decode(self, steps: int = 1) -> None:

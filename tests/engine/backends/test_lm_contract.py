@@ -15,7 +15,7 @@ from tests.engine.lm_stage.lm_talk import begin, finish, request, rows, run_of, 
 from tests.engine.lm_stage.test_lm_stage_text_in import interleaver, spoken
 from vivavoce.engine.backends.streamed_lm import open_runtime
 from vivavoce.engine.backends.trtllm import TrtllmRuntime
-from vivavoce.engine.lm_stage import LMStage, Run, TextIn
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, TextIn
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import InvalidRequest
@@ -95,7 +95,7 @@ def test_ids_are_our_own_stage_s_alone_and_in_company(models, make):
 @pytest.mark.parametrize("most", [0, 1, 7])
 def test_a_run_ends_at_its_limit_by_the_forced_id(models, make, most):
     vocabulary = models.config.lm.vocabulary
-    said = speak(make(models), Run(rows(3), (), most, vocabulary.fill))
+    said = speak(make(models), DecodeRun(rows(3), (), most, vocabulary.fill))
     assert len(said) == most + 1
     assert said[-1] == vocabulary.fill
     assert all(one < vocabulary.num_speech_tokens for one in said[:-1])
@@ -105,9 +105,9 @@ def test_a_run_ends_at_its_limit_by_the_forced_id(models, make, most):
 def test_what_ends_a_run_and_when(eager, make):
     stage, vocabulary = make(eager), eager.config.lm.vocabulary
     eos, fill, stops = vocabulary.eos, vocabulary.fill, tuple(vocabulary.stop_ids)
-    assert speak(stage, Run(rows(3), (eos,), 9, eos)) == [eos]
-    assert len(speak(stage, Run(rows(3), (eos,), 9, eos, min_tokens=4, early_forbidden=stops))) == 5
-    said = speak(stage, Run(rows(3), (fill,), 6, fill))
+    assert speak(stage, DecodeRun(rows(3), (eos,), 9, eos)) == [eos]
+    assert len(speak(stage, DecodeRun(rows(3), (eos,), 9, eos, min_tokens=4, early_forbidden=stops))) == 5
+    said = speak(stage, DecodeRun(rows(3), (fill,), 6, fill))
     assert eos not in said
     assert said[-1] == fill
 
@@ -115,17 +115,17 @@ def test_what_ends_a_run_and_when(eager, make):
 def test_positions(models, make):
     stage, eos = make(models), models.config.lm.vocabulary.eos
     with pytest.raises(InvalidRequest, match="601 positions, a slot has 600"):
-        stage.check(Run(rows(500), (), 100, eos))
-    slot = start(stage, Run(rows(20), (), 9, eos))
+        stage.check(DecodeRun(rows(500), (), 100, eos))
+    slot = start(stage, DecodeRun(rows(20), (), 9, eos))
     finish(stage)
-    stage.check(Run(rows(570), (), 0, eos), slot)
+    stage.check(DecodeRun(rows(570), (), 0, eos), slot)
     with pytest.raises(InvalidRequest, match="a slot has 600"):
-        stage.prefill({slot: Run(rows(571), (), 0, eos)})
+        stage.prefill({slot: DecodeRun(rows(571), (), 0, eos)})
 
 
 def test_a_closed_slot_is_free_at_once_and_its_ids_reach_nobody(models, make):
     stage, eos = make(models), models.config.lm.vocabulary.eos
-    long, short = Run(rows(4), (), 200, eos), Run(rows(2), (), 3, eos)
+    long, short = DecodeRun(rows(4), (), 200, eos), DecodeRun(rows(2), (), 3, eos)
     slots = [start(stage, long) for _ in range(SLOTS)]
     assert stage.free_slots == 0
     with pytest.raises(RuntimeError, match="no slot is free"):

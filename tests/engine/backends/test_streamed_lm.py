@@ -33,7 +33,7 @@ from vivavoce.engine.backends.draws import speech_bias
 from vivavoce.engine.backends.streamed_lm import StreamedLM, open_runtime
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import build_stages
-from vivavoce.engine.lm_stage import Run
+from vivavoce.engine.lm_stage import DecodeRun
 from vivavoce.engine.request import Arrival, TokenRequest
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, RequestCancelled, StageFailed
@@ -198,7 +198,7 @@ def test_a_runtime_that_cannot_start_says_so_and_leaves_nothing(models, runtime)
 def test_shutting_down_ends_what_runs(models, runtime):
     runtime.hold = asyncio.Event()
     with streamed(runtime, models, 1, 99) as stage:
-        start(stage, Run(rows(3), (), 20, 6561))
+        start(stage, DecodeRun(rows(3), (), 20, 6561))
     assert (runtime.closed, runtime.aborted, stage._loop.is_closed()) == (True, len(runtime.asked), True)
 
 
@@ -217,7 +217,7 @@ def test_a_text_id_of_no_token_is_refused(models, runtime):
     """In the merged table it would be speech."""
     with streamed(runtime, models) as stage:
         with pytest.raises(InvalidRequest, match=r"text: id .* is outside of 0"):
-            start(stage, Run((Row(RowKind.TEXT, models.config.lm.text_vocab_size),), (), 3, 6561))
+            start(stage, DecodeRun((Row(RowKind.TEXT, models.config.lm.text_vocab_size),), (), 3, 6561))
         assert stage.in_flight == 0
 
 

@@ -9,7 +9,7 @@ from itertools import repeat
 
 import torch
 
-from vivavoce.engine.lm_stage import Run, SamplingState, plain_run
+from vivavoce.engine.lm_stage import DecodeRun, SamplingState, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.stages import LMInterface
 from vivavoce.models.build import Models
@@ -52,7 +52,7 @@ def request(seed: int, small: bool = False, **sampling: float) -> SegmentRequest
     return SegmentRequest(voice, text=text, sampling=replace(params, **sampling), seed=seed)
 
 
-def run_of(models: Models, asked: SegmentRequest) -> Run:
+def run_of(models: Models, asked: SegmentRequest) -> DecodeRun:
     return plain_run(models.config.lm, asked, official=False, room=None)
 
 
@@ -60,7 +60,7 @@ def rows(count: int) -> tuple[Row, ...]:
     return tuple(Row(RowKind.SPEECH, 10 + place) for place in range(count))
 
 
-def start(stage: LMInterface, run: Run, slot: int | None = None) -> int:
+def start(stage: LMInterface, run: DecodeRun, slot: int | None = None) -> int:
     """Begin a run; in a slot of its own where none is given."""
     slot = stage.open(SamplingParams(), 0) if slot is None else slot
     stage.prefill({slot: run})
@@ -92,7 +92,7 @@ def finish(stage: LMInterface, steps: Iterator[int] = repeat(1), ahead: int = 0)
     return ids
 
 
-def speak(stage: LMInterface, run: Run) -> list[int]:
+def speak(stage: LMInterface, run: DecodeRun) -> list[int]:
     """All ids of a run in a slot of its own."""
     slot = start(stage, run)
     ids = finish(stage)[slot]

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from tests.engine.lm_stage.lm_talk import EOS, Ids, begin, collect, finish, request, run_of, speak
 from tests.fast_flow import quick_interpreter
-from vivavoce.engine.lm_stage import LMStage, Run, TextIn
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, TextIn
 from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, RecordedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
@@ -184,4 +184,4 @@ def test_sizes_are_the_smallest_that_fit():
 def test_a_run_of_nothing_but_its_end(models, small):
     run = run_of(models, few(3))
     stage = LMStage(models, slots=1, capacity=CAPACITY, kernels=True)
-    assert speak(stage, Run(run.rows, run.allowed, 0, run.forced)) == [EOS]
+    assert speak(stage, DecodeRun(run.rows, run.allowed, 0, run.forced)) == [EOS]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.engine.lm_stage.lm_talk import EOS, FILL, OTHER, Says, finish, rows, run_of, speak, start
-from vivavoce.engine.lm_stage import LMStage, Run, Sampled, plain_run
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, Sampled, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.interleave import Row, RowKind
@@ -31,15 +31,15 @@ def stage_of(models):
 
 @pytest.mark.parametrize(("most", "forced"), [(5, FILL), (0, EOS)])
 def test_the_forced_id_ends_a_run(stage_of, most, forced):
-    assert speak(stage_of(), Run(rows(3), (EOS,), most, forced)) == [*range(most), forced]
+    assert speak(stage_of(), DecodeRun(rows(3), (EOS,), most, forced)) == [*range(most), forced]
 
 
 @pytest.mark.parametrize("control", STOP)
 def test_only_allowed_ids_end_a_run(stage_of, control):
     stage = stage_of(2, control)
-    assert speak(stage, Run(rows(2), (control,), 6, EOS)) == [0, 1, control]
+    assert speak(stage, DecodeRun(rows(2), (control,), 6, EOS)) == [0, 1, control]
     others = tuple(one for one in STOP if one != control)
-    assert speak(stage, Run(rows(2), others, 6, EOS)) == [0, 1, 2, 3, 4, 5, EOS]
+    assert speak(stage, DecodeRun(rows(2), others, 6, EOS)) == [0, 1, 2, 3, 4, 5, EOS]
 
 
 @pytest.mark.parametrize(
@@ -88,28 +88,28 @@ def test_the_order_of_a_plain_runs_rows(models):
 
 def test_a_slot_goes_on_where_its_run_ended(stage_of):
     stage = stage_of()
-    slot = start(stage, Run(rows(2), (), 2, FILL))
+    slot = start(stage, DecodeRun(rows(2), (), 2, FILL))
     assert finish(stage) == {slot: [0, 1, FILL]}
-    start(stage, Run(rows(2), (), 2, FILL), slot)
+    start(stage, DecodeRun(rows(2), (), 2, FILL), slot)
     assert finish(stage) == {slot: [3, 4, FILL]}  # counts go on, control ids included
     assert stage.decoding == 0
 
 
 def test_what_fits_a_slot(stage_of):
     stage = stage_of(capacity=64)
-    speak(stage, Run(rows(40), (), 23, EOS))
+    speak(stage, DecodeRun(rows(40), (), 23, EOS))
     with pytest.raises(InvalidRequest, match="65 positions, a slot has 64"):
-        stage.check(Run(rows(40), (), 24, EOS))
-    slot = start(stage, Run(rows(20), (), 10, FILL))
+        stage.check(DecodeRun(rows(40), (), 24, EOS))
+    slot = start(stage, DecodeRun(rows(20), (), 10, FILL))
     finish(stage)
     with pytest.raises(InvalidRequest, match="positions"):
-        stage.prefill({slot: Run(rows(23), (), 11, EOS)})
-    start(stage, Run(rows(23), (), 10, EOS), slot)
+        stage.prefill({slot: DecodeRun(rows(23), (), 11, EOS)})
+    start(stage, DecodeRun(rows(23), (), 10, EOS), slot)
     assert len(finish(stage)[slot]) == 11
 
 
 def test_a_closed_slots_ids_reach_nobody(stage_of):
-    stage, run = stage_of(), Run(rows(2), (), 20, EOS)
+    stage, run = stage_of(), DecodeRun(rows(2), (), 20, EOS)
     old = start(stage, run)
     for _ in range(5):
         stage.decode()
@@ -125,10 +125,10 @@ def test_slots_are_counted(stage_of):
     assert (first, second, stage.free_slots) == (0, 1, 0)
     with pytest.raises(RuntimeError, match="no slot is free"):
         stage.open(SamplingParams(), 0)
-    start(stage, Run(rows(7), (), 1, EOS), first)
+    start(stage, DecodeRun(rows(7), (), 1, EOS), first)
     assert (stage.decoding, stage.in_flight) == (1, 1)
     with pytest.raises(RuntimeError, match="has a run"):
-        start(stage, Run(rows(7), (), 1, EOS), first)
+        start(stage, DecodeRun(rows(7), (), 1, EOS), first)
     stage.decode()
     stage.decode()  # one id and the forced one were asked for: there is nothing left to do
     assert (stage.decoding, stage.in_flight) == (0, 2)
@@ -140,7 +140,7 @@ def test_slots_are_counted(stage_of):
 def test_slots_move_together_and_keep_their_numbers(stage_of):
     stage = stage_of(slots=4)
     slots = [stage.open(SamplingParams(), 0) for _ in range(4)]
-    stage.prefill(dict.fromkeys(slots, Run(rows(2), (), 12, EOS)))
+    stage.prefill(dict.fromkeys(slots, DecodeRun(rows(2), (), 12, EOS)))
     stage.decode()
     for slot in slots[:3]:
         stage.close(slot)
@@ -149,4 +149,4 @@ def test_slots_move_together_and_keep_their_numbers(stage_of):
     assert stage._open[3].place == 0
     assert finish(stage) == {3: [*range(12), EOS]}
     stage.close(3)
-    assert speak(stage, Run(rows(2), (), 3, EOS)) == [0, 1, 2, EOS]
+    assert speak(stage, DecodeRun(rows(2), (), 3, EOS)) == [0, 1, 2, EOS]

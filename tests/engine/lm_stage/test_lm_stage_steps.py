@@ -9,7 +9,7 @@ from itertools import count, repeat
 import pytest
 
 from tests.engine.lm_stage.lm_talk import EOS, FILL, Ids, Says, begin, collect, finish, request, rows, start
-from vivavoce.engine.lm_stage import LMStage, Run, Sampled
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, Sampled
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def counting(models):
 
 
 def opened(stage: LMStage, forced_at: int) -> int:
-    return start(stage, Run(rows(3), (), forced_at, EOS))
+    return start(stage, DecodeRun(rows(3), (), forced_at, EOS))
 
 
 def spoken(models, steps: Iterator[int], ahead: int = 0) -> Ids:
@@ -88,14 +88,14 @@ def test_a_slot_that_is_closed_within_a_launch_is_another_s_afterwards(counting)
 
 def test_a_slot_goes_on_while_a_launch_from_before_its_end_is_under_way(counting):
     """A later launch knows nothing yet of the end that an earlier one brought."""
-    slot, other = start(counting, Run(rows(3), (), 2, FILL)), opened(counting, 40)
+    slot, other = start(counting, DecodeRun(rows(3), (), 2, FILL)), opened(counting, 40)
     counting.decode(4)
     counting.decode(4)
     late = counting._launches.pop()  # still on the device
     (got,) = [one for one in counting.collect(wait=True) if one.slot == slot and one.ended]
     assert got.ids == (1, FILL)
     counting._launches.append(late)
-    start(counting, Run(rows(3), (), 3, EOS), slot)
+    start(counting, DecodeRun(rows(3), (), 3, EOS), slot)
     assert [one.slot for one in counting.collect(wait=True)] == [other, slot]
     counting.decode(4)
     (rest,) = [one for one in counting.collect(wait=True) if one.slot == slot]

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from vivavoce.checkpoint.config import SamplingDefaults, Vocabulary
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.backends.draws import Draws, speech_bias
-from vivavoce.engine.lm_stage import Run, Sampled
+from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.lm_stage.run import check_positions
 from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot
 from vivavoce.engine.request import SamplingParams
@@ -160,7 +160,7 @@ class StreamedLM:
     def prepare(self, slots: int | None = None) -> None:
         """Nothing: the runtime is ready once it is made."""
 
-    def check(self, run: Run, slot: int | None = None) -> None:
+    def check(self, run: DecodeRun, slot: int | None = None) -> None:
         """See `LMInterface`."""
         check_positions(run, 0 if slot is None else len(self._open[slot].fed), self.capacity)
 
@@ -181,7 +181,7 @@ class StreamedLM:
             place.reader.cancel()
         heapq.heappush(self._numbers, slot)
 
-    def prefill(self, runs: Mapping[int, Run]) -> None:
+    def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
         """Submit these runs; see `LMInterface`."""
         begun = []
         for number, run in runs.items():
@@ -230,7 +230,7 @@ class StreamedLM:
             if not self._arrived:
                 self._news.wait(_LOOK_S)
 
-    def _ask(self, place: _Place, run: Run) -> Ask:
+    def _ask(self, place: _Place, run: DecodeRun) -> Ask:
         vocabulary, slot = self._merged, place.slot
         forbidden = tuple(one for one in vocabulary.own.stop_ids if one not in run.allowed)
         draws = Draws(
@@ -239,7 +239,7 @@ class StreamedLM:
         )
         return Ask(tuple(place.fed), run.forced_at, vocabulary.eos_ids, draws)
 
-    async def _read(self, place: _Place, run: Run, ask: Ask) -> None:
+    async def _read(self, place: _Place, run: DecodeRun, ask: Ask) -> None:
         """Give on what the runtime says, up to a control id: its own, or the one that ends the run by force."""
         number, said, ended, since = place.slot.number, 0, False, time.perf_counter()
         try:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vivavoce.engine.device import upload
 from vivavoce.engine.graphs import fitting, rounded
-from vivavoce.engine.lm_stage.run import Run
+from vivavoce.engine.lm_stage.run import DecodeRun
 from vivavoce.engine.lm_stage.slots import Chooser, Slot, SlotRows
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.layouts import Field
@@ -74,7 +74,7 @@ class PlainSteps(SlotSteps):
             return slots
         return min(self._slots, fitting(PLAIN_SLOTS, slots) or self._slots)
 
-    def prefill(self, begun: Sequence[tuple[Slot, Run]], most: int) -> Tensor:
+    def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
         """Read the runs of one slot or more; their first ids come first, [≥ n] int64.
 
         most: no open slot's top_k is larger
@@ -110,7 +110,7 @@ class PlainSteps(SlotSteps):
         self._states.put(packed.sequences, state)
         return ids
 
-    def _speakers(self, runs: Sequence[Run]) -> Tensor | None:
+    def _speakers(self, runs: Sequence[DecodeRun]) -> Tensor | None:
         """[runs, speaker size] float32, zeros where a run has no speaker; None: none has one."""
         given = [run.speaker for run in runs if run.speaker is not None]
         if not given:

@@ -16,7 +16,7 @@ from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
 from vivavoce.engine.lm_stage.plain import KINDS, PLAIN_SLOTS, SlotSteps
-from vivavoce.engine.lm_stage.run import Run
+from vivavoce.engine.lm_stage.run import DecodeRun
 from vivavoce.engine.lm_stage.slots import Slot, repetition_aware
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.common import compiled_ahead
@@ -57,7 +57,7 @@ class PrefillLayout:
         kinds, ids, slots, positions = rows.view(_ROW_ARRAYS, self.rows)
         return TiledRows(kinds, ids, slots, positions, last), places, states.view(self.sequences, self.state)
 
-    def numbers(self, begun: Sequence[tuple[Slot, Run]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
+    def numbers(self, begun: Sequence[tuple[Slot, DecodeRun]], sink: int, vocabulary: Vocabulary) -> np.ndarray:
         """The runs of some slots, int64. What only pads belongs to the slot `sink`, which never runs."""
         rows = np.zeros((_ROW_ARRAYS, self.rows), dtype=np.int64)
         rows[2] = sink
@@ -115,7 +115,7 @@ class RecordedSteps(SlotSteps):
         """Slots that a step for the first `slots` covers."""
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
 
-    def prefill(self, begun: Sequence[tuple[Slot, Run]], most: int) -> Tensor:
+    def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
         """As `PlainSteps.prefill`."""
         rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
         # Past the largest sizes few shapes are met all the same: few prefills are so large.

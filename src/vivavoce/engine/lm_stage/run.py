@@ -15,7 +15,7 @@ from vivavoce.models.lm.interleave import Row, TextInterleaver
 
 
 @dataclass(frozen=True)
-class Run:
+class DecodeRun:
     """One stretch of decoding in a slot: rows are fed, then ids are sampled until a control id.
 
     rows: appended at the slot's current position; allowed: control ids (those that are not speech) that may be
@@ -38,7 +38,7 @@ class Run:
         return len(self.rows) + self.forced_at + 1
 
 
-def check_positions(run: Run, taken: int, capacity: int) -> None:
+def check_positions(run: DecodeRun, taken: int, capacity: int) -> None:
     """Refuse with InvalidRequest a run that may need more positions than are left of `capacity` after those taken."""
     positions = run.positions + taken
     if positions > capacity:
@@ -50,7 +50,7 @@ def check_positions(run: Run, taken: int, capacity: int) -> None:
 
 def plain_run(
     config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
-) -> Run:
+) -> DecodeRun:
     """The run of a text that is all there: [sos, speaker, prompt text, text, task, prompt speech], then speech.
 
     official: the official minimum-length rule, which forbids one of the stop ids only; room: speech tokens that the
@@ -72,7 +72,7 @@ def plain_run(
     stop_ids = tuple(vocabulary.stop_ids)
     # The official code forbids one stop id before the minimum, and any of them could end the speech early.
     early = (vocabulary.masked_before_minimum,) if official else stop_ids
-    return Run(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
+    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
 
 
 def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
@@ -104,7 +104,7 @@ class TextIn:
         self._interleaver, self._vocabulary = interleaver, vocabulary
         self._room, self._capacity = room, capacity
         self._positions = self._spoken = self._sampled = 0
-        self._run: Run | None = None
+        self._run: DecodeRun | None = None
         self._cut = False
         """The run ends where a limit wants it, not where the interleaver does."""
         self._refusal: str | None = None
@@ -115,7 +115,7 @@ class TextIn:
         """All of the text was spoken: no run will come."""
         return self._interleaver.done
 
-    def next_run(self) -> Run | None:
+    def next_run(self) -> DecodeRun | None:
         """What to feed next; None while a run is in progress, while text is awaited, and when done.
 
         InvalidRequest: the text goes on after as many speech tokens as there is room for, or past the slot's positions.
@@ -137,7 +137,7 @@ class TextIn:
         forced_at = min(self._room - self._spoken, left, inf if due is None else due)
         self._cut = due is None or forced_at < due
         control = self._interleaver.allows()
-        self._run, self._sampled = Run(tuple(rows), control, int(forced_at), control[0]), 0
+        self._run, self._sampled = DecodeRun(tuple(rows), control, int(forced_at), control[0]), 0
         self._positions += len(rows)
         return self._run
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.config import Vocabulary
-from vivavoce.engine.lm_stage.run import Run
+from vivavoce.engine.lm_stage.run import DecodeRun
 from vivavoce.engine.request import SamplingParams
 from vivavoce.models.counter_noise import Stream, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
@@ -66,7 +66,7 @@ class Slot:
     """Rows in the cache when the run in progress began, or now if there is none."""
     count: int = 0
     """Ids sampled in the runs that are over."""
-    run: Run | None = None
+    run: DecodeRun | None = None
     """In progress, as far as is known."""
     launched: int = 0
     """Ids of the run that were asked for; of several steps at once perhaps more than it can have."""
@@ -89,7 +89,7 @@ class Slot:
         """The run in progress may need another step."""
         return self.run is not None and self.launched <= self.run.forced_at
 
-    def start_row(self, run: Run, vocabulary: Vocabulary) -> list[int]:
+    def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
         """Its `Field`s at the start of a run, and two flags for each control id: forbidden, forbidden early.
 
         The position is that of the run's last row.

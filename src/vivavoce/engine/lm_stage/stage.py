@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vivavoce.engine.device import upload
 from vivavoce.engine.lm_stage.plain import PlainSteps
-from vivavoce.engine.lm_stage.run import Run, check_positions
+from vivavoce.engine.lm_stage.run import DecodeRun, check_positions
 from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Chooser, Slot, repetition_aware
 from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import LanguageModel, Models
@@ -147,7 +147,7 @@ class LMStage:
         if self._launches:
             self._launches[0].full(wait=True)
 
-    def check(self, run: Run, slot: int | None = None) -> None:
+    def check(self, run: DecodeRun, slot: int | None = None) -> None:
         """Refuse with InvalidRequest a run that may need more positions than the slot has left; None: an empty one."""
         check_positions(run, 0 if slot is None else self._open[slot].positions, self.capacity)
 
@@ -166,7 +166,7 @@ class LMStage:
         heapq.heappush(self._numbers, slot)
         heapq.heappush(self._places, held.place)
 
-    def prefill(self, runs: Mapping[int, Run]) -> None:
+    def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
         """Begin a run in each of these slots: read its rows, in one forward, and sample its first id.
 
         The run before it is over, and its end was collected. InvalidRequest: as `check`.
