@@ -52,7 +52,7 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """Characters of a text that are read alike.
 
     pieces: cover them; their `spoken`, joined, is what the rules read; said: what the characters in it stand for that
@@ -76,7 +76,7 @@ class Runs:
     """The runs of a text as it is gone through; language and rate are those of what comes next."""
 
     def __init__(self, text: str) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[TextRun] = []
         self.language: str | None = None
         self.rate = 1.0
         self._text, self._said, self._paused_s = text, dict[str, Say](), 0.0
@@ -87,7 +87,7 @@ class Runs:
         last = self.runs[-1] if self.runs else None
         changed = last is None or last.pause_s or (last.language, last.rate) != (self.language, self.rate)
         if last is None or (spoken and changed):
-            self._begin(last := Run([], self._said, self.language, self.rate))
+            self._begin(last := TextRun([], self._said, self.language, self.rate))
         if end > start:
             same = spoken == self._text[start:end]
             last.pieces.append(Piece(start, end, spoken, None if same else rule))
@@ -122,10 +122,10 @@ class Runs:
         self._paused_s += seconds
         check_paused(self._paused_s)
         if seconds:
-            self._begin(Run([], pause_s=seconds))
+            self._begin(TextRun([], pause_s=seconds))
         self.add(start, end, "", "pause")
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: TextRun) -> None:
         if len(self.runs) == MAX_RUNS:
             raise InvalidText(
                 f"text: it has more than {MAX_RUNS} stretches between pauses and changes of rate or language; split it"

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED
 from vivavoce.errors import InvalidText
-from vivavoce_textnorm.control import FORMS, SECONDS, Run, Runs, Say, seconds_of
+from vivavoce_textnorm.control import FORMS, SECONDS, Runs, Say, TextRun, seconds_of
 from vivavoce_textnorm.grammar import compiled
 from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.verbalizer import MODULES
@@ -40,7 +40,7 @@ def is_ssml(text: str) -> bool:
     return _SSML.match(text) is not None
 
 
-def find_runs(text: str, marks: frozenset[str]) -> list[Run]:
+def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
     """The runs of any text, which cover it in order; marks: of the model, which pass as they are.
 
     InvalidText: what begins as SSML is no well-formed XML, or holds what it must not; a pause or a rate is outside of

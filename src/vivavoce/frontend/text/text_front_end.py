@@ -37,7 +37,7 @@ from vivavoce.frontend.text.recognition import recognise
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce_textnorm.arriving import read_arriving
-from vivavoce_textnorm.control import Run, original
+from vivavoce_textnorm.control import TextRun, original
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read, read_run
 from vivavoce_textnorm.ssml import find_runs
@@ -321,7 +321,7 @@ class TextFrontEnd:
         return spoken_form(text, language, partial(self._around_tags, rules) if self._tokenizer.prompted else rules)
 
     def _natural(
-        self, text: str, runs: Sequence[Run], language: Language, how: Settings, left: CancelCheck
+        self, text: str, runs: Sequence[TextRun], language: Language, how: Settings, left: CancelCheck
     ) -> Iterator[tuple[str, int]]:
         """As `_official`, by rules of our own; texts of up to `WHOLE_CHARS` characters are one piece."""
         settings, end, last = self._settings(how, language), 0, " "
