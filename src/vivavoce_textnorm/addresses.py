@@ -6,7 +6,7 @@ from unicodedata import normalize
 
 import regex
 
-from vivavoce_textnorm.classes import Found, Place, in_formula
+from vivavoce_textnorm.classes import Cursor, Found, in_formula
 from vivavoce_textnorm.grammar import CJK, START, compiled, roman_value
 
 _ENDINGS = (
@@ -55,7 +55,7 @@ _BETWEEN_NAMES = compiled(r"(?<=(?<![\p{L}\p{N}])\p{Latin} )-(?= [\p{Latin}\p{N}
 _OPERAND = compiled(r"(?:[\d)²³]|(?<!\p{L})\p{L}) ?\Z")
 
 
-def spell_address(place: Place, written: str) -> str:
+def spell_address(place: Cursor, written: str) -> str:
     """An address: words as they are, digits and signs by name."""
     voice, signs = place.voice, place.locale.signs
     said: list[str] = []
@@ -79,7 +79,7 @@ def _join_latin(words: list[str], joint: str) -> str:
     return said
 
 
-def read_address(place: Place) -> Found:
+def read_address(place: Cursor) -> Found:
     """URLs, e-mail addresses, paths, names of files and of programs' things, IP addresses."""
     for pattern, rule in ((_EMAIL, "email"), (_URL, "url"), (_PATH, "path"), (_NAME, "identifier")):
         if found := place.match(pattern):
@@ -87,7 +87,7 @@ def read_address(place: Place) -> Found:
     return read_ip(place)
 
 
-def read_ip(place: Place) -> Found:
+def read_ip(place: Cursor) -> Found:
     """192.168.0.1:8080, ::1, and 00:1A:2B:3C:4D:5E of a network card."""
     if found := place.match(_IP):
         voice, signs = place.voice, place.locale.signs
@@ -100,7 +100,7 @@ def read_ip(place: Place) -> Found:
     return None
 
 
-def read_tagged(place: Place) -> Found:
+def read_tagged(place: Cursor) -> Found:
     """#CosyVoice2, @vivavoce, #1."""
     voice = place.voice
     if found := place.match(_COUNTED):
@@ -115,7 +115,7 @@ def read_tagged(place: Place) -> Found:
     return found.end(), _join_latin([name, said], place.locale.joint), "tagged"
 
 
-def read_acronym(place: Place) -> Found:
+def read_acronym(place: Cursor) -> Found:
     """U.S.A. without its full stops; where the sentence ends with it, the last one stays."""
     if not (found := place.match(_DOTTED)):
         return None
@@ -127,7 +127,7 @@ def read_acronym(place: Place) -> Found:
     return found.end() - ends, found[0].replace(".", ""), "acronym"
 
 
-def read_roman(place: Place) -> Found:
+def read_roman(place: Cursor) -> Found:
     """Louis XIV, Chapter IV, Ⅲ."""
     voice, words = place.voice, place.locale.words
     if sign := place.match(_SIGNIFICANT):
@@ -153,7 +153,7 @@ def read_roman(place: Place) -> Found:
     return found.end(), voice.reign(value), "roman"
 
 
-def read_sign(place: Place) -> Found:
+def read_sign(place: Cursor) -> Found:
     """A sign by its name where it is said, and silence for those that only set words apart."""
     names, behind = place.locale.signs, (place.text, max(0, place.at - 4), place.at)
     for length in (3, 2, 1):
@@ -172,7 +172,7 @@ def read_sign(place: Place) -> Found:
     return None
 
 
-def _is_said(place: Place, sign: str) -> bool:
+def _is_said(place: Cursor, sign: str) -> bool:
     before, after = place.text[place.at - 1 : place.at] if place.at else "", place.after(place.at + len(sign))
     following = place.text[place.at + len(sign) : place.at + len(sign) + 1]
     if sign in ("<", ">") and before.isspace() != following.isspace() and not following.isdigit():

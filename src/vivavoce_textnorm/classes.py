@@ -17,7 +17,7 @@ from vivavoce_textnorm.verbalizer import Verbalizer
 
 
 @dataclass(frozen=True)
-class Place:
+class Cursor:
     """A place of a text that is being read: text up to `end` is in the language of the grammar."""
 
     grammar: Grammar
@@ -102,7 +102,7 @@ _MATH = "=+×÷≈≠≤≥<>*^²³√"
 _MATH_CHARS = frozenset("0123456789.,+-−–*/×÷=≈≠<>≤≥^() xyzabn，；;π²³√")
 
 
-def read_date(place: Place) -> Found:
+def read_date(place: Cursor) -> Found:
     """2024-03-05, 12/25/1999, 03.04.2021."""
     found = place.match(_DATE)
     if not found:
@@ -121,7 +121,7 @@ def read_date(place: Place) -> Found:
     return found.end(), said + (" " if found["clock"] else ""), "date"
 
 
-def read_named_date(place: Place) -> Found:
+def read_named_date(place: Cursor) -> Found:
     """March 3rd, 1998; 3 March."""
     for pattern in place.grammar.dates:
         if found := place.match(pattern):
@@ -135,7 +135,7 @@ def read_named_date(place: Place) -> Found:
     return None
 
 
-def read_time(place: Place) -> Found:
+def read_time(place: Cursor) -> Found:
     """A time, or a range of two: 14:30, 9:05 a.m., 9-5pm; 1:02:03 counts."""
     one = _read_time(place)
     start = one[0] if one else (hour.end() if (hour := place.match(_BARE_HOUR)) else 0)
@@ -147,7 +147,7 @@ def read_time(place: Place) -> Found:
     return two[0], place.voice.range(low, two[1]), "range"
 
 
-def _read_time(place: Place) -> Found:
+def _read_time(place: Cursor) -> Found:
     if place.follows("ratio_cue"):
         return None
     found, count = place.match(_TIME) or place.match(_HOUR), place.match(_CLOCK)
@@ -171,7 +171,7 @@ def _read_time(place: Place) -> Found:
     return end, said, "time"
 
 
-def read_ratio(place: Place) -> Found:
+def read_ratio(place: Cursor) -> Found:
     """10:1, 3:2."""
     if not (found := place.match(_RATIO)):
         return None
@@ -181,7 +181,7 @@ def read_ratio(place: Place) -> Found:
     return found.end(), place.voice.ratio(sides), "ratio"
 
 
-def read_phone(place: Place) -> Found:
+def read_phone(place: Cursor) -> Found:
     """+1 (555) 123-4567, and short numbers behind a word such as "call"."""
     found = place.match(_PHONE)
     if not found:
@@ -195,7 +195,7 @@ def read_phone(place: Place) -> Found:
     return found.end(), place.voice.join(plus, said), "phone"
 
 
-def read_digit_groups(place: Place) -> Found:
+def read_digit_groups(place: Cursor) -> Found:
     """978-3-16-148410-0: digits one by one."""
     found = place.match(_DIGIT_GROUPS)
     if not found or in_formula(place, found.end()):
@@ -203,7 +203,7 @@ def read_digit_groups(place: Place) -> Found:
     return found.end(), place.voice.one_by_one(found[0]), "digits"
 
 
-def read_fraction(place: Place) -> Found:
+def read_fraction(place: Cursor) -> Found:
     """1/2, 1 1/2, ½, 50/50."""
     voice = place.voice
     if found := place.match(_VULGAR):
@@ -221,7 +221,7 @@ def read_fraction(place: Place) -> Found:
     return _of_unit(place, found, voice.fraction(whole, numerator, denominator))
 
 
-def _of_unit(place: Place, found: Match, said: str) -> Found:
+def _of_unit(place: Cursor, found: Match, said: str) -> Found:
     """A fraction, with the unit that stands behind it."""
     unit = place.grammar.unit.match(place.text, found.end(), place.end)
     if not unit:
@@ -232,7 +232,7 @@ def _of_unit(place: Place, found: Match, said: str) -> Found:
     return unit.end(), joined(said, form), "unit"
 
 
-def read_dimensions(place: Place) -> Found:
+def read_dimensions(place: Cursor) -> Found:
     """1920x1080, 3 × 4 m: all sides but the last, which is said with its unit."""
     found, by = place.match(_DIMENSIONS), place.locale.words["by"]
     if not found:
@@ -243,7 +243,7 @@ def read_dimensions(place: Place) -> Found:
     return found.start() + last.start(), words + place.locale.joint, "dimensions"
 
 
-def read_amount(place: Place) -> Found:
+def read_amount(place: Cursor) -> Found:
     """A number, with or without what it counts: -3, $2.5 billion, 5 km/h, 12.5%; and the range from it to another."""
     one = place.match(place.grammar.amount)
     if not one or (one["minus"] and _goes_on(place)):
@@ -264,7 +264,7 @@ def read_amount(place: Place) -> Found:
     return end - bool(stop), said, rule
 
 
-def _prices(place: Place, one: Match, at: int) -> Found:
+def _prices(place: Cursor, one: Match, at: int) -> Found:
     """$5-10k: the currency of the first is that of both."""
     sign = one["front"]
     two = place.grammar.amount.match(sign + place.text[at : at + 40])
@@ -272,13 +272,13 @@ def _prices(place: Place, one: Match, at: int) -> Found:
     return at + two.end() - len(sign), place.voice.range(low, high), "range"
 
 
-def _goes_on(place: Place) -> bool:
+def _goes_on(place: Cursor) -> bool:
     """Whether the minus here is a hyphen or a dash, as what stands before it shows."""
     before = place.text[place.at - 1 : place.at] if place.at else ""
     return bool(compiled(r"[A-Za-z\p{Cyrillic}\d)\]]").match(before))
 
 
-def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
+def _range(place: Cursor, one: Match, two: Match, dash: Match) -> Found:
     voice, end = place.voice, two.end()
     before = place.text[place.at - 1 : place.at] if place.at else ""
     if (
@@ -310,7 +310,7 @@ def _range(place: Place, one: Match, two: Match, dash: Match) -> Found:
     return end, high[:front] + voice.range(low, high[front:]), "range"  # 每秒十到十五米
 
 
-def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tuple[str, str]:
+def _say_amount(place: Cursor, found: Match, beside: Match | None = None) -> tuple[str, str]:
     """What is said for an amount, and its rule; beside: the other end of a range, which says what both count."""
     voice, locale = place.voice, place.locale
     written = found["num"]
@@ -339,7 +339,7 @@ def _say_amount(place: Place, found: Match, beside: Match | None = None) -> tupl
     return voice.number(number, "" if name else after), "number"
 
 
-def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:
+def in_formula(place: Cursor, end: int, signs: str = _MATH) -> bool:
     """Whether a sign of mathematics stands in the same run of numbers, signs and single letters."""
     text, low, high = place.text, place.at, end
     while low > max(0, place.at - 40) and text[low - 1] in _MATH_CHARS:
@@ -349,7 +349,7 @@ def in_formula(place: Place, end: int, signs: str = _MATH) -> bool:
     return any(sign in signs for sign in text[low : place.at] + text[end:high])
 
 
-def read_version(place: Place) -> Found:
+def read_version(place: Cursor) -> Found:
     """2.0.1, v2.0; and what stands behind a name such as Python."""
     found = place.match(_VERSION)
     if not found or place.locale.decimal == ",":  # there, points part thousands, and versions are a language's own

@@ -14,7 +14,7 @@ from itertools import accumulate
 from vivavoce.engine.request import MAX_PAUSE_S
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.addresses import spell_address
-from vivavoce_textnorm.classes import Place, read_date, read_time
+from vivavoce_textnorm.classes import Cursor, read_date, read_time
 from vivavoce_textnorm.grammar import LARGEST, Match, compiled, load_grammar, parse_number
 from vivavoce_textnorm.values import Piece
 from vivavoce_textnorm.verbalizer import Verbalizer
@@ -157,7 +157,7 @@ def original(pieces: Sequence[Piece], at: int) -> int:
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:
     """What is said for it; None: it is nothing of the kind in this language."""
     content, locale = what.content.strip(), voice.locale
-    place = Place(load_grammar(voice), content, 0, len(content))
+    place = Cursor(load_grammar(voice), content, 0, len(content))
     digits, groups = "".join(filter(str.isdecimal, content)), _NUMBERS.findall(content)
     if what.how == "spell":
         return spell_address(place, " ".join(content.upper()))

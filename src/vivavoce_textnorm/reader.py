@@ -12,7 +12,7 @@ import regex
 
 from vivavoce.frontend.text.recognition import FREQUENT_WORDS
 from vivavoce_textnorm import addresses, classes
-from vivavoce_textnorm.classes import Found, Place
+from vivavoce_textnorm.classes import Cursor, Found
 from vivavoce_textnorm.control import Say, put_in_words
 from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
 from vivavoce_textnorm.lexicon import NO_WORDS
@@ -58,7 +58,7 @@ _OPENS, _CLOSES = compiled(rf"[\s(“\"‘{CJK}]"), compiled(rf"[\s,;:!?)…”\
 _MOST_PASSES = 6
 """What a rule says may be something that another one reads, in odd texts; then they are read again."""
 
-Reader = Callable[[Place], Found]
+Reader = Callable[[Cursor], Found]
 
 # In the order in which they are tried, by the kind of the character that something begins with.
 BY_FIRST: dict[str, tuple[Reader, ...]] = {
@@ -292,7 +292,7 @@ def _scan(
 
 
 def _try(grammar: Grammar, text: str, at: int, end: int, kind: str) -> Found:
-    place = Place(grammar, text, at, end)
+    place = Cursor(grammar, text, at, end)
     for name, pattern, say in grammar.own[kind]:
         if (found := place.match(pattern)) and (said := say(grammar.voice, found)) is not None:
             return found.end(), said, name
