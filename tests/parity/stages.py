@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
-from vivavoce.engine.lm_stage import Chooser, DecodeRun, LMStage, SamplingState, TextIn, plain_run
+from vivavoce.engine.lm_stage import Chooser, DecodeRun, LMStage, SamplingState, StreamingPrompt, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.lm.interleave import TextInterleaver
@@ -97,7 +97,10 @@ def ids_of_pieces(
         at_once=True,
     )
     stage = LMStage(models, slots=1, capacity=STREAM_POSITIONS, chooser=chooser)
-    slot, text = stage.open(SamplingParams(), 0), TextIn(interleaver, config.vocabulary, capacity=STREAM_POSITIONS)
+    slot, text = (
+        stage.open(SamplingParams(), 0),
+        StreamingPrompt(interleaver, config.vocabulary, capacity=STREAM_POSITIONS),
+    )
     streamed, coming = Streamed([], []), iter(pieces)
     while not text.done:
         run = text.next_run()

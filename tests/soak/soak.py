@@ -34,7 +34,7 @@ from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
 from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.flow_stage.whole import WholeFlowStage, WholeSolver, WholeStream
 from vivavoce.engine.handle import Handle, Outbox
-from vivavoce.engine.lm_stage import TextIn
+from vivavoce.engine.lm_stage import StreamingPrompt
 from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings
@@ -48,7 +48,7 @@ SETTLED = 0.3
 MOST_GROWTH_MB = 64.0
 MOST_NEW_OBJECTS = 300
 """Of one type; interpreter and torch keep a few things of their own."""
-GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, TextIn, WholeStream)
+GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, StreamingPrompt, WholeStream)
 """What must not be left when no request runs."""
 MOST_LINGERING = 2
 """The loop's variables may still name the request that it looked at last, with its segments."""

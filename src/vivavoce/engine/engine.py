@@ -28,7 +28,7 @@ from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
 from vivavoce.engine.lm_runner import LMRunner
-from vivavoce.engine.lm_stage import Chooser, DecodeRun, TextIn, plain_run
+from vivavoce.engine.lm_stage import Chooser, DecodeRun, StreamingPrompt, plain_run
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import (
     Arrival,
@@ -370,7 +370,7 @@ class Engine:
                 self._official,
             )
             sequence.phase, sequence.limited = Phase.STARVED, False
-            sequence.text = TextIn(interleaver, config.vocabulary, room, lm.capacity)
+            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity)
             sequence.text.push(segment.text)
         else:
             run = plain_run(config, segment, official=self._official, room=None if self._official else room)

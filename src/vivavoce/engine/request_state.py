@@ -19,7 +19,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
 if TYPE_CHECKING:
-    from vivavoce.engine.lm_stage import DecodeRun, TextIn
+    from vivavoce.engine.lm_stage import DecodeRun, StreamingPrompt
     from vivavoce.engine.request import SegmentRequest, TokenRequest
 
 
@@ -69,7 +69,7 @@ class SequenceState:
     tokens: list[int] = field(default_factory=list)
     pushed: deque[Cut] | None = None
     run: DecodeRun | None = None
-    text: TextIn | None = None
+    text: StreamingPrompt | None = None
     request: RequestState = field(init=False)
     place: int = 0
     """Among the request's sequences."""

@@ -15,7 +15,7 @@ from tests.engine.lm_stage.lm_talk import begin, finish, request, rows, run_of, 
 from tests.engine.lm_stage.test_lm_stage_text_in import interleaver, spoken
 from vivavoce.engine.backends.streamed_lm import open_runtime
 from vivavoce.engine.backends.trtllm import TrtllmRuntime
-from vivavoce.engine.lm_stage import DecodeRun, LMStage, TextIn
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import InvalidRequest
@@ -146,7 +146,7 @@ def test_text_that_arrives(models, make, seed):
     pieces = [[5, 6, 7], [8, 9, 10, 11, 12], [13, 14]]
     said = []
     for stage in (reference(models), make(models)):
-        text = TextIn(interleaver(models, 7 * seed, 3.0, seed), vocabulary, capacity=CAPACITY)
+        text = StreamingPrompt(interleaver(models, 7 * seed, 3.0, seed), vocabulary, capacity=CAPACITY)
         said.append(spoken(stage, text, pieces, seed))
         assert stage.free_slots == SLOTS
     assert said[0] == said[1]

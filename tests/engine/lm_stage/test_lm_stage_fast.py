@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from tests.engine.lm_stage.lm_talk import EOS, Ids, begin, collect, finish, request, run_of, speak
 from tests.fast_flow import quick_interpreter
-from vivavoce.engine.lm_stage import DecodeRun, LMStage, TextIn
+from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
 from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, RecordedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
@@ -82,7 +82,7 @@ def test_texts_that_arrive_have_the_plain_stages_ids(models, small):
         by_slot = {}
         for seed, count in ((1, 7), (2, 5)):
             interleaver = TextInterleaver(config.vocabulary, (config.mix_text, config.mix_speech), (), (), 2.0)
-            text = TextIn(interleaver, config.vocabulary, capacity=CAPACITY)
+            text = StreamingPrompt(interleaver, config.vocabulary, capacity=CAPACITY)
             text.push(range(3, 3 + count))
             by_slot[stage.open(SamplingParams(), seed)] = text
         tokens: Ids = {slot: [] for slot in by_slot}

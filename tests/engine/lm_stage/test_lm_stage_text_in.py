@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 import torch
 
-from vivavoce.engine.lm_stage import LMStage, SamplingState, TextIn
+from vivavoce.engine.lm_stage import LMStage, SamplingState, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
@@ -44,7 +44,7 @@ def interleaver(models: Models, prompted: int = 0, ratio: float = 20.0, seed: in
     )
 
 
-def spoken(stage: LMStage, text: TextIn, pieces: Iterable[Sequence[int]], seed: int) -> list[int]:
+def spoken(stage: LMStage, text: StreamingPrompt, pieces: Iterable[Sequence[int]], seed: int) -> list[int]:
     """Drive one stream; tokens that were accepted before an error are part of what it raises."""
     slot, arriving, tokens = stage.open(SamplingParams(), seed), iter(pieces), []
     while not text.done:
@@ -102,12 +102,12 @@ def test_tokens_are_those_of_the_simple_stream(models, seed):
     pieces = [[rng.randrange(250) for _ in range(rng.randrange(1, 8))] for _ in range(rng.randrange(1, 6))]
     prompted, ratio = rng.choice([0, 7, 15, 33]), rng.choice([2.0, 4.5, 9.0])
     wanted = one_by_one(models, interleaver(models, prompted, ratio, seed), pieces, seed)
-    text = TextIn(interleaver(models, prompted, ratio, seed), models.config.lm.vocabulary, capacity=600)
+    text = StreamingPrompt(interleaver(models, prompted, ratio, seed), models.config.lm.vocabulary, capacity=600)
     assert spoken(LMStage(models, slots=1, capacity=600), text, pieces, seed) == wanted
 
 
 def test_fill_and_end_may_come_from_the_model(models):
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=600)
+    text = StreamingPrompt(interleaver(models), models.config.lm.vocabulary, capacity=600)
     stage = LMStage(models, slots=1, capacity=600, chooser=Fills())
     tokens = spoken(stage, text, [range(3, 8), range(3, 14)], 0)
     assert tokens == [one for one in range(23) if one % 6 != 5]
@@ -118,24 +118,24 @@ def test_a_stream_past_its_room_says_so_after_its_tokens(models):
     for room in (1, 15, 16, 50):
         stage = LMStage(models, slots=1, capacity=600, chooser=NeverEnds())
         with pytest.raises(InvalidRequest, match=f"{room} tokens, then text: a stream holds {room} speech tokens"):
-            spoken(stage, TextIn(interleaver(models), vocabulary, room), [(65,) * 40], 0)
+            spoken(stage, StreamingPrompt(interleaver(models), vocabulary, room), [(65,) * 40], 0)
 
 
 def test_a_stream_that_ends_where_its_room_does_is_whole(models):
     stage = LMStage(models, slots=1, capacity=600, chooser=NeverEnds())
-    text = TextIn(interleaver(models, ratio=4.0), models.config.lm.vocabulary, 12)
+    text = StreamingPrompt(interleaver(models, ratio=4.0), models.config.lm.vocabulary, 12)
     assert len(spoken(stage, text, [(65, 66, 67)], 0)) == 12
 
 
 def test_a_stream_past_its_slot_says_so_after_its_tokens(models):
     stage = LMStage(models, slots=1, capacity=120, chooser=NeverEnds())
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=120)
+    text = StreamingPrompt(interleaver(models), models.config.lm.vocabulary, capacity=120)
     with pytest.raises(InvalidRequest, match=r"\d\d tokens, then text: a stream holds 120 positions"):
         spoken(stage, text, [(65,) * 40], 0)
 
 
 def test_no_run_while_one_is_in_progress_or_text_is_awaited(models):
-    text = TextIn(interleaver(models), models.config.lm.vocabulary, capacity=600)
+    text = StreamingPrompt(interleaver(models), models.config.lm.vocabulary, capacity=600)
     text.push((3, 4, 5, 6))
     assert text.next_run() is None
     text.push((7,))

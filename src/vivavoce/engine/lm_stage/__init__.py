@@ -1,13 +1,22 @@
 """The language-model stage: many sequences decoded together in static slots.
 
 `LMStage` runs the network; a `DecodeRun` is one stretch of decoding; `plain_run` makes the one run of a whole text, and
-`TextIn` the successive runs of a text that arrives while speech is made of it.
+`StreamingPrompt` the successive runs of a text that arrives while speech is made of it.
 """
 
 from __future__ import annotations
 
-from vivavoce.engine.lm_stage.run import DecodeRun, TextIn, plain_run, without_long_silence
+from vivavoce.engine.lm_stage.run import DecodeRun, StreamingPrompt, plain_run, without_long_silence
 from vivavoce.engine.lm_stage.slots import Chooser, SamplingState
 from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
-__all__ = ["Chooser", "LMStage", "DecodeRun", "Sampled", "SamplingState", "TextIn", "plain_run", "without_long_silence"]
+__all__ = [
+    "Chooser",
+    "LMStage",
+    "DecodeRun",
+    "Sampled",
+    "SamplingState",
+    "StreamingPrompt",
+    "plain_run",
+    "without_long_silence",
+]

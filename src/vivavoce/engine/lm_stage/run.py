@@ -88,7 +88,7 @@ def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -
     return spoken, run
 
 
-class TextIn:
+class StreamingPrompt:
     """Turns an interleaver's sequence, of which nothing has been taken yet, into successive runs of one slot.
 
     room: speech tokens that the stages after this one can take; capacity: positions of the slot; ∞: any number.
