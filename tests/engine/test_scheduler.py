@@ -9,13 +9,13 @@ import pytest
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
-from vivavoce.engine.scheduler import FlowItem, Limits, Plan, RunningBatch, Scheduler, Situation
+from vivavoce.engine.scheduler import FlowItem, Limits, Plan, RunningBatch, Scheduler, SchedulerState
 from vivavoce.rates import Rates
 
 RATES = Rates(sample_rate=24_000, samples_per_frame=480, tokens_per_second=25)
 NOW = 100.0
 LOW_LATENCY = ChunkPolicy.low_latency()
-AT = Situation(
+AT = SchedulerState(
     now=NOW,
     lm_open=True,
     synthesis_open=True,

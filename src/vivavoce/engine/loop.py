@@ -29,7 +29,7 @@ from vivavoce.engine.handle import Outcome
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import Arrival, AudioChunk
 from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState, Taken
-from vivavoce.engine.scheduler import Scheduler, Situation
+from vivavoce.engine.scheduler import Scheduler, SchedulerState
 from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -171,7 +171,7 @@ class Loop:
         if synthesis is not None and synthesis.queue.open and synthesis.retry():
             return True
         now = self._clock()
-        at = Situation(
+        at = SchedulerState(
             now=now,
             lm_open=lm is not None and lm.queue.open,
             synthesis_open=synthesis is not None and synthesis.queue.open,

@@ -127,7 +127,7 @@ class Plan(NamedTuple):
     advance: RunningBatch | None = None
 
 
-class Situation(NamedTuple):
+class SchedulerState(NamedTuple):
     """What the plan depends on, beside the requests.
 
     lm_open, synthesis_open: the queue takes more work now; slots_free, slots_total: language-model slots;
@@ -161,7 +161,7 @@ class Scheduler:
         """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
 
-    def plan(self, requests: Collection[RequestState], at: Situation) -> Plan:
+    def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
         """The most urgent work of each open queue; of the more urgent queue only, where both share a processor."""
         self._chunks_s.clear()
         frames = self._limits.urgent_batch_frames
@@ -189,7 +189,7 @@ class Scheduler:
             return Urgency(AHEAD, slack + 1.0)
         return Urgency(DRY if slack < self._guard_s else AHEAD, slack)
 
-    def _language_model(self, requests: Collection[RequestState], at: Situation) -> tuple[Urgency, Plan] | None:
+    def _language_model(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
         waiting: list[SequenceState] = []
         decoding: list[SequenceState] = []
         spared = int(at.slots_total * self._limits.spare_slots)
@@ -230,7 +230,7 @@ class Scheduler:
             return None
         return least, Plan(decode=self._steps(decoding, at))
 
-    def _gives_way(self, decoding: Sequence[SequenceState], at: Situation) -> bool:
+    def _gives_way(self, decoding: Sequence[SequenceState], at: SchedulerState) -> bool:
         """Whether decode steps, of which none is urgent, wait for a stream's batch: on one device they slow it down.
 
         Of few sequences they wait for urgent batches only. Of many they wait for any: the fewer steps it takes to bring
@@ -269,7 +269,7 @@ class Scheduler:
         # Twice the guard: what is about to run dry keeps newcomers from being read.
         return slack - self._seconds(tokens_per_second, 0) < 2 * self._guard_s
 
-    def _steps(self, decoding: Sequence[SequenceState], at: Situation) -> int:
+    def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
         """Decode steps to launch at once: the fewer sequences share them, the sooner each token is wanted."""
         if self._exclusive:
             return 1
@@ -291,7 +291,7 @@ class Scheduler:
             return urgency
         return Urgency(max(AHEAD, urgency.rank), urgency.slack_s + 1.0)
 
-    def _prefill(self, waiting: Sequence[SequenceState], at: Situation) -> tuple[SequenceState, ...]:
+    def _prefill(self, waiting: Sequence[SequenceState], at: SchedulerState) -> tuple[SequenceState, ...]:
         chosen: list[SequenceState] = []
         rows, free, spared = 0, at.slots_free, int(at.slots_total * self._limits.spare_slots)
         for sequence in waiting:
@@ -305,7 +305,7 @@ class Scheduler:
             rows += sequence.prompt_rows
         return tuple(chosen)
 
-    def _synthesis(self, requests: Collection[RequestState], at: Situation) -> tuple[Urgency, Plan] | None:
+    def _synthesis(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
         if not at.running:
             return self._start(requests, at.now)
         urgency, batch = min(((self._urgency_of(one, at.now), one) for one in at.running), key=itemgetter(0))
