@@ -16,7 +16,7 @@ from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import Arrival
-from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
+from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
@@ -165,7 +165,7 @@ def test_what_waits_behind_an_empty_sequence_is_sent():
     empty, spoken = entry.sequences
     lm, synthesis = bench.runners
     spoken.phase, spoken.produced = Phase.DECODED, 5
-    made = Made(spoken, Cut(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
+    made = Made(spoken, ChunkPlan(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
     synthesis.collect = lambda: [made]
     bench.loop.run_once()
     synthesis.collect = list

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
 from vivavoce.engine.request import Arrival, SpeechTokens
-from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
+from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
@@ -59,21 +59,21 @@ def test_cuts_cover_all_tokens_and_do_not_depend_on_how_they_come(total, step, n
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (None, [Cut(100, True, AttentionMode.FULL, 100)]),
+        (None, [ChunkPlan(100, True, AttentionMode.FULL, 100)]),
         (
             ChunkPolicy.official(),
             [
-                Cut(25, False, AttentionMode.GRID, 28),
-                Cut(50, False, AttentionMode.GRID, 78),
-                Cut(25, True, AttentionMode.FULL, 100),
+                ChunkPlan(25, False, AttentionMode.GRID, 28),
+                ChunkPlan(50, False, AttentionMode.GRID, 78),
+                ChunkPlan(25, True, AttentionMode.FULL, 100),
             ],
         ),
         (
             ChunkPolicy.overlapping(),
             [
-                Cut(100, False, AttentionMode.FULL, 120),
-                Cut(100, False, AttentionMode.FULL, 220),
-                Cut(70, True, AttentionMode.FULL, 270),
+                ChunkPlan(100, False, AttentionMode.FULL, 120),
+                ChunkPlan(100, False, AttentionMode.FULL, 220),
+                ChunkPlan(70, True, AttentionMode.FULL, 270),
             ],
         ),
     ],
@@ -91,12 +91,12 @@ def test_the_last_chunk_is_never_empty(lookahead):
 
 def test_frames_count_what_the_flow_computes():
     chunk, official = a_sequence(ChunkPolicy.low_latency(), spoken=40), a_sequence(ChunkPolicy.official(), spoken=40)
-    assert chunk.frames(Cut(25, False, AttentionMode.BLOCKS, 68)) == (50, 180)
-    assert official.frames(Cut(25, False, AttentionMode.GRID, 68)) == (2 * (50 + 40 + 25), 0)
+    assert chunk.frames(ChunkPlan(25, False, AttentionMode.BLOCKS, 68)) == (50, 180)
+    assert official.frames(ChunkPlan(25, False, AttentionMode.GRID, 68)) == (2 * (50 + 40 + 25), 0)
     assert chunk.frames(None) == (100, 0)
     overlapping = a_sequence(ChunkPolicy.overlapping(), spoken=100)
     overlapping.request.rates = Rates(22_050, 256, 50)
-    assert overlapping.frames(Cut(100, False, AttentionMode.FULL, 220)) == (292, 0)  # 50 of the prompt, 120 seen
+    assert overlapping.frames(ChunkPlan(100, False, AttentionMode.FULL, 220)) == (292, 0)  # 50 of the prompt, 120 seen
 
 
 def test_a_listener_waits_for_what_comes_late():
@@ -143,9 +143,9 @@ def test_each_push_of_speech_tokens_is_a_cut():
     sequence = pushed(SpeechTokens((1,) * 20, 12), SpeechTokens((2,) * 5, 9), SpeechTokens((3,), 5, final=True))
     made = cuts(sequence, 26, 26)
     assert made == [
-        Cut(12, False, AttentionMode.BLOCKS, 20),
-        Cut(9, False, AttentionMode.BLOCKS, 25),
-        Cut(5, True, AttentionMode.BLOCKS, 26),
+        ChunkPlan(12, False, AttentionMode.BLOCKS, 20),
+        ChunkPlan(9, False, AttentionMode.BLOCKS, 25),
+        ChunkPlan(5, True, AttentionMode.BLOCKS, 26),
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
 from vivavoce.engine.cost_model import Stage
-from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
+from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import FlowItem, Limits, Plan, RunningBatch, Scheduler, SchedulerState
 from vivavoce.rates import Rates
 
@@ -95,7 +95,7 @@ def first_of(stream):
 def batch_of(stream, seconds=0.1):
     """A batch that runs, of a chunk of the stream."""
     hop, attention = (15, AttentionMode.BLOCKS) if stream.policy else (500, AttentionMode.FULL)
-    return RunningBatch((FlowItem(first_of(stream), Cut(hop, not stream.policy, attention, hop + 3)),), seconds)
+    return RunningBatch((FlowItem(first_of(stream), ChunkPlan(hop, not stream.policy, attention, hop + 3)),), seconds)
 
 
 def test_nothing_to_do():
@@ -151,7 +151,7 @@ def test_a_first_chunk_is_made_as_soon_as_its_tokens_are_there():
         made = plan(stream)
         assert bool(made.start) is wanted
         assert bool(made.decode) is not wanted
-    assert made.start == (FlowItem(first_of(stream), Cut(15, False, AttentionMode.BLOCKS, 18)),)
+    assert made.start == (FlowItem(first_of(stream), ChunkPlan(15, False, AttentionMode.BLOCKS, 18)),)
 
 
 def test_the_prompt_comes_before_the_first_chunk():

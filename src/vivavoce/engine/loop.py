@@ -28,7 +28,7 @@ from vivavoce.engine.device import GcFreeze
 from vivavoce.engine.handle import Outcome
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import Arrival, AudioChunk
-from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState, Taken
+from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState, Taken
 from vivavoce.engine.scheduler import Scheduler, SchedulerState
 from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
@@ -312,7 +312,7 @@ class Loop:
                 if not pause_s:
                     request.current += 1  # it brought no tokens at all
                     continue
-                made = Cut(0, True, AttentionMode.FULL, 0), np.zeros(round(pause_s * rate), np.float32)
+                made = ChunkPlan(0, True, AttentionMode.FULL, 0), np.zeros(round(pause_s * rate), np.float32)
             (cut, samples), now = made, self._clock()
             duration_s = len(samples) / rate
             last = cut.final and request.complete and sequence is sequences[-1]

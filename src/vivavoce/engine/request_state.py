@@ -38,7 +38,7 @@ class Phase(Enum):
     """All its tokens are there."""
 
 
-class Cut(NamedTuple):
+class ChunkPlan(NamedTuple):
     """A chunk that can be made now: `hop` speech tokens after those already spoken; the flow sees the first `seen`."""
 
     hop: int
@@ -67,7 +67,7 @@ class SequenceState:
     silence: int = 0
     """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
-    pushed: deque[Cut] | None = None
+    pushed: deque[ChunkPlan] | None = None
     run: DecodeRun | None = None
     text: StreamingPrompt | None = None
     request: RequestState = field(init=False)
@@ -113,7 +113,7 @@ class SequenceState:
         """Whether the next chunk can be made."""
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
-    def next_cut(self, now: float) -> Cut | None:
+    def next_cut(self, now: float) -> ChunkPlan | None:
         """The next chunk, if the tokens so far allow one."""
         if not self.may_cut(now):
             return None
@@ -121,13 +121,15 @@ class SequenceState:
             return self.pushed[0]
         policy, pending = self.request.policy, self.produced - self.spoken
         if policy is None:
-            return Cut(pending, True, AttentionMode.FULL, self.produced)
+            return ChunkPlan(pending, True, AttentionMode.FULL, self.produced)
         seamless = policy.joins is Joins.SEAMLESS
         hop, need = self._wanted(now, policy)
         if pending < need:
-            return Cut(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
+            return ChunkPlan(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
         attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
-        return Cut(hop, False, AttentionMode.BLOCKS if seamless else attention, self.spoken + hop + policy.lookahead)
+        return ChunkPlan(
+            hop, False, AttentionMode.BLOCKS if seamless else attention, self.spoken + hop + policy.lookahead
+        )
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
@@ -143,7 +145,7 @@ class SequenceState:
             self._known = (self.spoken, self.chunks, hop, need)
         return hop, need
 
-    def frames(self, cut: Cut | None) -> tuple[int, int]:
+    def frames(self, cut: ChunkPlan | None) -> tuple[int, int]:
         """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
         frames_of, policy = self.request.rates.frames_of, self.request.policy
         if cut is None:
@@ -174,7 +176,7 @@ class RequestState:
     complete: bool = True
     asked: bool = True
     sequences: list[SequenceState] = field(default_factory=list)
-    held: dict[int, tuple[Cut, Any]] = field(default_factory=dict)
+    held: dict[int, tuple[ChunkPlan, Any]] = field(default_factory=dict)
     """Offline sequences that are done before those in front of them, with their samples, by place."""
     current: int = 0
     """Place of the sequence whose audio comes next."""
@@ -243,7 +245,7 @@ class RequestState:
                 "come; send as many, and at least one, before the final ones"
             )
         assert sequence.pushed is not None
-        sequence.pushed.append(Cut(more.hop, more.final, AttentionMode.BLOCKS, sequence.produced))
+        sequence.pushed.append(ChunkPlan(more.hop, more.final, AttentionMode.BLOCKS, sequence.produced))
         sequence.ready_at = sequence.ready_at or now
         if more.final:
             self.complete, sequence.phase = True, Phase.DECODED

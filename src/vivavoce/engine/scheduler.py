@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
-from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
+from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 
 _PAST_STEP = 64
 """Frames of a chunk's past that are told apart when it is priced."""
@@ -55,7 +55,7 @@ class FlowItem(NamedTuple):
     """A sequence's work for the flow: a cut, or None for its prompt's state."""
 
     sequence: SequenceState
-    cut: Cut | None
+    cut: ChunkPlan | None
 
 
 class _Choice(NamedTuple):

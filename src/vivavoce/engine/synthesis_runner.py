@@ -18,7 +18,7 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue, Mark
 from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
 from vivavoce.engine.request import SegmentRequest
-from vivavoce.engine.request_state import Cut, SequenceState
+from vivavoce.engine.request_state import ChunkPlan, SequenceState
 from vivavoce.engine.scheduler import FlowItem, RunningBatch
 from vivavoce.engine.stages import Fail, FlowInterface, FlowJobInterface, VocoderInterface, is_out_of_memory, not_finite
 from vivavoce.engine.statistics import Statistics
@@ -34,7 +34,7 @@ class Made(NamedTuple):
     """Samples of one cut, [n] float32, on the host."""
 
     sequence: SequenceState
-    cut: Cut
+    cut: ChunkPlan
     samples: NDArray[np.float32]
 
 
