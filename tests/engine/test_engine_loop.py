@@ -20,7 +20,7 @@ from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, Sequen
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.synthesis_runner import Made
+from vivavoce.engine.synthesis_runner import Synthesized
 from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
@@ -165,7 +165,7 @@ def test_what_waits_behind_an_empty_sequence_is_sent():
     empty, spoken = entry.sequences
     lm, synthesis = bench.runners
     spoken.phase, spoken.produced = Phase.DECODED, 5
-    made = Made(spoken, ChunkPlan(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
+    made = Synthesized(spoken, ChunkPlan(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
     synthesis.collect = lambda: [made]
     bench.loop.run_once()
     synthesis.collect = list

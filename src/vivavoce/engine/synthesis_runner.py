@@ -30,7 +30,7 @@ _MOST_BATCHES = 2
 """Flow batches that take their steps in turns."""
 
 
-class Made(NamedTuple):
+class Synthesized(NamedTuple):
     """Samples of one cut, [n] float32, on the host."""
 
     sequence: SequenceState
@@ -216,7 +216,7 @@ class SynthesisRunner:
         """Block until something that was launched is done."""
         self.queue.settle(wait=True)
 
-    def collect(self) -> list[Made]:
+    def collect(self) -> list[Synthesized]:
         """Samples that have arrived at the host, in the order in which their batches ended."""
         for batch in self._batches[:]:
             if all(sequence.request.closed for sequence, _ in batch.items):
@@ -226,7 +226,7 @@ class SynthesisRunner:
                 for sequence, _ in batch.items:
                     sequence.busy = False
         self.queue.settle()
-        made: list[Made] = []
+        made: list[Synthesized] = []
         while self._leaving and self._leaving[0][2].reached():
             items, copies, _ = self._leaving.popleft()
             for (sequence, cut), copy in zip(items, copies, strict=True):
@@ -235,7 +235,7 @@ class SynthesisRunner:
                 # A copy of its own: listeners keep chunks, and page-locked memory is dear.
                 samples = copy.numpy().copy() if copy.is_pinned() else copy.numpy()
                 if np.isfinite(samples).all():
-                    made.append(Made(sequence, cut, samples))
+                    made.append(Synthesized(sequence, cut, samples))
                 else:
                     log.warning("samples not finite: of request %(request)d", {"request": sequence.request.id})
                     self.fail([sequence], not_finite())
