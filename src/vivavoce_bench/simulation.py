@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, Stage
-from vivavoce.engine.device import DEPTH, DeviceQueue, Mark
+from vivavoce.engine.device import DEPTH, DeviceQueue, QueueEvent
 from vivavoce.engine.engine import assemble
 from vivavoce.engine.flow_stage import FlowChunk
 from vivavoce.engine.flow_stage.planning import FlowRow
@@ -91,7 +91,7 @@ class Device:
 
 
 @dataclass(eq=False)
-class SimulatedMark(Mark):
+class SimulatedMark(QueueEvent):
     """A point in a queue's work, which is that of `work` seconds in all."""
 
     device: Device
@@ -147,7 +147,7 @@ class _LM:
         self.slots, self._queue, self._costs = machine.memory.slots, queue, machine.costs
         self._free, self._open = list(range(self.slots)), dict[int, list[int]]()
         """Of each open slot: ids that are still to be launched, and positions."""
-        self._launches: deque[tuple[Mark, int, list[tuple[int, list[int], int]]]] = deque()
+        self._launches: deque[tuple[QueueEvent, int, list[tuple[int, list[int], int]]]] = deque()
 
     free_slots = property(lambda self: len(self._free))
     decoding = property(lambda self: sum(left > 0 for left, _ in self._open.values()))

@@ -29,7 +29,7 @@ from tests.engine.engine_helpers import (
 )
 from tests.engine.lm_stage.lm_talk import EOS, FILL, Says
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.device import DeviceQueue, Mark
+from vivavoce.engine.device import DeviceQueue, QueueEvent
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import (
     Arrival,
@@ -384,11 +384,11 @@ def test_synthesis_alone_warms_up_and_many_streams_may_stay_open(without_lm):
 
 def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm, monkeypatch):
     """The last steps of a new voice's prompt fill the queue; nothing else is running then."""
-    made: list[Mark] = []
+    made: list[QueueEvent] = []
     done = -1
 
     def mark(queue):
-        made.append(Mark(None, queue.clock(), []))
+        made.append(QueueEvent(None, queue.clock(), []))
         return made[-1]
 
     def reached(mark, wait=False):
@@ -398,7 +398,7 @@ def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm
         return place <= done
 
     monkeypatch.setattr(DeviceQueue, "mark", mark)
-    monkeypatch.setattr(Mark, "reached", reached)
+    monkeypatch.setattr(QueueEvent, "reached", reached)
     with running(without_lm) as engine:
         spoken = engine.submit(stream(given(20, voice=voice(9))))
         listener = threading.Thread(target=spoken.result, daemon=True)

@@ -31,7 +31,7 @@ DEPTH = 2
 
 
 @dataclass(eq=False)
-class Mark:
+class QueueEvent:
     """A point in a queue's order: reached once everything before it is done.
 
     event: None, where work is done when a launch returns, at the time `at`. It goes to `spare` when the mark is
@@ -74,14 +74,14 @@ class DeviceQueue:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
         self._depth = DEPTH if self._stream is not None else 1
         self.clock = clock
-        self._spans: deque[tuple[Mark, Mark, Callable[[float], None]]] = deque()
+        self._spans: deque[tuple[QueueEvent, QueueEvent, Callable[[float], None]]] = deque()
         """Where each piece begins and ends, and what is told its seconds."""
         self._spare: list[torch.cuda.Event] = []
         self._usual_s = 0.0
         """What the newest piece took that is done."""
         self._oldest_at = 0.0
         """Since when the oldest piece is taken to be on the device, on the host's clock."""
-        self._last: Mark | None = None
+        self._last: QueueEvent | None = None
         """End of the newest piece of work, unless something that is not timed was enqueued after it."""
 
     @property
@@ -109,13 +109,13 @@ class DeviceQueue:
         self._last = None
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def mark(self) -> Mark:
+    def mark(self) -> QueueEvent:
         """A point behind everything launched so far."""
         if self._stream is None:
-            return Mark(None, self.clock(), self._spare)
+            return QueueEvent(None, self.clock(), self._spare)
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
-        return Mark(event, 0.0, self._spare)
+        return QueueEvent(event, 0.0, self._spare)
 
     def launch(self, work: Callable[[], T], on_done: Callable[[float], None]) -> T:
         """A piece of work; `on_done` gets its seconds once it is done (`settle`), unless it raises."""

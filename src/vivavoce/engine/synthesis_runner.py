@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vivavoce.engine.chunk_policy import Joins
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
-from vivavoce.engine.device import DeviceQueue, Mark
+from vivavoce.engine.device import DeviceQueue, QueueEvent
 from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.engine.request_state import ChunkPlan, SequenceState
@@ -84,7 +84,7 @@ class SynthesisRunner:
         self._batches: list[_Batch] = []
         self._again: deque[tuple[Sequence[FlowItem], bool]] = deque()
         """Items of batches that failed, to be tried in smaller ones; whether it is for the last time."""
-        self._leaving: deque[tuple[Sequence[FlowItem], Sequence[Tensor], Mark]] = deque()
+        self._leaving: deque[tuple[Sequence[FlowItem], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
     @property
@@ -278,7 +278,7 @@ class SynthesisRunner:
 
         waves: list[Tensor] | None = None
 
-        def work() -> tuple[Sequence[Tensor], Mark]:
+        def work() -> tuple[Sequence[Tensor], QueueEvent]:
             nonlocal waves
             waves = self.vocoder.run(pieces)
             if not self._on_cuda:
