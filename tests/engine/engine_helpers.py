@@ -19,7 +19,7 @@ from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowStage
 from vivavoce.engine.handle import ArrivingText, Handle
-from vivavoce.engine.request import Arrival, Conditioning, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import Conditioning, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidText
 from vivavoce.models.build import Models
@@ -110,7 +110,7 @@ def stream(*segments: SegmentRequest, policy: ChunkPolicy = LOW_LATENCY) -> Engi
     return EngineRequest(segments, policy)
 
 
-def arriving(first: SegmentRequest | None, arrival: Arrival, policy: ChunkPolicy = LOW_LATENCY) -> EngineRequest:
+def arriving(first: SegmentRequest | None, arrival: InputMode, policy: ChunkPolicy = LOW_LATENCY) -> EngineRequest:
     return EngineRequest(() if first is None else (first,), policy, arrival)
 
 

@@ -22,7 +22,7 @@ from tests.engine.engine_helpers import (
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.lm_stage import LMStage
-from vivavoce.engine.request import Arrival
+from vivavoce.engine.request import InputMode
 from vivavoce.engine.scheduler import Limits
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import RequestCancelled
@@ -36,7 +36,7 @@ WATCHED = {
     "short hops": stream(EXACT[0], policy=ChunkPolicy.equal(hop=10, lookahead=0)),
     "official": stream(EXACT[1], policy=ChunkPolicy.official()),
     "conversion": stream(given(40, speed=0.8)),
-    "text in": arriving(TEXT_IN, Arrival.TOKENS),
+    "text in": arriving(TEXT_IN, InputMode.TOKENS),
 }
 POLICIES = [
     ChunkPolicy.low_latency(),
@@ -97,7 +97,7 @@ def test_alone_and_in_company(models, alone):
             thread.start()
         handles = submit_all(engine, WATCHED)
         # Its text never ends: it is still there when the others are done.
-        dropped = engine.submit(arriving(segment(20), Arrival.TOKENS))
+        dropped = engine.submit(arriving(segment(20), InputMode.TOKENS))
         heard = {name: handle.result() for name, handle in handles.items()}
         dropped.cancel()
         for thread in threads:
@@ -196,7 +196,7 @@ def test_a_request_that_ends_within_a_launch_is_not_missed(models, one_by_one):
 def test_text_that_arrives_is_spoken_the_same(models):
     def tokens(*steps):
         with launching(models, *steps) as engine:
-            handle = engine.submit(arriving(segment(None, text=(65, 66)), Arrival.TOKENS))
+            handle = engine.submit(arriving(segment(None, text=(65, 66)), InputMode.TOKENS))
             assert handle.text.wait_until_wanted()
             handle.text.push((67, 68, 69, 70, 71, 72, 73))
             handle.text.close()

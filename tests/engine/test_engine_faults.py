@@ -23,7 +23,7 @@ from tests.engine.engine_helpers import (
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.flow_stage import AttentionMode
 from vivavoce.engine.flow_stage.padded import PaddedSolver
-from vivavoce.engine.request import Arrival, Conditioning
+from vivavoce.engine.request import Conditioning, InputMode
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.errors import EngineStopped, OutOfMemory, StageFailed
 from vivavoce.models.flow.model import Path
@@ -126,7 +126,7 @@ def test_a_prompt_that_cannot_be_read_hurts_itself_alone(engine, monkeypatch, al
 
 
 def test_a_failing_decode_step_hurts_those_that_decode(engine, monkeypatch):
-    starved = engine.submit(arriving(segment(None, text=(65, 66)), Arrival.TOKENS))
+    starved = engine.submit(arriving(segment(None, text=(65, 66)), InputMode.TOKENS))
     assert starved.text.wait_until_wanted()
     inject(monkeypatch, engine.stages.lm, "decode", CUDA_OOM)
     victim, spared = engine.submit(VICTIM), engine.submit(stream(given(20)))
@@ -225,7 +225,7 @@ def test_numbers_that_overflow_are_never_heard(engine, alone):
 
 def test_a_failing_scheduler_ends_the_engine(engine, monkeypatch):
     streams = [engine.submit(NEIGHBOUR), engine.submit(offline(segment(50)))]
-    starved = engine.submit(arriving(None, Arrival.SEGMENTS))
+    starved = engine.submit(arriving(None, InputMode.SEGMENTS))
     assert starved.text.wait_until_wanted()
     inject(monkeypatch, Scheduler, "plan", ZeroDivisionError())
     for handle in (*streams, starved):

@@ -15,7 +15,7 @@ from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import Arrival
+from vivavoce.engine.request import InputMode
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
@@ -88,7 +88,7 @@ def test_messages_about_no_request_change_nothing():
 
 def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     bench = Bench(slots=1)
-    first, second = bench.submit(1), bench.submit(2, sequences=0, complete=False, arrival=Arrival.SEGMENTS)
+    first, second = bench.submit(1), bench.submit(2, sequences=0, complete=False, arrival=InputMode.SEGMENTS)
     bench.post("take", 2, SequenceState(segment()))
     bench.post("take", 2, None)
     bench.loop.run_once()

@@ -32,8 +32,8 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.device import DeviceQueue, QueueEvent
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import (
-    Arrival,
     EngineRequest,
+    InputMode,
     SamplingParams,
     SegmentRequest,
     SpeechTokens,
@@ -137,7 +137,7 @@ def test_long_silences_of_the_third_generation_are_cut(models_v3):
             assert (len(spoken.samples), spoken.cut) == (samples * len(wanted), (True,))
         for seed, handle in enumerate(tokens):
             assert [one for piece in handle for one in piece] == list(handle.tokens[0]) == audible(range(40), seed)
-        handle = engine.submit(arriving(segments[1], Arrival.TOKENS))
+        handle = engine.submit(arriving(segments[1], InputMode.TOKENS))
         handle.text.close()
         # Two blocks of text, each followed by 15 ids and a fill, then the rest to four ids for each text id.
         assert list(handle.result().tokens[0]) == audible([*range(15), *range(16, 31), *range(32, 40)], 1)
@@ -148,7 +148,7 @@ def test_a_text_that_arrives_behind_a_system_prompt_is_waited_for(models_v3, off
     """Officially 15 tokens are said before the first words of it are there."""
     voice = replace(MUTE, lm_system_text=(70, 71))
     with running(models_v3, official=official) as engine:
-        sequence = engine._check_in(SegmentRequest(voice, text=(65,)), Arrival.TOKENS)
+        sequence = engine._check_in(SegmentRequest(voice, text=(65,)), InputMode.TOKENS)
         run = sequence.text.next_run()
         assert (run is not None) == official
         sequence.text.push((66,) * 4)
@@ -248,7 +248,7 @@ def synthesis_only(without_lm):
 
 
 def of_tokens(seed=0, who=VOICE, speed=1.0, policy=LOW_LATENCY) -> EngineRequest:
-    return arriving(SegmentRequest(who, speech_tokens=(), seed=seed, speed=speed), Arrival.SPEECH, policy)
+    return arriving(SegmentRequest(who, speech_tokens=(), seed=seed, speed=speed), InputMode.SPEECH, policy)
 
 
 def pushes(tokens, hops, lookahead=3) -> list[SpeechTokens]:
@@ -340,13 +340,13 @@ def token_request(**settings):
     [
         (lambda: of_tokens(policy=ChunkPolicy.official()), "seamless"),
         (lambda: of_tokens(policy=None), "seamless"),
-        (lambda: arriving(segment(), Arrival.SPEECH), "neither text nor tokens"),
+        (lambda: arriving(segment(), InputMode.SPEECH), "neither text nor tokens"),
         (lambda: stream(SegmentRequest(VOICE, speech_tokens=())), "text: no tokens to speak"),
         (lambda: token_request(max_tokens=0), "max_tokens: 0"),
         (lambda: token_request(min_tokens=-1), "min_tokens: -1"),
         (lambda: token_request(seed=2**63), "seed"),
         (lambda: token_request(rows=()), "prompt: it has no rows"),
-        (lambda: arriving(given(4), Arrival.TOKENS), "speech tokens"),
+        (lambda: arriving(given(4), InputMode.TOKENS), "speech tokens"),
     ],
 )
 def test_requests_that_make_no_sense(request_of, words):

@@ -27,7 +27,7 @@ from tests.engine.engine_helpers import (
     voice,
 )
 from vivavoce.engine.chunk_policy import ChunkPolicy, Progress
-from vivavoce.engine.request import Arrival, SamplingParams
+from vivavoce.engine.request import InputMode, SamplingParams
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
 SEAMLESS = [
@@ -204,7 +204,7 @@ def obedient(models):
 
 
 def test_segments_are_numbered_as_they_arrive(engine):
-    handle = engine.submit(arriving(None, Arrival.SEGMENTS))
+    handle = engine.submit(arriving(None, InputMode.SEGMENTS))
     for one in (segment(10), segment(15)):
         handle.text.push(one)
     handle.text.close()
@@ -233,7 +233,7 @@ def test_speech_that_is_ended_at_its_most_tokens_is_cut(obedient, request_of):
 
 
 def test_arriving_text_is_never_cut(engine):
-    handle = engine.submit(arriving(segment(None), Arrival.TOKENS))
+    handle = engine.submit(arriving(segment(None), InputMode.TOKENS))
     handle.text.close()
     assert handle.result().cut == (False,)
 

@@ -17,7 +17,7 @@ from tests.engine.engine_helpers import (
     segment,
     stream,
 )
-from vivavoce.engine.request import Arrival, SamplingParams, SegmentRequest
+from vivavoce.engine.request import InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
 IDS = tuple(range(65, 85))
@@ -59,11 +59,11 @@ def close(handle, *parts):
 
 
 def test_tokens_arrive(engine):
-    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    handle = engine.submit(arriving(first(), InputMode.TOKENS))
     source = Source(IDS[2:5], (), IDS[5:9], IDS[9:])
     feed(handle.text, source)
     spoken = handle.result()
-    together = close(engine.submit(arriving(first(20), Arrival.TOKENS)))
+    together = close(engine.submit(arriving(first(20), InputMode.TOKENS)))
     assert spoken.tokens == together.tokens
     same(spoken.samples, together.samples)
     assert source.taken == 4
@@ -71,7 +71,7 @@ def test_tokens_arrive(engine):
 
 def test_segments_arrive(engine):
     requests = [segment(20, seed=1), given(6), segment(5, seed=2)]
-    handle = engine.submit(arriving(requests[0], Arrival.SEGMENTS))
+    handle = engine.submit(arriving(requests[0], InputMode.SEGMENTS))
     feed(handle.text, Source(*requests[1:]))
     spoken = handle.result()
     together = engine.submit(stream(*requests)).result()
@@ -80,14 +80,14 @@ def test_segments_arrive(engine):
 
 
 def test_no_text_at_all_is_an_end(engine):
-    spoken = close(engine.submit(arriving(None, Arrival.SEGMENTS)))
+    spoken = close(engine.submit(arriving(None, InputMode.SEGMENTS)))
     assert (spoken.tokens, len(spoken.samples)) == ((), 0)
 
 
 def test_text_is_read_when_it_is_wanted(engine):
     """A source that never ends is read as speech goes on, not before."""
     source = Source(*([IDS[:5]] * 1_000))
-    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    handle = engine.submit(arriving(first(), InputMode.TOKENS))
     feed(handle.text, source)
     chunks = iter(handle)
     for _ in range(2):
@@ -97,16 +97,16 @@ def test_text_is_read_when_it_is_wanted(engine):
     assert source.taken < 20
 
 
-@pytest.mark.parametrize("arrival", [Arrival.TOKENS, Arrival.SEGMENTS])
+@pytest.mark.parametrize("arrival", [InputMode.TOKENS, InputMode.SEGMENTS])
 def test_a_failing_source_is_told_after_what_it_brought(engine, arrival):
-    part = segment(3) if arrival is Arrival.SEGMENTS else IDS[2:6]
+    part = segment(3) if arrival is InputMode.SEGMENTS else IDS[2:6]
     handle = engine.submit(arriving(first(6), arrival))
     feed(handle.text, Source(part, ConnectionError("the model behind hung up")))
     assert outlived(handle, ConnectionError, "hung up") > 3 * 960
 
 
 def test_a_starved_request_can_be_cancelled(engine):
-    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    handle = engine.submit(arriving(first(), InputMode.TOKENS))
     assert handle.text.wait_until_wanted()
     handle.cancel()
     with pytest.raises(RequestCancelled):
@@ -124,7 +124,7 @@ def test_a_dropped_listener_lets_its_source_go(engine):
             begun.set()
             return super().__next__()
 
-    handle = engine.submit(arriving(first(), Arrival.TOKENS))
+    handle = engine.submit(arriving(first(), InputMode.TOKENS))
     feed(handle.text, Blocking(IDS, IDS, IDS))
     assert begun.wait(PATIENCE_S)
     del handle
@@ -139,7 +139,7 @@ def test_too_much_text_is_refused_after_what_there_is_room_for(models, monkeypat
     """The voice's 30 tokens and 40 more."""
     monkeypatch.setattr(ROOM, 2 * 70)
     with running(models) as engine:
-        handle = engine.submit(arriving(first(), Arrival.TOKENS))
+        handle = engine.submit(arriving(first(), InputMode.TOKENS))
         feed(handle.text, Source(*([IDS] * 100)))
         assert outlived(handle, InvalidRequest, "40 speech tokens") == 40 * 960
 
@@ -147,7 +147,7 @@ def test_too_much_text_is_refused_after_what_there_is_room_for(models, monkeypat
 def test_a_segment_that_does_not_fit_spares_those_before(models, monkeypatch):
     monkeypatch.setattr(ROOM, 2 * 70)
     with running(models) as engine:
-        handle = engine.submit(arriving(segment(5), Arrival.SEGMENTS))
+        handle = engine.submit(arriving(segment(5), InputMode.SEGMENTS))
         with pytest.raises(InvalidRequest, match="room for 40"):
             handle.text.push(given(41))
         assert handle.text.wait_until_wanted()
@@ -155,14 +155,14 @@ def test_a_segment_that_does_not_fit_spares_those_before(models, monkeypatch):
 
 
 def test_text_of_the_wrong_form_is_refused(engine):
-    handle = engine.submit(arriving(segment(5), Arrival.SEGMENTS))
+    handle = engine.submit(arriving(segment(5), InputMode.SEGMENTS))
     with pytest.raises(InvalidRequest, match="arrival segments"):
         handle.text.push(IDS)
     assert len(close(handle, segment(5, seed=3)).samples) == 10 * 960
 
 
 def test_text_after_the_end_is_refused(engine):
-    handle = engine.submit(arriving(segment(None), Arrival.TOKENS))
+    handle = engine.submit(arriving(segment(None), InputMode.TOKENS))
     handle.text.close()
     handle.text.close()
     with pytest.raises(InvalidRequest, match="its end was announced"):
@@ -171,7 +171,7 @@ def test_text_after_the_end_is_refused(engine):
     assert engine.healthy
 
 
-@pytest.mark.parametrize("arrival", [Arrival.TOKENS, Arrival.SEGMENTS])
+@pytest.mark.parametrize("arrival", [InputMode.TOKENS, InputMode.SEGMENTS])
 def test_draining_does_not_wait_for_text_that_never_comes(models, arrival):
     with running(models) as engine:
         handle = engine.submit(arriving(first(), arrival))
@@ -182,10 +182,10 @@ def test_draining_does_not_wait_for_text_that_never_comes(models, arrival):
 
 def test_a_text_of_many_blocks_in_company(engine):
     """Text comes to each while the others speak."""
-    handles = [engine.submit(arriving(first(seed=seed), Arrival.TOKENS)) for seed in (1, 2, 3)]
+    handles = [engine.submit(arriving(first(seed=seed), InputMode.TOKENS)) for seed in (1, 2, 3)]
     for handle in handles:
         feed(handle.text, Source(*((one,) for one in IDS[2:14])))
-    alone = close(engine.submit(arriving(first(14, seed=2), Arrival.TOKENS)))
+    alone = close(engine.submit(arriving(first(14, seed=2), InputMode.TOKENS)))
     assert [handle.result() for handle in handles][1].tokens == alone.tokens
 
 

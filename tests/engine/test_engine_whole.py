@@ -13,7 +13,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.flow_stage.whole import WholeSolver
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.lm_stage import LMStage, plain_run
-from vivavoce.engine.request import Arrival
+from vivavoce.engine.request import InputMode
 from vivavoce.errors import InvalidRequest, StageFailed
 from vivavoce.models.flow.whole import WholeInput
 from vivavoce.models.lm.conformer import conformer_rows
@@ -113,12 +113,12 @@ def victim(rows):
 
 def test_text_arrives_sentence_by_sentence(models):
     with running(models) as engine:
-        handle = engine.submit(arriving(None, Arrival.SEGMENTS, OFFICIAL))
+        handle = engine.submit(arriving(None, InputMode.SEGMENTS, OFFICIAL))
         handle.text.push(segment(20, voice=PROMPTED))
         handle.text.close()
         assert len(handle.result().samples) == models.config.rates.frames_of(20) * 256
         with pytest.raises(InvalidRequest, match="whole sentences"):
-            engine.submit(arriving(segment(20, voice=PROMPTED), Arrival.TOKENS, OFFICIAL))
+            engine.submit(arriving(segment(20, voice=PROMPTED), InputMode.TOKENS, OFFICIAL))
 
 
 def test_there_are_no_kernels_of_its_own(models):

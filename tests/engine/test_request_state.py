@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
-from vivavoce.engine.request import Arrival, SpeechTokens
+from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
@@ -132,7 +132,7 @@ def test_starved_means_that_only_text_helps():
 
 def pushed(*pushes):
     """A sequence whose speech tokens arrive, after these pushes."""
-    request = a_request(complete=False, arrival=Arrival.SPEECH)
+    request = a_request(complete=False, arrival=InputMode.SPEECH)
     request.add(SequenceState(None, prompt_tokens=50, phase=Phase.STARVED, pushed=deque()))
     for push in pushes:
         request.take(push, now=0.0)

@@ -10,7 +10,7 @@ import torch
 
 from vivavoce.checkpoint.config import Generation, MelConfig
 from vivavoce.checkpoint.folder import BACKBONE, YAML_OF, TextStream
-from vivavoce.engine.request import Arrival, SamplingParams
+from vivavoce.engine.request import InputMode, SamplingParams
 from vivavoce.errors import InvalidRequest, InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import load_front_end
 from vivavoce.frontend.modes import MODES, choose_mode, condition
@@ -137,7 +137,7 @@ def test_cosyvoice_1_is_given_an_instruction_and_no_prompt(first):
 
 
 def test_a_text_for_cosyvoice_1_arrives_by_sentences(first):
-    assert first.arrival is Arrival.SEGMENTS
+    assert first.arrival is InputMode.SEGMENTS
     said = "The ferry has left without its captain, and nobody knows why."
     planned = list(first.plan_arriving([said[:5], said[5:] + " Wh", "o does?"], FULL))
     assert [first.text._tokenizer.decode(one.request.text) for one in planned] == [said, "Who does?"]

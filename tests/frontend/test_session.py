@@ -17,7 +17,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
-from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
 from vivavoce.frontend.front_end import PlannedSegment, load_front_end
 from vivavoce.frontend.session import AHEAD, RequestSession, end_feeding
@@ -183,7 +183,7 @@ class Engine:
 class FrontEndOf:
     """Plans so many segments of a character each; the pieces of an arriving text are segments, or errors."""
 
-    arrival = Arrival.SEGMENTS
+    arrival = InputMode.SEGMENTS
     config = SimpleNamespace(rates=SimpleNamespace(sample_rate=RATE), generation=Generation.V2)
 
     def __init__(self, conditioning):
@@ -220,7 +220,7 @@ def test_the_engine_gets_what_its_listener_is_near(front, voice):
     engine = Engine()
     session = RequestSession(engine, front)
     session.start("x" * (AHEAD + 3), voice)
-    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (AHEAD + 1, Arrival.SEGMENTS)
+    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (AHEAD + 1, InputMode.SEGMENTS)
     session.on_heard(0)
     assert engine.pushed == []
     session.on_heard(1)
@@ -233,7 +233,7 @@ def test_the_engine_gets_what_its_listener_is_near(front, voice):
 def test_a_short_text_is_given_whole(front, voice):
     engine = Engine()
     RequestSession(engine, front).start("x" * (AHEAD + 1), voice)
-    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (AHEAD + 1, Arrival.WHOLE)
+    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (AHEAD + 1, InputMode.WHOLE)
 
 
 def test_a_long_text_is_read_on_while_it_is_heard(front, voice):
@@ -241,7 +241,7 @@ def test_a_long_text_is_read_on_while_it_is_heard(front, voice):
     engine = Engine()
     session = RequestSession(engine, front)
     session.start("x" * 1_000, voice)
-    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (1, Arrival.SEGMENTS)
+    assert (len(engine.requests[0].segments), engine.requests[0].arrival) == (1, InputMode.SEGMENTS)
     wait_for(lambda: len(engine.pushed) == AHEAD)
     assert front.read == AHEAD + 1
     session.on_heard(5)

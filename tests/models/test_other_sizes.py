@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.request import Arrival, Conditioning, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import Conditioning, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
 from vivavoce.models.flow.model import FlowInput
@@ -259,7 +259,7 @@ def test_whole_and_streamed_speech(checkpoint):
             assert sum(len(chunk.samples) for chunk in chunks) == len(whole.samples)
             assert handle.result().tokens == whole.tokens
         first = replace(request, text=request.text[:7])
-        arriving = engine.submit(EngineRequest((first,), ChunkPolicy.low_latency(), Arrival.TOKENS))
+        arriving = engine.submit(EngineRequest((first,), ChunkPolicy.low_latency(), InputMode.TOKENS))
         arriving.text.push(request.text[7:])
         arriving.text.close()
         pieces = list(arriving)

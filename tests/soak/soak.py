@@ -35,7 +35,7 @@ from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.flow_stage.whole import WholeFlowStage, WholeSolver, WholeStream
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import StreamingPrompt
-from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.vocoder_stage import VocoderStream
@@ -214,13 +214,13 @@ def _submit(chance: random.Random, number: int, engine: Engine) -> Handle:
             ),
             policy=policy,
         ),
-        lambda: arriving(short, Arrival.TOKENS, policy),
-        lambda: arriving(part(3), Arrival.SEGMENTS, policy),
+        lambda: arriving(short, InputMode.TOKENS, policy),
+        lambda: arriving(part(3), InputMode.SEGMENTS, policy),
     )
     request = chance.choice(kinds[:5] + kinds[6:] if whole else kinds)()
     handle = engine.submit(request)
-    if request.arrival is not Arrival.WHOLE:
-        more = part(3) if request.arrival is Arrival.SEGMENTS else (67,)
+    if request.arrival is not InputMode.WHOLE:
+        more = part(3) if request.arrival is InputMode.SEGMENTS else (67,)
         feed(handle.text, _parts([more] * chance.randint(0, 2), fails=chance.random() < 0.1))
     return handle
 

@@ -31,9 +31,9 @@ from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.lm_stage import Chooser, DecodeRun, StreamingPrompt, plain_run
 from vivavoce.engine.loop import Loop
 from vivavoce.engine.request import (
-    Arrival,
     Conditioning,
     EngineRequest,
+    InputMode,
     SamplingParams,
     SegmentRequest,
     SpeechTokens,
@@ -296,7 +296,7 @@ class Engine:
     def _enqueue(self, request: EngineRequest | TokenRequest, asked: bool = True) -> Any:
         outbox: Outbox[Any] = Outbox()
         if isinstance(request, TokenRequest):
-            arrival, policy, arrived = Arrival.WHOLE, None, deque([self._read_prompt(request)])
+            arrival, policy, arrived = InputMode.WHOLE, None, deque([self._read_prompt(request)])
         else:
             arrival, policy = request.arrival, request.policy
             if policy is not None:
@@ -304,7 +304,7 @@ class Engine:
             arrived = deque(self._check_in(segment, arrival) for segment in request.segments)
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival = isinstance(request, TokenRequest), arrival
-        state.complete = arrival in (Arrival.WHOLE, Arrival.TOKENS)
+        state.complete = arrival in (InputMode.WHOLE, InputMode.TOKENS)
         self.check_load(state.policy is not None, state)
         if self._on_host:
             release_idle_team()
@@ -317,20 +317,20 @@ class Engine:
 
         return RequestHandle(outbox, cancel=partial(loop.leave, number), push=push)
 
-    def _check_more(self, more: More, arrival: Arrival) -> Taken:
+    def _check_more(self, more: More, arrival: InputMode) -> Taken:
         """What was pushed, as the loop takes it."""
         if more is None or isinstance(more, Exception):
             return more
-        takes, given = Arrival.TOKENS, "text ids were"
+        takes, given = InputMode.TOKENS, "text ids were"
         if isinstance(more, SegmentRequest):
-            takes, given = Arrival.SEGMENTS, "a segment was"
+            takes, given = InputMode.SEGMENTS, "a segment was"
         elif isinstance(more, SpeechTokens):
-            takes, given = Arrival.SPEECH, "speech tokens were"
+            takes, given = InputMode.SPEECH, "speech tokens were"
         if arrival is not takes:
             raise InvalidRequest(f"text: {given} pushed to a request of arrival {arrival.value}; push what it takes")
         if isinstance(more, SegmentRequest):
             more.check_not_empty()
-            return self._check_in(more, Arrival.WHOLE)
+            return self._check_in(more, InputMode.WHOLE)
         vocabulary = self.models.config.lm.vocabulary
         if isinstance(more, SpeechTokens):
             _check_range("speech tokens", more.tokens, vocabulary.num_speech_tokens)
@@ -338,14 +338,14 @@ class Engine:
             _check_range("text", more, self.models.config.lm.text_vocab_size)
         return more
 
-    def _check_in(self, segment: SegmentRequest, arrival: Arrival) -> SequenceState:
+    def _check_in(self, segment: SegmentRequest, arrival: InputMode) -> SequenceState:
         """A segment with the language model's work for it; safe to call from any thread."""
         self._check_ids(segment)
         config, voice, lm = self.models.config.lm, segment.conditioning, self.stages.lm
         room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
         sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
         tokens = () if segment.pause_s else segment.speech_tokens
-        if arrival in (Arrival.TOKENS, Arrival.SPEECH) and not isinstance(config, LMConfig):
+        if arrival in (InputMode.TOKENS, InputMode.SPEECH) and not isinstance(config, LMConfig):
             raise InvalidRequest("text: CosyVoice 1 speaks whole sentences only; push them as segments")
         if tokens is not None:
             if len(tokens) > room:
@@ -354,11 +354,11 @@ class Engine:
                 )
             sequence.phase, sequence.tokens, sequence.produced = Phase.DECODED, list(tokens), len(tokens)
             sequence.limited, sequence.finished = False, segment.pause_s > 0
-            if arrival is Arrival.SPEECH:
+            if arrival is InputMode.SPEECH:
                 sequence.phase, sequence.pushed = Phase.STARVED, deque()
         elif lm is None:
             raise InvalidRequest("text: this engine has no language model; give speech tokens")
-        elif arrival is Arrival.TOKENS:
+        elif arrival is InputMode.TOKENS:
             assert isinstance(config, LMConfig)
             interleaver = TextInterleaver(
                 config.vocabulary,

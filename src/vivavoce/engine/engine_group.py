@@ -30,7 +30,7 @@ import torch
 from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
-from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
+from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode, SegmentRequest
 from vivavoce.engine.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
@@ -293,7 +293,7 @@ class _Served:
             self._send("answer", number, refusal)
             return
         self._send("answer", number, None)
-        if request.arrival is Arrival.TOKENS:
+        if request.arrival is InputMode.TOKENS:
             self._run(self._tell_wanted(number))
         with suppress(VivavoceError):  # the outcome has it
             async for chunk in handle:

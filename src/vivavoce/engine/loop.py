@@ -27,7 +27,7 @@ from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.device import GcFreeze
 from vivavoce.engine.handle import Outcome
 from vivavoce.engine.lm_runner import LMRunner
-from vivavoce.engine.request import Arrival, AudioChunk
+from vivavoce.engine.request import AudioChunk, InputMode
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState, Taken
 from vivavoce.engine.scheduler import Scheduler, SchedulerState
 from vivavoce.engine.stages import explained
@@ -257,7 +257,7 @@ class Loop:
     def _go_on(self, request: RequestState) -> None:
         """Open the sequences that have arrived, and read the text that has."""
         try:
-            if self._drain is not None and request.arrival is not Arrival.WHOLE:
+            if self._drain is not None and request.arrival is not InputMode.WHOLE:
                 # A drain does not wait for text that may never come: what has come is spoken.
                 request.take(None, self._clock())
             while request.arrived:
@@ -316,7 +316,7 @@ class Loop:
             (cut, samples), now = made, self._clock()
             duration_s = len(samples) / rate
             last = cut.final and request.complete and sequence is sequences[-1]
-            if duration_s or last or request.arrival is Arrival.SPEECH:
+            if duration_s or last or request.arrival is InputMode.SPEECH:
                 first, streaming = request.sounding_since is None, request.policy is not None
                 late_s = request.hand_out(duration_s, now)
                 if request.asked:
@@ -341,7 +341,7 @@ class Loop:
                 request.outbox.put(AudioChunk(np.zeros(0, np.float32), rate, request.chunks, True, place))
             self._end(request, request.error)
         else:
-            request.outbox.want_text(request.arrival is not Arrival.WHOLE and request.starved)
+            request.outbox.want_text(request.arrival is not InputMode.WHOLE and request.starved)
 
     def _end(self, request: RequestState, error: Exception | None) -> None:
         """Free whatever the request holds, however it ended."""

@@ -146,7 +146,7 @@ class SpeechTokens:
     final: bool = False
 
 
-class Arrival(Enum):
+class InputMode(Enum):
     """How the text of a request comes."""
 
     WHOLE = "whole"
@@ -169,13 +169,13 @@ class EngineRequest:
 
     segments: tuple[SegmentRequest, ...]
     policy: ChunkPolicy | None = None
-    arrival: Arrival = Arrival.WHOLE
+    arrival: InputMode = InputMode.WHOLE
 
     def __post_init__(self) -> None:
         arrival = self.arrival
-        if not self.segments and arrival is not Arrival.SEGMENTS:
+        if not self.segments and arrival is not InputMode.SEGMENTS:
             raise InvalidRequest("text: no segments to speak; give some text")
-        if arrival is Arrival.SPEECH:
+        if arrival is InputMode.SPEECH:
             if len(self.segments) != 1 or self.segments[0].text or self.segments[0].speech_tokens:
                 raise InvalidRequest("speech tokens: they arrive; give one segment that has neither text nor tokens")
             if self.policy is None or self.policy.joins is not Joins.SEAMLESS:
@@ -183,11 +183,11 @@ class EngineRequest:
             return
         for segment in self.segments:
             segment.check_not_empty()
-        if arrival is not Arrival.WHOLE and self.policy is None:
+        if arrival is not InputMode.WHOLE and self.policy is None:
             raise InvalidRequest("text: only a stream can take its text piece by piece; give a chunk policy")
-        if arrival is Arrival.TOKENS and len(self.segments) != 1:
+        if arrival is InputMode.TOKENS and len(self.segments) != 1:
             raise InvalidRequest(f"text: {len(self.segments)} segments, whose tokens arrive; one is needed")
-        if arrival is Arrival.TOKENS and self.segments[0].speech_tokens is not None:
+        if arrival is InputMode.TOKENS and self.segments[0].speech_tokens is not None:
             raise InvalidRequest("text: it arrives, and speech tokens are given; leave one of them out")
 
 

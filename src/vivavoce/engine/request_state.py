@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, Joins, Progress, Schedule
 from vivavoce.engine.handle import Outbox, RequestTimings
-from vivavoce.engine.request import Arrival, SpeechTokens
+from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
@@ -172,7 +172,7 @@ class RequestState:
     outbox: Outbox[Any]
     arrived: deque[SequenceState] = field(default_factory=deque)
     tokens_only: bool = False
-    arrival: Arrival = Arrival.WHOLE
+    arrival: InputMode = InputMode.WHOLE
     complete: bool = True
     asked: bool = True
     sequences: list[SequenceState] = field(default_factory=list)
@@ -225,7 +225,7 @@ class RequestState:
         text = next((one.text for one in known if one.text is not None), None)
         if isinstance(more, SequenceState):
             self.arrived.append(more)
-        elif self.arrival is Arrival.SPEECH:
+        elif self.arrival is InputMode.SPEECH:
             self._take_speech(known[0], more, now)  # type: ignore[arg-type]
         elif text is None:
             self.complete = True

@@ -20,7 +20,7 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.checkpoint.folder import ModelCard, TextStream
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.checkpoint.weights import find_part, read_tensors
-from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Arrival, Conditioning, SegmentRequest
+from vivavoce.engine.request import MAX_SPEED, MIN_SPEED, Conditioning, InputMode, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText
 from vivavoce.frontend.modes import CONVERSION, MODES, GenerationModes, choose_mode, condition
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, Mode, SpeakOptions, without_instructions
@@ -83,12 +83,12 @@ class FrontEnd:
         return [segment.request for segment in self.plan(text, voice, options)]
 
     @property
-    def arrival(self) -> Arrival:
+    def arrival(self) -> InputMode:
         """How `plan_arriving` brings its text to the engine: by sentences or by words, as the model's card says; by
         sentences to CosyVoice 1.
         """
         by_words = self._modes.by_words and self.card.text_stream is TextStream.INTERLEAVED
-        return Arrival.TOKENS if by_words else Arrival.SEGMENTS
+        return InputMode.TOKENS if by_words else InputMode.SEGMENTS
 
     def plan_arriving(
         self,
@@ -110,7 +110,7 @@ class FrontEnd:
             system, first = self.text.part(next(pieces, ""))
             pieces, begin = chain((first,), _unmarked(pieces)), len(system)
             conditioning = self.conditioning(voice, options, system)
-        if self.arrival is Arrival.TOKENS:
+        if self.arrival is InputMode.TOKENS:
             yield from self._words(pieces, conditioning, options, begin)
             return
         place, paused_s, natural = 0, 0.0, options.reading == "natural"

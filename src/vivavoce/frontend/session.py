@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import ArrivingText, Handle
-from vivavoce.engine.request import Arrival, AudioChunk, EngineRequest
+from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
 from vivavoce.errors import InvalidText, RequestCancelled
 from vivavoce.frontend.front_end import FrontEnd, PlannedSegment
 from vivavoce.frontend.speech import FinishReason, Mark, SegmentText, SpeakOptions, SpeechEvent, Verdict, marks_of
@@ -84,7 +84,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             # A short text is read at once: the engine gets what is near, and learns whether there is more.
             is_short = len(text) <= WHOLE_CHARS
             near = list(islice(segments, AHEAD + 2 if is_short else 1))
-            arrival = Arrival.WHOLE if is_short and len(near) < AHEAD + 2 else Arrival.SEGMENTS
+            arrival = InputMode.WHOLE if is_short and len(near) < AHEAD + 2 else InputMode.SEGMENTS
             near, segments = near[: AHEAD + 1], chain(near[AHEAD + 1 :], segments)
         elif not isinstance(text, Iterable) or isinstance(text, bytes):
             problem = f"text: {type(text).__name__} is no text"
@@ -102,7 +102,7 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
             if progress.closed.is_set():
                 raise RequestCancelled("request: was cancelled")
             self.handle = self._engine.submit(request)
-        if arrival is not Arrival.WHOLE:
+        if arrival is not InputMode.WHOLE:
             # The thread holds neither session nor handle: letting go of them ends it.
             _start_thread(partial(_feed, self.handle.text, segments, progress), progress.close)
 
@@ -203,7 +203,7 @@ class _Progress:
     """
 
     changed: threading.Condition = field(default_factory=threading.Condition)
-    arrival: Arrival = Arrival.SEGMENTS
+    arrival: InputMode = InputMode.SEGMENTS
     text: str = ""
     spans: list[tuple[int, int]] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
@@ -218,13 +218,13 @@ class _Progress:
         for piece in pieces:
             if isinstance(piece, str):  # the front end refuses what is not text
                 self.text += piece
-                if self.arrival is Arrival.TOKENS:
+                if self.arrival is InputMode.TOKENS:
                     self.spans[:] = [(self.spans[0][0] if self.spans else 0, len(self.text))]
             yield piece
 
     def give(self, segment: PlannedSegment) -> None:
         """The engine gets this segment, or, of a text that comes word by word, the next words of the only one."""
-        if self.arrival is not Arrival.TOKENS:
+        if self.arrival is not InputMode.TOKENS:
             self.spans.append((segment.start, segment.end))
         else:  # what may stand before it is not spoken
             self.spans[0] = segment.start, self.spans[0][1]
@@ -316,7 +316,7 @@ def end_feeding() -> None:
 
 def _feed(text: ArrivingText, segments: Iterator[PlannedSegment], progress: _Progress) -> None:
     """Bring the rest of a text to the engine: words when speech waits for them, segments when the listener is near."""
-    by_words = progress.arrival is Arrival.TOKENS
+    by_words = progress.arrival is InputMode.TOKENS
     try:
         while text.wait_until_wanted() if by_words else progress.wait_until_near():
             one = next(segments, None)

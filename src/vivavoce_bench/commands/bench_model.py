@@ -22,9 +22,9 @@ from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
 from vivavoce.engine.engine import Engine, build_stages
 from vivavoce.engine.lm_stage import plain_run
 from vivavoce.engine.request import (
-    Arrival,
     Conditioning,
     EngineRequest,
+    InputMode,
     SamplingParams,
     SegmentRequest,
     SpeechTokens,
@@ -212,7 +212,7 @@ class BenchToken2Wav:
         The state of the voice's prompt is computed with the first chunk unless it was heard before.
         """
         segment = SegmentRequest(speech.voice, speech_tokens=(), seed=speech.seed)
-        handle = self.engine.submit(EngineRequest((segment,), ChunkPolicy.low_latency(), Arrival.SPEECH))
+        handle = self.engine.submit(EngineRequest((segment,), ChunkPolicy.low_latency(), InputMode.SPEECH))
         made, known = iter(handle), 0
         for cut in cuts:
             handle.text.push(SpeechTokens(speech.tokens[known : cut.seen], cut.hop, cut.final))

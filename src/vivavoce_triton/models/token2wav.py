@@ -23,10 +23,10 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle
 from vivavoce.engine.request import (
-    Arrival,
     AudioChunk,
     Conditioning,
     EngineRequest,
+    InputMode,
     SegmentRequest,
     SpeechTokens,
     check_speed,
@@ -369,7 +369,7 @@ class Token2Wav:
                 retry_after_s=wait_s,
             )
         segment = SegmentRequest(voice, speech_tokens=(), seed=seed, speed=speed)
-        handle = self.engine.submit(EngineRequest((segment,), _POLICY, Arrival.SPEECH))
+        handle = self.engine.submit(EngineRequest((segment,), _POLICY, InputMode.SPEECH))
         stream = self.streams[asked.id] = SynthesisStream(asked.id, handle, voice, seed, speed, nbytes)
         return stream
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.request import Arrival, EngineRequest, SamplingParams, SegmentRequest
+from vivavoce.engine.request import EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.frontend.model_choice import model_folder
 from vivavoce.frontend.synthesizer import Synthesizer
@@ -41,7 +41,7 @@ def session(backend: str, model: str, many: int) -> dict[str, Any]:
     }
     handles = [engine.submit(EngineRequest((segment(seed),))) for seed in range(many)]
     found["together"] = [list(handle.result().tokens[0]) for handle in handles]
-    arriving = engine.submit(EngineRequest((segment(0, ids[2][:2]),), policy, Arrival.TOKENS))
+    arriving = engine.submit(EngineRequest((segment(0, ids[2][:2]),), policy, InputMode.TOKENS))
     arriving.text.push(ids[2][2:9])
     arriving.text.push(ids[2][9:])
     arriving.text.close()

@@ -34,7 +34,7 @@ from vivavoce.engine.backends.streamed_lm import StreamedLM, open_runtime
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import build_stages
 from vivavoce.engine.lm_stage import DecodeRun
-from vivavoce.engine.request import Arrival, TokenRequest
+from vivavoce.engine.request import InputMode, TokenRequest
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.models.lm.interleave import Row, RowKind
@@ -86,7 +86,7 @@ def test_the_engine_speaks_as_with_its_own_stage(engine, ours, runtime):
 def test_text_that_arrives_goes_on_in_one_slot(engine, ours, runtime):
     said = []
     for one in (engine, ours):
-        handle = one.submit(arriving(segment(None, text=(65, 66), seed=4), Arrival.TOKENS))
+        handle = one.submit(arriving(segment(None, text=(65, 66), seed=4), InputMode.TOKENS))
         feed(handle.text, iter([(67, 68, 69), (70, 71, 72, 73, 74, 75)]))
         said.append(handle.result().tokens)
     assert said[0] == said[1]
