@@ -11,7 +11,7 @@ from torch import Tensor
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.lm.qwen2 import LMPrompt, Past, SpeechLM, prompt_rows
 from vivavoce.models.lm.sampling import SamplingRows, sample
@@ -83,7 +83,9 @@ def repetition_aware(models: Models, request: SegmentRequest) -> Chooser:
         tail = list(decoded[-window:])
         recent = torch.tensor([[-1] * (window - len(tail)) + tail], device=device)
         step = torch.tensor([len(decoded)], device=device)
-        uniforms = torch.stack((uniform(seed, Stream.NUCLEUS, step), uniform(seed, Stream.FALLBACK, step)), dim=-1)
+        uniforms = torch.stack(
+            (uniform(seed, NoiseStream.NUCLEUS, step), uniform(seed, NoiseStream.FALLBACK, step)), dim=-1
+        )
         return int(sample(scores[None], recent, settings, uniforms))
 
     return choose

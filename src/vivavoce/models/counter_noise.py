@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Stream(IntEnum):
+class NoiseStream(IntEnum):
     """Independent sequences of one seed."""
 
     NUCLEUS = 1
@@ -28,7 +28,7 @@ _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
-def uniform(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+def uniform(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
     """Uniform numbers in (0, 1).
 
     seeds, counters: int64, broadcast against one another  →  float32 of their common shape
@@ -36,14 +36,14 @@ def uniform(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
     return _unit(_hash(seeds, stream, counters), 40)
 
 
-def normal(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+def normal(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
     """Standard normal numbers (Box and Muller, 1958), one per counter; shapes as in `uniform`."""
     bits = _hash(seeds, stream, counters)
     radius = torch.sqrt(-2.0 * torch.log(_unit(bits, 40)))
     return radius * torch.cos(2.0 * math.pi * _unit(bits, 8))
 
 
-def _hash(seeds: Tensor, stream: Stream, counters: Tensor) -> Tensor:
+def _hash(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
     key = _mix(seeds + torch.full_like(seeds, int(stream)) * _GOLDEN)
     return _mix(key + counters * _GOLDEN)
 

@@ -13,7 +13,7 @@ from vivavoce.engine.lm_stage import LMStage, SamplingState, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.lm.interleave import TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
@@ -88,7 +88,9 @@ def one_by_one(models: Models, stream: TextInterleaver, pieces: Sequence[Sequenc
             scores = lm.log_probabilities(lm(torch.cat(fed)[None])[:, -1])
             scores[:, [one for one in range(6561, scores.shape[-1]) if one not in stream.allows()]] = float("-inf")
             at, seeds = torch.tensor([len(stream.decoded)]), torch.tensor([seed])
-            draws = torch.stack([uniform(seeds, kind, at) for kind in (Stream.NUCLEUS, Stream.FALLBACK)], dim=-1)
+            draws = torch.stack(
+                [uniform(seeds, kind, at) for kind in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], dim=-1
+            )
             recent = torch.tensor([[-1] * settings.win_size + stream.decoded])[:, -settings.win_size :]
             token = int(sample(scores, recent, rows_settings, draws))
         speech = stream.accept(token)

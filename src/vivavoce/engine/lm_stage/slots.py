@@ -15,7 +15,7 @@ from torch import Tensor
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.lm_stage.run import DecodeRun
 from vivavoce.engine.request import SamplingParams
-from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
@@ -45,7 +45,9 @@ own in this place."""
 
 def repetition_aware(scores: Tensor, state: SamplingState) -> Tensor:
     """Repetition-aware sampling (a `Chooser`); each slot draws from its own seed, by its own count."""
-    uniforms = torch.stack([uniform(state.seeds, one, state.counts) for one in (Stream.NUCLEUS, Stream.FALLBACK)], -1)
+    uniforms = torch.stack(
+        [uniform(state.seeds, one, state.counts) for one in (NoiseStream.NUCLEUS, NoiseStream.FALLBACK)], -1
+    )
     # A window that reaches further back than the slot's first id would look at its earlier occupants.
     window = torch.minimum(state.settings.window, state.counts)
     return sample(scores, state.history, replace(state.settings, window=window), uniforms)

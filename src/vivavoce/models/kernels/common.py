@@ -13,7 +13,7 @@ from typing import Any
 import triton.language as tl
 
 import triton
-from vivavoce.models.counter_noise import Stream
+from vivavoce.models.counter_noise import NoiseStream
 
 _ahead: ContextVar[bool] = ContextVar("ahead", default=False)
 
@@ -49,7 +49,7 @@ _MIX_2 = tl.constexpr(-0x6B2FB644ECCEEE15)
 _TWO_PI = tl.constexpr(6.283185307179586)
 
 
-def stream_offset(stream: Stream) -> int:
+def stream_offset(stream: NoiseStream) -> int:
     """What is added to a seed for one of its streams, as a signed 64-bit number."""
     return (int(stream) * _STEP + 2**63) % 2**64 - 2**63
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.counter_noise import Stream
+from vivavoce.models.counter_noise import NoiseStream
 from vivavoce.models.kernels.common import launched, stream_offset, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
 from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
@@ -23,8 +23,8 @@ MOST_CANDIDATES = 128
 WARPS = 8
 """Of a program, which holds a row of scores in its registers."""
 
-_NUCLEUS = tl.constexpr(stream_offset(Stream.NUCLEUS))
-_FALLBACK = tl.constexpr(stream_offset(Stream.FALLBACK))
+_NUCLEUS = tl.constexpr(stream_offset(NoiseStream.NUCLEUS))
+_FALLBACK = tl.constexpr(stream_offset(NoiseStream.FALLBACK))
 _IDLE = tl.constexpr(IDLE)
 _COLUMNS = tl.constexpr(len(Field))
 (

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.counter_noise import Stream
+from vivavoce.models.counter_noise import NoiseStream
 from vivavoce.models.kernels.common import launched, normal, stream_offset, uniform
 from vivavoce.models.kernels.layouts import WIDTH
 
@@ -26,7 +26,7 @@ ROW_WIDTH = tl.constexpr(WIDTH)
 ) = (tl.constexpr(column) for column in range(WIDTH))  # fmt: skip
 """Columns of `PackedRow`."""
 
-_SOURCE = tl.constexpr(stream_offset(Stream.SOURCE))
+_SOURCE = tl.constexpr(stream_offset(NoiseStream.SOURCE))
 _TWO_PI = tl.constexpr(6.283185307179586)
 
 

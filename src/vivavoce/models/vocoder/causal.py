@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
-from vivavoce.models.counter_noise import Stream, uniform
+from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.layers import Both, in_turn, zero_padding
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
@@ -83,7 +83,7 @@ class SteppedSource(HarmonicSource):
         """See `HarmonicSource.draw`; uniform, one of each harmonic: none alone is distributed as their sum is."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
-        return uniform(seeds[..., None], Stream.SOURCE, counters)
+        return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
 
 
 class CausalHiFT(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import VocoderConfig
-from vivavoce.models.counter_noise import Stream, normal, uniform
+from vivavoce.models.counter_noise import NoiseStream, normal, uniform
 from vivavoce.models.layers import Both, in_turn, valid_positions, zero_padding
 
 
@@ -132,7 +132,7 @@ class HarmonicSource(nn.Module):
         →  [batch, samples, 1]: one number per sample and not one per harmonic. The source adds them up in any case, and
         drawing them all would take a CPU half as long as the whole vocoder.
         """
-        return normal(seeds, Stream.SOURCE, places)[..., None]
+        return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
     def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
         """[batch, harmonics, samples] radians; arguments as in `excite`."""
@@ -162,7 +162,7 @@ class SampledSource(HarmonicSource):
     def initial(self, seeds: Tensor) -> Tensor | None:
         """seeds: [batch] int64  →  [batch, harmonics] cycles, the fundamental's 0."""
         harmonics = torch.arange(self.config.num_harmonics + 1, device=seeds.device)
-        return uniform(seeds[:, None], Stream.PHASE, harmonics) * (harmonics > 0)
+        return uniform(seeds[:, None], NoiseStream.PHASE, harmonics) * (harmonics > 0)
 
     def _phases(self, f0: Tensor, cycles: Tensor, carried: Tensor | None) -> Tensor:
         hop = self.config.samples_per_frame
