@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.evaluate.sound import abruptness, abruptness_everywhere, join_clicks
-from vivavoce_bench.measure import Arrival, Stream, spread
+from vivavoce_bench.measure import Arrival, PlaybackTrace, spread
 from vivavoce_bench.report import SPREAD, number, spread_row
 
 SCHEMA = "vivavoce-bench-streaming-1"
@@ -73,7 +73,7 @@ class TokenSpeech:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChunkedSpeech(Stream):
+class ChunkedSpeech(PlaybackTrace):
     """One speech both ways: the arrivals are its chunks, each asked for when the one before is there."""
 
     speech: TokenSpeech

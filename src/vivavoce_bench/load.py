@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.errors import InvalidRequest
-from vivavoce_bench.measure import Arrival, Stream, read_lines
+from vivavoce_bench.measure import Arrival, PlaybackTrace, read_lines
 from vivavoce_bench.texts import SENTENCES
 
 MAX_CONCURRENCY = 4096
@@ -71,7 +71,7 @@ class Ending(str, Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Outcome(Stream):
+class Outcome(PlaybackTrace):
     """What became of one request; in an open loop it starts at the planned moment, also if it was begun later.
 
     problem: why it failed; retry_after_s: how long a refusal told its user to wait.

@@ -62,7 +62,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, eq=False)
-class Stream:
+class PlaybackTrace:
     """An answer as it came; times are seconds of one clock; end_s: when it was known to be whole, or failed."""
 
     start_s: float
@@ -109,12 +109,12 @@ class Stream:
         return self.arrivals[place].at_s - self.start_s if place < len(self.arrivals) else None
 
 
-def window_s(streams: Sequence[Stream]) -> float:
+def window_s(streams: Sequence[PlaybackTrace]) -> float:
     """Seconds from the first call to the last end."""
     return max((one.end_s for one in streams), default=0.0) - min((one.start_s for one in streams), default=0.0)
 
 
-def stream_figures(streams: Sequence[Stream], heard: Sequence[Stream]) -> dict[str, Any]:
+def stream_figures(streams: Sequence[PlaybackTrace], heard: Sequence[PlaybackTrace]) -> dict[str, Any]:
     """Playback and audio of the streams that were heard, wall time of all; None where nothing was measured."""
     audio_s, wall_s = sum(one.audio_s for one in heard), window_s(streams)
     margins = [one.margins_s for one in heard]

@@ -27,7 +27,7 @@ from tests.soak.attackers import ATTACKS, Place, attacker, recording
 from tests.soak.bare_http import FORM, answer, asked, chunks, form, request, speech, status
 from tests.soak.http_crowd import resident_mb
 from vivavoce.server.keys import add_key, new_entry, new_key
-from vivavoce_bench.measure import Arrival, Stream, json_text, percentile, rounded
+from vivavoce_bench.measure import Arrival, PlaybackTrace, json_text, percentile, rounded
 from vivavoce_bench.random_checkpoint import RELEASE, TINY
 from vivavoce_bench.texts import SENTENCES
 
@@ -51,7 +51,7 @@ PATIENCE_S, SETTLE_S = 30.0, 10.0
 class Figures:
     """What was noticed in one while; first_s: to each newcomer's first audio; health_s: the worst, infinite: none."""
 
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[PlaybackTrace] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -181,7 +181,7 @@ class Watch:
             raise
         finally:
             if who == "listener":
-                self.figures.streams.append(Stream(began, time.monotonic(), RATE, tuple(arrivals)))
+                self.figures.streams.append(PlaybackTrace(began, time.monotonic(), RATE, tuple(arrivals)))
             elif arrivals:
                 self.figures.first_s.append(arrivals[0].at_s - began)
         return bool(arrivals)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.soak.attacks import Figures, broken
-from vivavoce_bench.measure import Arrival, Stream
+from vivavoce_bench.measure import Arrival, PlaybackTrace
 
 
 def figures(**different: object) -> Figures:
@@ -17,10 +17,10 @@ def figures(**different: object) -> Figures:
     return Figures(**{**given, "streams": [stream(0.0)], "memory_mb": memory, **different})  # type: ignore[arg-type]
 
 
-def stream(silence_s: float) -> Stream:
+def stream(silence_s: float) -> PlaybackTrace:
     """Three seconds, of which the second one comes so late."""
     times = (0.0, 1.0 + silence_s, 2.0 + silence_s)
-    return Stream(0.0, 3.0, 24_000, tuple(Arrival(at_s, 24_000) for at_s in times))
+    return PlaybackTrace(0.0, 3.0, 24_000, tuple(Arrival(at_s, 24_000) for at_s in times))
 
 
 def test_who_takes_nothing_is_not_accused() -> None:

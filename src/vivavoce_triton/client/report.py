@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivavoce_bench.measure import Stream, make_folder, mean, percentiles, stream_figures, write_text
+from vivavoce_bench.measure import PlaybackTrace, make_folder, mean, percentiles, stream_figures, write_text
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LoadOutcome(Stream):
+class LoadOutcome(PlaybackTrace):
     """A request and its answer; times are seconds after the load's start.
 
     problem: one sentence, "" if it ended well; samples: the audio [n], kept only where it is to be scored.
