@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.model import device_ms
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
@@ -170,7 +170,7 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
     for rows, frames in cases:
         generator = torch.Generator().manual_seed(rows)
         mel = (torch.randn(rows, frames, config.num_mel_bins, generator=generator) - 3).to(models.device)
-        streams = [stage.open(seed, 1.0, Joins.SEAMLESS) for seed in range(rows)]
+        streams = [stage.open(seed, 1.0, CrossfadeMode.SEAMLESS) for seed in range(rows)]
 
         def speak(streams: Sequence[Any] = streams, mel: torch.Tensor = mel) -> None:
             stage.run([Piece(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)])

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.plain.flow import official_mel, stream_mel, stream_units
 from benchmarks.plain.lm import Chooser, decode, plain_tokens
 from benchmarks.plain.vocoder import at_speed, stretched, wave_stream, whole
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Progress
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.models.build import Models
 
@@ -107,11 +107,11 @@ class _Speaker:
 
     @property
     def _speed(self) -> float:
-        return self._request.speed if self._policy.joins is Joins.SEAMLESS else 1.0
+        return self._request.speed if self._policy.joins is CrossfadeMode.SEAMLESS else 1.0
 
     def _mel(self, known: Sequence[int], final: bool) -> Tensor:
         conditioning = self._request.conditioning
-        if self._policy.joins is Joins.OFFICIAL:
+        if self._policy.joins is CrossfadeMode.OFFICIAL:
             return official_mel(self._models, conditioning, known, final)
         units = stream_units(
             len(conditioning.flow_tokens),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
@@ -80,8 +80,8 @@ class _Rule:
     """The source's phase runs on from the last kept frame; otherwise it starts anew."""
 
 
-def _rule(joins: Joins, hop: int) -> _Rule:
-    if joins is Joins.OFFICIAL:
+def _rule(joins: CrossfadeMode, hop: int) -> _Rule:
+    if joins is CrossfadeMode.OFFICIAL:
         window = torch.from_numpy(np.hamming(2 * OVERLAP_FRAMES * hop).astype(np.float32))
         return _Rule(OVERLAP_FRAMES, OVERLAP_FRAMES, window, continuous=False)
     # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
@@ -91,7 +91,7 @@ def _rule(joins: Joins, hop: int) -> _Rule:
     return _Rule(OVERLAP_FRAMES + CONTEXT_FRAMES, CONTEXT_FRAMES, window, continuous=True)
 
 
-def wave_stream(vocoder: HiFT | CausalHiFT, joins: Joins, seed: int | None) -> WaveStream | HistoryStream:
+def wave_stream(vocoder: HiFT | CausalHiFT, joins: CrossfadeMode, seed: int | None) -> WaveStream | HistoryStream:
     """One stream's vocoder: pieces of mel in, samples out."""
     return HistoryStream(vocoder, seed) if isinstance(vocoder, CausalHiFT) else WaveStream(vocoder, joins, seed)
 
@@ -118,7 +118,7 @@ class WaveStream:
     piece's version of them. The source of frames already spoken is kept, so that its noise and phase run on.
     """
 
-    def __init__(self, vocoder: HiFT, joins: Joins, seed: int | None) -> None:
+    def __init__(self, vocoder: HiFT, joins: CrossfadeMode, seed: int | None) -> None:
         self._vocoder, self._seed = vocoder, seed
         self._hop = vocoder.config.samples_per_frame
         self._rule = _rule(joins, self._hop)

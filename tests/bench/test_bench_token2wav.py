@@ -12,7 +12,7 @@ import pytest
 import torch
 from cli_harness import AUDIO, Run
 
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.vocoder_stage import Piece
@@ -112,7 +112,7 @@ class Doubling:
 
 def test_a_fade_between_equal_sounds_changes_nothing() -> None:
     vocoder = OverlappingVocoder(cast(Any, Doubling()), frames=2, samples_per_frame=10)
-    stream, mel = cast(Any, vocoder.open(0, 1.0, Joins.SEAMLESS)), torch.sin(torch.arange(40) / 2)[:, None]
+    stream, mel = cast(Any, vocoder.open(0, 1.0, CrossfadeMode.SEAMLESS)), torch.sin(torch.arange(40) / 2)[:, None]
     (first,) = vocoder.run([Piece(stream, mel[:20], final=False)])
     (second,) = vocoder.run([Piece(stream, mel[20:], final=True)])
     assert (len(first), len(second)) == (180, 220), "from what they share on"

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vivavoce.checkpoint.config import Generation
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins, Progress, Schedule, policy_for
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode, Progress, Schedule, policy_for
 from vivavoce.errors import InvalidRequest
 
 
@@ -75,7 +75,7 @@ def test_names(name):
     assert ChunkPolicy.parse(name) == policy
     assert ChunkPolicy.parse(f" {name.upper().replace('_', '-')} ") == policy
     assert policy.schedule is Schedule(name)
-    assert policy.joins is (Joins.OFFICIAL if name == "official" else Joins.SEAMLESS)
+    assert policy.joins is (CrossfadeMode.OFFICIAL if name == "official" else CrossfadeMode.SEAMLESS)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():

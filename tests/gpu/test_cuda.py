@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.plain.flow import stream_mel, stream_units
 from benchmarks.plain.vocoder import whole
 from tests.parity.stages import stage_mel
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
 from vivavoce.engine.lm_stage import LMStage, plain_run
@@ -182,7 +182,7 @@ def test_decode_steps_do_not_wait(cuda, conditioning):
 @torch.inference_mode()
 def test_flow_and_vocoder_do_not_wait(cuda, conditioning):
     flow, vocoder, tokens = FlowStage(cuda, state_bytes=256 << 20), VocoderStage(cuda), given(conditioning, 60)
-    stream, voice = flow.open(conditioning), vocoder.open(1, 1.0, Joins.SEAMLESS)
+    stream, voice = flow.open(conditioning), vocoder.open(1, 1.0, CrossfadeMode.SEAMLESS)
 
     def chunk(first: int, hop: int) -> list[Tensor]:
         (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, AttentionMode.BLOCKS))

@@ -24,7 +24,7 @@ _LAST_STEP = 10
 """Steps of growth that lead from any hop past any `max_hop`, if a step at least doubles."""
 
 
-class Joins(str, Enum):
+class CrossfadeMode(str, Enum):
     """How neighbouring chunks are computed and joined.
 
     OFFICIAL: as the official code does: the last chunk attends to everything, fades sum to 1.08, phases restart.
@@ -162,9 +162,9 @@ class ChunkPolicy:
         return policy
 
     @property
-    def joins(self) -> Joins:
+    def joins(self) -> CrossfadeMode:
         """The official schedule's chunks are joined officially, all others without seams."""
-        return Joins.OFFICIAL if self.schedule is Schedule.OFFICIAL else Joins.SEAMLESS
+        return CrossfadeMode.OFFICIAL if self.schedule is Schedule.OFFICIAL else CrossfadeMode.SEAMLESS
 
     @property
     def overlaps(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivavoce.checkpoint.config import Vocabulary
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.lm.interleave import Row, RowKind
 
@@ -178,7 +178,7 @@ class EngineRequest:
         if arrival is InputMode.SPEECH:
             if len(self.segments) != 1 or self.segments[0].text or self.segments[0].speech_tokens:
                 raise InvalidRequest("speech tokens: they arrive; give one segment that has neither text nor tokens")
-            if self.policy is None or self.policy.joins is not Joins.SEAMLESS:
+            if self.policy is None or self.policy.joins is not CrossfadeMode.SEAMLESS:
                 raise InvalidRequest("speech tokens: they arrive; give a chunk policy whose joins are seamless")
             return
         for segment in self.segments:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, Joins, Progress, Schedule
+from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy, CrossfadeMode, Progress, Schedule
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.errors import InvalidRequest
@@ -122,7 +122,7 @@ class SequenceState:
         policy, pending = self.request.policy, self.produced - self.spoken
         if policy is None:
             return ChunkPlan(pending, True, AttentionMode.FULL, self.produced)
-        seamless = policy.joins is Joins.SEAMLESS
+        seamless = policy.joins is CrossfadeMode.SEAMLESS
         hop, need = self._wanted(now, policy)
         if pending < need:
             return ChunkPlan(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams
@@ -130,7 +130,7 @@ class VocoderInterface(Protocol):
     def prepare(self, frames: int | None = None) -> None:
         """Do ahead what the first batches of up to this many mel frames would wait for; None: of any size."""
 
-    def open(self, seed: int, speed: float, joins: Joins) -> Any:
+    def open(self, seed: int, speed: float, joins: CrossfadeMode) -> Any:
         """A sequence's place."""
 
     def close(self, stream: Any) -> None:

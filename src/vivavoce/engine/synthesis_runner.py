@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue, QueueEvent
 from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
@@ -114,10 +114,10 @@ class SynthesisRunner:
         """A sequence's places in flow and vocoder."""
         segment, request = sequence.segment, sequence.request
         assert isinstance(segment, SegmentRequest)
-        joins = Joins.SEAMLESS if request.policy is None else request.policy.joins
+        joins = CrossfadeMode.SEAMLESS if request.policy is None else request.policy.joins
         sequence.flow = self.flow.open(segment.conditioning)
         sequence.wave = self.vocoder.open(segment.seed, segment.speed, joins)
-        if request.policy is not None and joins is Joins.SEAMLESS:
+        if request.policy is not None and joins is CrossfadeMode.SEAMLESS:
             sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
             # Its chunks go on from a state of the voice's prompt that other streams may have left.
             if request.asked and sequence.flow.voice is not None:

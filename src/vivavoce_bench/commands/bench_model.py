@@ -18,7 +18,7 @@ from torch import Tensor
 from vivavoce.checkpoint.folder import BACKBONE, ModelCard
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.cli.model import ModelChoice
-from vivavoce.engine.chunk_policy import ChunkPolicy, Joins
+from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.engine import Engine, build_stages
 from vivavoce.engine.lm_stage import plain_run
 from vivavoce.engine.request import (
@@ -247,7 +247,7 @@ class OverlappingVocoder:
         self._vocoder, self._frames = vocoder, frames
         self._samples, self.prepare = frames * samples_per_frame, vocoder.prepare
 
-    def open(self, seed: int, speed: float, joins: Joins) -> _OverlappingStream:
+    def open(self, seed: int, speed: float, joins: CrossfadeMode) -> _OverlappingStream:
         """See `VocoderInterface`."""
         return _OverlappingStream(seed)
 
@@ -260,7 +260,7 @@ class OverlappingVocoder:
 
     def _run(self, stream: Any, piece: Piece) -> Tensor:
         mel = piece.mel if stream.tail is None else torch.cat((stream.tail, piece.mel))
-        alone = self._vocoder.open(stream.seed, 1.0, Joins.SEAMLESS)
+        alone = self._vocoder.open(stream.seed, 1.0, CrossfadeMode.SEAMLESS)
         (samples,) = self._vocoder.run([Piece(alone, mel, final=True, whole=True)])
         self._vocoder.close(alone)
         if stream.held is not None:

@@ -3,7 +3,7 @@ import torch
 
 from tests.engine.vocoder_stage.vocoder_plans import Plan, check, mel, speak, spoken, whole
 from tests.small_vocoder import with_small_vocoder
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage import Piece, VocoderStage
 
 HOP = 480
@@ -27,7 +27,7 @@ def relative_error(wave, other):
 
 COMPANY = [
     Plan([30, 50, 50, 17], seed=1),
-    Plan([20, 44, 30], joins=Joins.OFFICIAL, seed=2),
+    Plan([20, 44, 30], joins=CrossfadeMode.OFFICIAL, seed=2),
     Plan([36, 50, 9], speed=1.3, seed=3),
     Plan([3, 20, 1, 40], seed=4),
     Plan([60], speed=0.8, seed=5),
@@ -60,7 +60,7 @@ def test_a_seamless_stream_equals_its_whole(models, noise, sizes):
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, [9, 0, 171, 0]])
-@pytest.mark.parametrize("joins", list(Joins))
+@pytest.mark.parametrize("joins", list(CrossfadeMode))
 def test_a_causal_stream_is_its_whole(models, sizes, joins):
     """However it is joined: no sample changes once its right neighbours were heard."""
     stage = VocoderStage(with_small_vocoder(models, causal=True))
@@ -72,13 +72,13 @@ def test_a_causal_stream_is_its_whole(models, sizes, joins):
 
 def test_official_joins_begin_phases_anew(models):
     stage = VocoderStage(models, source_noise=False)
-    official = spoken(stage, [90, 100, 100, 90], joins=Joins.OFFICIAL)
+    official = spoken(stage, [90, 100, 100, 90], joins=CrossfadeMode.OFFICIAL)
     assert relative_error(official, whole(stage, 380)) > 0.5
 
 
 def test_an_official_fade_is_a_sum_of_hamming_windows(models):
     stage = VocoderStage(models, source_noise=False)
-    stream = stage.open(0, 1.0, Joins.OFFICIAL)
+    stream = stage.open(0, 1.0, CrossfadeMode.OFFICIAL)
     first = stage.run([Piece(stream, mel(40), final=False)])[0]
     before = stream.tails
     second = stage.run([Piece(stream, mel(30, 1), final=True)])[0]
@@ -93,7 +93,7 @@ def test_an_official_fade_is_a_sum_of_hamming_windows(models):
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 60], [4, 4, 0, 50], [8, 10], [3, 2], [0, 40], [30, 0, 0, 30], [9, 0]])
-@pytest.mark.parametrize("joins", list(Joins))
+@pytest.mark.parametrize("joins", list(CrossfadeMode))
 def test_too_few_frames_wait(either, sizes, joins):
     received = given = 0
     for number, wave in enumerate(speak(VocoderStage(either), Plan(sizes, joins=joins))[0]):
@@ -102,7 +102,7 @@ def test_too_few_frames_wait(either, sizes, joins):
 
 
 def test_an_official_stream_waits_for_a_whole_fade(models):
-    waves = speak(VocoderStage(models, source_noise=False), Plan([20, 7, 1, 0], joins=Joins.OFFICIAL))[0]
+    waves = speak(VocoderStage(models, source_noise=False), Plan([20, 7, 1, 0], joins=CrossfadeMode.OFFICIAL))[0]
     assert [len(wave) for wave in waves[:3]] == [12 * HOP, 0, 8 * HOP]
 
 
@@ -112,7 +112,7 @@ def test_speed(either, speed):
     at_once = len(whole(stage, 150, speed=speed))
     assert at_once == int(150 / speed) * hop
     assert abs(len(spoken(stage, [8, 30, 50, 62], speed=speed)) - at_once) <= hop
-    assert len(spoken(stage, [38, 50, 62], speed=speed, joins=Joins.OFFICIAL)) == 150 * hop
+    assert len(spoken(stage, [38, 50, 62], speed=speed, joins=CrossfadeMode.OFFICIAL)) == 150 * hop
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_speed(either, speed):
     [
         *COMPANY,
         Plan([4, 5, 40, 0], speed=2.0),
-        Plan([12, 30, 6], joins=Joins.OFFICIAL),
+        Plan([12, 30, 6], joins=CrossfadeMode.OFFICIAL),
         Plan([41], speed=1.3, whole=True),
     ],
 )
@@ -144,7 +144,7 @@ def test_frames_foretell_the_work(either, monkeypatch, plan):
 
 def test_a_stream_has_one_piece_in_a_call(models):
     stage = VocoderStage(models)
-    stream = stage.open(0, 1.0, Joins.SEAMLESS)
+    stream = stage.open(0, 1.0, CrossfadeMode.SEAMLESS)
     with pytest.raises(ValueError, match="different streams"):
         stage.run([Piece(stream, mel(30), final=False), Piece(stream, mel(30), final=True)])
 
@@ -153,7 +153,7 @@ def test_noise_is_the_seeds(either):
     stages = [VocoderStage(either), VocoderStage(either), VocoderStage(either, source_noise=False)]
 
     def said(stage, seed):
-        (wave,) = stage.run([Piece(stage.open(seed, 1.0, Joins.SEAMLESS), mel(20), final=True, whole=True)])
+        (wave,) = stage.run([Piece(stage.open(seed, 1.0, CrossfadeMode.SEAMLESS), mel(20), final=True, whole=True)])
         return wave
 
     first, again, silent = ([said(stage, seed) for seed in (1, 2)] for stage in stages)
@@ -165,7 +165,7 @@ def test_noise_is_the_seeds(either):
 
 def test_tails_keep_no_batch_alive(either):
     stage = VocoderStage(either)
-    stream = stage.open(0, 1.3, Joins.SEAMLESS)
+    stream = stage.open(0, 1.3, CrossfadeMode.SEAMLESS)
     for part in mel(400).split([5, 195, 200]):
         stage.run([Piece(stream, part, final=False)])
         tails = stream.tails

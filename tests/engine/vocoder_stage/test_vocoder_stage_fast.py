@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from tests.engine.vocoder_stage.vocoder_plans import Plan, check, mel, speak, spoken, whole
 from tests.fast_flow import quick_interpreter
 from tests.small_vocoder import with_small_vocoder
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage import VocoderStage, packed
 from vivavoce.engine.vocoder_stage.packed import VocoderRun
 from vivavoce.models.kernels import layouts, vocoder_source
@@ -37,7 +37,7 @@ def either(models, request):
 
 COMPANY = [
     Plan([12, 9, 22, 5], seed=1),
-    Plan([11, 8, 3, 9], joins=Joins.OFFICIAL, seed=2),
+    Plan([11, 8, 3, 9], joins=CrossfadeMode.OFFICIAL, seed=2),
     Plan([14, 10, 9], speed=1.3, seed=3),
     Plan([3, 12, 1, 0], seed=4),
     Plan([13], speed=0.8, seed=5, whole=True),
@@ -69,7 +69,11 @@ def test_kernels_say_the_same(either, monkeypatch, plans, noise, sizes):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_failure_changes_nothing(either, monkeypatch, kernels):
-    plans = [Plan([10, 2], seed=1), Plan([14, 8], speed=1.3, seed=3), Plan([9, 8], joins=Joins.OFFICIAL, seed=2)]
+    plans = [
+        Plan([10, 2], seed=1),
+        Plan([14, 8], speed=1.3, seed=3),
+        Plan([9, 8], joins=CrossfadeMode.OFFICIAL, seed=2),
+    ]
     stage, calls = VocoderStage(either, kernels=kernels), []
     streams = [plan.open(stage) for plan in plans]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage import Piece
 
 
@@ -20,7 +20,7 @@ class Plan:
 
     sizes: list
     speed: float = 1.0
-    joins: Joins = Joins.SEAMLESS
+    joins: CrossfadeMode = CrossfadeMode.SEAMLESS
     seed: int = 0
     whole: bool = False
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
 from vivavoce.engine.vocoder_stage.stream import JoinRule, PieceRow, PooledTails, Tails, join_rule
@@ -24,7 +24,7 @@ from vivavoce.models.kernels.layouts import WIDTH, PackedRow
 from vivavoce.models.kernels.vocoder_tails import Pool, lay_in, lay_out
 from vivavoce.models.vocoder.packed import AFTER, FIRST, INSIDE, PackedFrames, PackedVocoder, gap_frames
 
-RULES = (Joins.OFFICIAL, Joins.SEAMLESS)
+RULES = (CrossfadeMode.OFFICIAL, CrossfadeMode.SEAMLESS)
 """Join rules by their number in the table."""
 
 FIRST_ROWS = 64

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
 from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
 from vivavoce.models.build import Models
@@ -58,13 +58,13 @@ class VocoderStage:
         """Compile and record ahead what batches of up to this many frames need; None: of any size."""
         self.vocoding.prepare(frames)
 
-    def open(self, seed: int, speed: float, joins: Joins) -> VocoderStream:
+    def open(self, seed: int, speed: float, joins: CrossfadeMode) -> VocoderStream:
         """A place for one sequence; joins: of a stream's pieces, a whole utterance has none."""
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
         # The official code ignores the speed of a stream, or refuses it where there are no others.
-        speed = 1.0 if joins is Joins.OFFICIAL and vocoder.overlap is None else speed
+        speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
     def close(self, stream: VocoderStream) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vivavoce.engine.chunk_policy import Joins
+from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.device import to_device
 from vivavoce.models.vocoder.hift import Reach
 
@@ -41,7 +41,7 @@ class JoinRule:
 
 @lru_cache(maxsize=8)
 def join_rule(
-    joins: Joins, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
+    joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
 ) -> JoinRule:
     """The rule of a vocoder of `hop` samples per frame, this reach and this overlap (`HiFT.overlap`). The cache is
     shared: a rule is a constant.
@@ -50,7 +50,7 @@ def join_rule(
         # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
         before, after = reach
         return JoinRule(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
-    if joins is Joins.OFFICIAL or overlap is not None:
+    if joins is CrossfadeMode.OFFICIAL or overlap is not None:
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
         return JoinRule(frames, frames, frames, frames, window, continuous=False)
