@@ -17,7 +17,7 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
-from vivavoce.engine.vocoder_stage.stream import JoinRule, PieceRow, PooledTails, Tails, join_rule
+from vivavoce.engine.vocoder_stage.stream import Crossfade, PieceRow, PooledTails, Tails, join_rule
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
@@ -37,7 +37,7 @@ class TailPool:
     enqueued behind that. rules: of all streams; bins: of the mel; samples: per frame; lanes: of a phase.
     """
 
-    def __init__(self, rules: Sequence[JoinRule], bins: int, samples: int, lanes: int, device: torch.device) -> None:
+    def __init__(self, rules: Sequence[Crossfade], bins: int, samples: int, lanes: int, device: torch.device) -> None:
         sizes = [(rule.mel_frames, rule.source_frames, rule.fade_frames) for rule in rules]
         mel, source, held = map(max, zip(*sizes, strict=True))
         shapes = ((mel, bins), (source, samples), (held, samples), (lanes,))

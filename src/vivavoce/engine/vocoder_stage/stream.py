@@ -22,7 +22,7 @@ farthest weighs less than 1e-4 of the whole; without the second farthest, seams 
 
 
 @dataclass(frozen=True, eq=False)
-class JoinRule:
+class Crossfade:
     """What is carried from piece to piece.
 
     overlap: frames at the end of a piece that are not given out; mel_frames: seen again, the overlap included;
@@ -42,24 +42,24 @@ class JoinRule:
 @lru_cache(maxsize=8)
 def join_rule(
     joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
-) -> JoinRule:
+) -> Crossfade:
     """The rule of a vocoder of `hop` samples per frame, this reach and this overlap (`HiFT.overlap`). The cache is
     shared: a rule is a constant.
     """
     if reach is not None:
         # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
         before, after = reach
-        return JoinRule(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
+        return Crossfade(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
     if joins is CrossfadeMode.OFFICIAL or overlap is not None:
         frames = OVERLAP_FRAMES if overlap is None else overlap
         window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
-        return JoinRule(frames, frames, frames, frames, window, continuous=False)
+        return Crossfade(frames, frames, frames, frames, window, continuous=False)
     # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
     # A raised cosine between sample centres adds up to one everywhere.
     size = 2 * hop
     window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
     seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
-    return JoinRule(OVERLAP_FRAMES, seen_again, CONTEXT_FRAMES, 1, window, continuous=True)
+    return Crossfade(OVERLAP_FRAMES, seen_again, CONTEXT_FRAMES, 1, window, continuous=True)
 
 
 def resized_frames(frames: int, speed: float) -> int:
@@ -164,7 +164,7 @@ class VocoderStream:
     seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
     """
 
-    def __init__(self, seed: int | None, speed: float, rule: JoinRule) -> None:
+    def __init__(self, seed: int | None, speed: float, rule: Crossfade) -> None:
         self.seed, self.speed, self.rule = seed, speed, rule
         self.tails = Tails(SpeedTail(speed))
         self.closed = False
