@@ -26,7 +26,7 @@ from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
 from vivavoce.models.flow.whole import WholeFlow, WholeInput
-from vivavoce.models.layers import Both
+from vivavoce.models.layers import PairRunner
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
 
@@ -150,7 +150,9 @@ def _speak(synthesizer: Synthesizer, settings: dict[str, Any], reference: Refere
     vocoder = synthesizer.engine.models.vocoder
     decode = vocoder.decode
 
-    def listening(mel: torch.Tensor, source: torch.Tensor, lengths: torch.Tensor | None, both: Both) -> torch.Tensor:
+    def listening(
+        mel: torch.Tensor, source: torch.Tensor, lengths: torch.Tensor | None, both: PairRunner
+    ) -> torch.Tensor:
         (one,) = mel
         heard.mels.append(one[:, : None if lengths is None else int(lengths)].clone())
         return decode(mel, source, lengths, both)

@@ -54,7 +54,7 @@ from vivavoce.engine.synthesis_runner import SynthesisRunner
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.generations import MAX_FRAMES
-from vivavoce.models.layers import Both
+from vivavoce.models.layers import PairRunner
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
@@ -71,7 +71,7 @@ def build_stages(
     *,
     chooser: Chooser | None = None,
     source_noise: bool = True,
-    both: Both | None = None,
+    both: PairRunner | None = None,
 ) -> Stages:
     """The stages of the models that have weights; arguments as for `Engine`; both: as for `FlowStage`.
 

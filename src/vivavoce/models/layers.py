@@ -50,7 +50,7 @@ class Memory(Protocol):
         ...
 
 
-class Both(Protocol):
+class PairRunner(Protocol):
     """Does two pieces of work that do not depend on one another, in turn or at the same time."""
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ class Both(Protocol):
 
 
 def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """A `Both`: one after the other."""
+    """A `PairRunner`: one after the other."""
     return first(), second()
 
 

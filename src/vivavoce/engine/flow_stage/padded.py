@@ -18,7 +18,7 @@ from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
 from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import ForeignEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
-from vivavoce.models.layers import Both, keys_before
+from vivavoce.models.layers import PairRunner, keys_before
 
 if TYPE_CHECKING:
     from vivavoce.models.flow.model import Encoder, Estimator
@@ -44,7 +44,7 @@ class PaddedPath:
     estimator: Estimator
     encoder: Encoder
     """The networks' own, or what takes their place."""
-    both: Both | None = None
+    both: PairRunner | None = None
 
     def prepare(self, frames: int | None) -> None:
         """Record what batches of up to this many frames need, None: of any size; here nothing is recorded."""

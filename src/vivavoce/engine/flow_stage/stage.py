@@ -14,7 +14,7 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import ForeignFlow
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
-from vivavoce.models.layers import Both
+from vivavoce.models.layers import PairRunner
 
 if TYPE_CHECKING:
     from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
@@ -98,7 +98,7 @@ class FlowStage:
         kernels: bool = False,
         deterministic: bool = False,
         most_frames: int | None = None,
-        both: Both | None = None,
+        both: PairRunner | None = None,
         foreign: ForeignFlow | None = None,
     ) -> None:
         if foreign is not None:

@@ -21,7 +21,7 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
 from vivavoce.models.flow.whole import WholeFlow, WholeInput
-from vivavoce.models.layers import Both
+from vivavoce.models.layers import PairRunner
 
 
 class WholeStream:
@@ -99,7 +99,7 @@ class WholeFlowStage:
         kernels: bool = False,
         deterministic: bool = False,
         most_frames: int | None = None,
-        both: Both | None = None,
+        both: PairRunner | None = None,
     ) -> None:
         if kernels or deterministic:
             raise ValueError("CosyVoice 1 has none of its own; run without kernels")

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vivavoce.engine.device import to_device
 from vivavoce.engine.vocoder_stage.stream import PieceRow, Tails
 from vivavoce.models.build import Models
-from vivavoce.models.layers import Both, in_turn
+from vivavoce.models.layers import PairRunner, in_turn
 
 FRAME_BUCKET = 8
 """Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
@@ -22,7 +22,7 @@ every length that they meet, which takes about as long as a short piece."""
 class PaddedVocoding:
     """Vocodes rows side by side."""
 
-    def __init__(self, models: Models, both: Both = in_turn) -> None:
+    def __init__(self, models: Models, both: PairRunner = in_turn) -> None:
         self._vocoder, self._device, self._both = models.vocoder, models.device, both
         self._hop = models.vocoder.config.samples_per_frame
         self.one_by_one = models.device.type == "cpu"

@@ -13,7 +13,7 @@ from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
 from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
 from vivavoce.models.build import Models
-from vivavoce.models.layers import Both, in_turn
+from vivavoce.models.layers import PairRunner, in_turn
 
 if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
@@ -40,7 +40,7 @@ class VocoderStage:
         source_noise: bool = True,
         kernels: bool = False,
         most_frames: int | None = None,
-        both: Both | None = None,
+        both: PairRunner | None = None,
     ) -> None:
         self._source_noise, self._vocoder = source_noise, models.vocoder
         self._no_samples = torch.zeros(0, device=models.device)

@@ -17,7 +17,7 @@ from vivavoce.checkpoint.config import FlowConfig, LookaheadConfig, UNetConfig
 from vivavoce.models.flow.dit import DiT, LookaheadEncoder
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import UNet
-from vivavoce.models.layers import Both, Memory, additive, visible_keys
+from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
 
 if TYPE_CHECKING:
     from vivavoce.models.exported.estimator import ForeignEstimator
@@ -96,7 +96,7 @@ class Path:
         condition: Tensor,
         mask: Tensor | None,
         positions: Tensor | None = None,
-        both: Both | None = None,
+        both: PairRunner | None = None,
     ) -> None:
         self.x, self._both = noise.float(), both
         self._positions = positions if positions is None or both else positions.repeat(2, 1)

@@ -20,7 +20,7 @@ from vivavoce.models.flow.hourglass import Conv, Hourglass, TimeNorm, within
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
 from vivavoce.models.flow.unet import PointwiseConv
-from vivavoce.models.layers import Both, valid_positions, visible_keys
+from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
 from vivavoce.rates import Rates
 
 REGULATOR_CONVS = 4
@@ -113,7 +113,7 @@ class WholeFlow(nn.Module):
         return torch.cat(whole)
 
     def begin(
-        self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: Both | None = None
+        self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
         """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu.
 

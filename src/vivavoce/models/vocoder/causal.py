@@ -14,7 +14,7 @@ from torch.nn.functional import elu, leaky_relu, linear, pad
 
 from vivavoce.checkpoint.config import CausalVocoderConfig
 from vivavoce.models.counter_noise import NoiseStream, uniform
-from vivavoce.models.layers import Both, in_turn, zero_padding
+from vivavoce.models.layers import PairRunner, in_turn, zero_padding
 from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,
@@ -153,7 +153,7 @@ class CausalHiFT(nn.Module):
         """As `HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
-    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: Both = in_turn) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
         """As `HiFT.decode`."""
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame

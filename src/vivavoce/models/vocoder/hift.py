@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, elu, fold, interpolate
 
 from vivavoce.checkpoint.config import VocoderConfig
 from vivavoce.models.counter_noise import NoiseStream, normal, uniform
-from vivavoce.models.layers import Both, in_turn, valid_positions, zero_padding
+from vivavoce.models.layers import PairRunner, in_turn, valid_positions, zero_padding
 
 
 def laid_out(x: Tensor) -> Tensor:
@@ -324,7 +324,7 @@ class HiFT(nn.Module):
         """
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
-    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: Both = in_turn) -> Tensor:
+    def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
         """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths as in `forward`; both:
         does the residual blocks of each stage, all but the last one and the last one  →  [batch, samples].
         """
@@ -353,7 +353,7 @@ class HiFT(nn.Module):
         return wave.clamp(-config.audio_limit, config.audio_limit)
 
 
-def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: Both) -> Tensor:
+def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
     """The mean of residual blocks over one input; the last block, whose kernel is the longest, costs half of all.
 
     x, inside: as in `ResBlock.forward`  →  as x
