@@ -10,7 +10,7 @@ from tests.engine.engine_helpers import offline, running, segment, stream
 from tests.fast_flow import coarse_cuts, quick_interpreter, with_small_flow
 from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.models.kernels.lm_attention import Dealing
+from vivavoce.models.kernels.lm_attention import SplitK
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a CPU, in Triton's interpreter")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on a 
 @pytest.fixture(autouse=True, scope="module")
 def quick():
     with quick_interpreter(), coarse_cuts(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: Dealing(64, 1, 1, 2))
+        patch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(64, 1, 1, 2))
         patch.setattr("vivavoce.engine.lm_stage.recorded.ROWS", (48, 96, 144))
         yield
 

@@ -15,7 +15,7 @@ from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
 from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, RecordedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
-from vivavoce.models.kernels.lm_attention import Dealing
+from vivavoce.models.kernels.lm_attention import SplitK
 from vivavoce.models.lm.interleave import TextInterleaver
 
 CAPACITY = 96
@@ -30,7 +30,7 @@ def quick():
 @pytest.fixture
 def small(monkeypatch):
     """Sizes that an interpreter gets through: whole lengths in one program, prefills of few rows."""
-    monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: Dealing(32, 1, 1, 2))
+    monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(32, 1, 1, 2))
     monkeypatch.setattr("vivavoce.engine.lm_stage.recorded.ROWS", (16, 32, 48, 96))
 
 

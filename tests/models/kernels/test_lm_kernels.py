@@ -17,7 +17,7 @@ import triton
 from vivavoce.engine.lm_stage.slots import SlotRows, repetition_aware
 from vivavoce.models.kernels.common import compiled_ahead, launched
 from vivavoce.models.kernels.layouts import IDLE, Field
-from vivavoce.models.kernels.lm_attention import ROW_TILE, Dealing, Rotations, decode_attention, prefill_attention
+from vivavoce.models.kernels.lm_attention import ROW_TILE, Rotations, SplitK, decode_attention, prefill_attention
 from vivavoce.models.kernels.lm_products import Shape, Tile, multiply, product
 from vivavoce.models.kernels.lm_rows import add_norm, embed_norm, swiglu
 from vivavoce.models.kernels.lm_sampler import advance_slots
@@ -150,7 +150,7 @@ def memory_of(lengths: list[int], dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dealing", [Dealing(32, 1, 2, 2), Dealing(16, 3, 1, 2)])
+@pytest.mark.parametrize("dealing", [SplitK(32, 1, 2, 2), SplitK(16, 3, 1, 2)])
 def test_decode_attention(dtype, dealing):
     lengths = [37, 0, 64, 5]
     numbers = torch.zeros(SLOTS, 5, dtype=torch.int64)

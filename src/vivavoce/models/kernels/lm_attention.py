@@ -32,7 +32,7 @@ class Rotations(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dealing:
+class SplitK:
     """How a slot's length is worked off: keys per round, 16 or more for each warp; programs that take the rounds in
     turn; and the compiler's warps and stages.
     """
@@ -55,13 +55,13 @@ class Divided(NamedTuple):
     splits: int
 
 
-def dealing_for(slots: int) -> Dealing:
+def dealing_for(slots: int) -> SplitK:
     """By the number of slots in the step: few are dealt out, so that all multiprocessors have work."""
     if slots <= 16:
-        return Dealing(keys=64, splits=8, warps=2, stages=1)
+        return SplitK(keys=64, splits=8, warps=2, stages=1)
     if slots <= 32:
-        return Dealing(keys=64, splits=4, warps=4, stages=2)
-    return Dealing(keys=64, splits=1, warps=2, stages=3)
+        return SplitK(keys=64, splits=4, warps=4, stages=2)
+    return SplitK(keys=64, splits=1, warps=2, stages=3)
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def _combine_kernel(
 
 def decode_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
-    dealing: Dealing, *, dependent: bool,
+    dealing: SplitK, *, dependent: bool,
 ) -> Tensor:  # fmt: skip
     """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype.
 
@@ -194,7 +194,7 @@ def decode_attention(
 
 def divided_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
-    dealing: Dealing, *, dependent: bool,
+    dealing: SplitK, *, dependent: bool,
 ) -> Divided:  # fmt: skip
     """The same, not put together where the dealing has several programs."""
     slots, splits = len(qkv), dealing.splits
