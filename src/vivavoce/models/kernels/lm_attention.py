@@ -43,7 +43,7 @@ class SplitK:
     stages: int
 
 
-class Divided(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention of n slots that is not put together yet.
 
     partial: [n · heads · splits, head_dim] float32; parts: [n · heads · splits, 2] float32, each one's largest score
@@ -195,7 +195,7 @@ def decode_attention(
 def divided_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
     dealing: SplitK, *, dependent: bool,
-) -> Divided:  # fmt: skip
+) -> PartialAttention:  # fmt: skip
     """The same, not put together where the dealing has several programs."""
     slots, splits = len(qkv), dealing.splits
     _, _, kv_heads, capacity, head_dim = memory.shape
@@ -211,7 +211,7 @@ def divided_attention(
         sides=dealing.warps, splits=splits, dependent=dependent,
         num_warps=dealing.warps, num_stages=dealing.stages, **launch_options(dependent),
     )  # fmt: skip
-    return Divided(partial, parts, splits if splits > 1 else 0)
+    return PartialAttention(partial, parts, splits if splits > 1 else 0)
 
 
 ROW_TILE = 16

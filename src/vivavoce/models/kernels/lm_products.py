@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 
 import triton
 from vivavoce.models.kernels.common import launched
-from vivavoce.models.kernels.lm_attention import Divided
+from vivavoce.models.kernels.lm_attention import PartialAttention
 from vivavoce.models.kernels.lm_rows import launch_options, swiglu, wait_for_inputs
 
 
@@ -228,7 +228,7 @@ def _vector_kernel(
 
 
 def vector_product(
-    x: Tensor | Divided, weight: Tensor, bias: Tensor | None, out: Tensor, strip: Strip, *, dependent: bool,
+    x: Tensor | PartialAttention, weight: Tensor, bias: Tensor | None, out: Tensor, strip: Strip, *, dependent: bool,
     scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     added: bool = False,
 ) -> None:  # fmt: skip
@@ -241,7 +241,7 @@ def vector_product(
     """
     inputs = weight.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
-    divided = x if isinstance(x, Divided) else Divided(x, x, 0)
+    divided = x if isinstance(x, PartialAttention) else PartialAttention(x, x, 0)
     launched(_vector_kernel, (triton.cdiv(outputs, strip.outputs),))(
         divided.partial, divided.parts, weight if scaling is None else scaling, weight,
         weight if bias is None else bias, out, eps, outputs=outputs, inputs=inputs,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vivavoce.models.kernels.lm_attention import (
     ROW_TILE,
-    Divided,
+    PartialAttention,
     Rotations,
     dealing_for,
     decode_attention,
@@ -96,7 +96,7 @@ class FusedLM:
         # The norm that comes with it is done again by the first product.
         stream, x = embed_norm(ids, None, self._tables, self._layers[0].attention_norm, eps)
 
-        def times(x: Tensor | Divided, weights: Weights, out: Tensor, norm: Tensor | None = None) -> Tensor:
+        def times(x: Tensor | PartialAttention, weights: Weights, out: Tensor, norm: Tensor | None = None) -> Tensor:
             gated = weights[0].shape[0] == 2 * out.shape[1]
             strip = self._strips[Shape(out.shape[1], weights[0].shape[1], gated)]
             options = {"scaling": norm, "eps": eps, "gated": gated, "added": out is stream, **self._options}
