@@ -100,7 +100,7 @@ class WholeLevel(nn.Module):
         return x
 
 
-class Hourglass(nn.Module):
+class UNetV1(nn.Module):
     """(x, mu, speaker, condition, t) → velocity, in the place of CosyVoice2's `UNet`."""
 
     def __init__(self, config: HourglassConfig) -> None:

@@ -22,10 +22,10 @@ from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
 if TYPE_CHECKING:
     from vivavoce.models.exported.estimator import ForeignEstimator
     from vivavoce.models.exported.script_encoder import ScriptEncoder
-    from vivavoce.models.flow.hourglass import Hourglass
+    from vivavoce.models.flow.hourglass import UNetV1
 
     Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
-    Estimator = UNet | DiT | Hourglass | ForeignEstimator
+    Estimator = UNet | DiT | UNetV1 | ForeignEstimator
 
 MAX_FRAMES = 15_000
 """Mel frames for which the official code draws noise: 300 s, prompt included."""

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.checkpoint.config import WholeFlowConfig
 from vivavoce.models.conformer import Conformer
-from vivavoce.models.flow.hourglass import Conv, Hourglass, TimeNorm, within
+from vivavoce.models.flow.hourglass import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
 from vivavoce.models.flow.unet import PointwiseConv
@@ -69,7 +69,7 @@ class WholeFlow(nn.Module):
         self.encoder = Conformer(config.encoder)
         self.mu_projection = nn.Linear(config.encoder.hidden_size, bins)
         self.regulator = Regulator(bins)
-        self.estimator = Hourglass(config.estimator)
+        self.estimator = UNetV1(config.estimator)
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """embedding: [batch, speaker size]  →  [batch, bins]."""
