@@ -32,7 +32,7 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
 from vivavoce.engine.flow_stage.padded import PaddedSolver
-from vivavoce.engine.flow_stage.whole import WholeFlowStage, WholeSolver, WholeStream
+from vivavoce.engine.flow_stage.whole import FlowStageV1, WholeSolver, WholeStream
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import StreamingPrompt
 from vivavoce.engine.request import EngineRequest, InputMode, SamplingParams, SegmentRequest
@@ -195,7 +195,7 @@ class Crowd:
 
 def _submit(chance: random.Random, number: int, engine: Engine) -> Handle:
     policy, voice, ids = chance.choice(POLICIES), chance.choice(VOICES), 6561
-    whole = isinstance(engine.stages.flow, WholeFlowStage)
+    whole = isinstance(engine.stages.flow, FlowStageV1)
     if whole:
         policy, voice, ids = ChunkPolicy.official(), chance.choice(VOICES_OF_V1), IDS_OF_V1
 
@@ -235,7 +235,7 @@ def _parts(parts: list[Any], fails: bool) -> Iterator[Any]:
 def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
     """Have each stage fail now and then."""
     chance, stages, faults = random.Random(0), engine.stages, []
-    solver = WholeSolver if isinstance(stages.flow, WholeFlowStage) else PaddedSolver
+    solver = WholeSolver if isinstance(stages.flow, FlowStageV1) else PaddedSolver
     owners: tuple[tuple[Any, str, int], ...] = (
         (stages.lm, "prefill", 1),
         (stages.lm, "decode", 1),

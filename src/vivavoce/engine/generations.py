@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.cost_model import GPU_PRIORS, Coefficients, Priors, Stage
 from vivavoce.engine.flow_stage import FlowStage
-from vivavoce.engine.flow_stage.whole import WholeFlowStage
+from vivavoce.engine.flow_stage.whole import FlowStageV1
 from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.stages import FlowInterface, LMInterface, VocoderInterface
 from vivavoce.engine.vocoder_stage import VocoderStage
@@ -28,7 +28,7 @@ class StageBuilders:
 
 _PLAIN_AND_KERNELS = StageBuilders(LMStage, FlowStage, VocoderStage)
 STAGES: dict[Generation, StageBuilders] = {
-    Generation.V1: StageBuilders(LMStage, WholeFlowStage, VocoderStage),
+    Generation.V1: StageBuilders(LMStage, FlowStageV1, VocoderStage),
     Generation.V2: _PLAIN_AND_KERNELS,
     Generation.V3: _PLAIN_AND_KERNELS,
 }

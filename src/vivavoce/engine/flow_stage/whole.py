@@ -58,7 +58,7 @@ class WholeRow(NamedTuple):
 class WholeSolver:
     """Rows on their way from tokens to mel, one call of the network for all."""
 
-    def __init__(self, stage: WholeFlowStage, rows: Sequence[WholeRow]) -> None:
+    def __init__(self, stage: FlowStageV1, rows: Sequence[WholeRow]) -> None:
         self.rows, self._stage = rows, stage
         self._path, self._kept = stage.flow.begin([row.call for row in rows], stage.schedule, stage.noise, stage.both)
         self._mels: list[Tensor | None] = []
@@ -83,7 +83,7 @@ class WholeSolver:
         return self._mels
 
 
-class WholeFlowStage:
+class FlowStageV1:
     """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
 
     On a CPU each row is computed by itself, and so is the same to the bit beside any other; elsewhere rows are padded,
