@@ -25,7 +25,7 @@ from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
-from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.flow.whole import FlowV1, WholeInput
 from vivavoce.models.layers import PairRunner
 
 WAVE, WAVE_RMS = 5e-2, 5e-3
@@ -84,7 +84,7 @@ def _case(name: str, case: str, settings: dict[str, Any], golden: Golden, refere
     yield from _waves(name, case, settings, golden, heard.waves)
     frames = [mel.shape[1] for mel in heard.mels]
     yield equal(f"{name} vocoder frames", frames, _vocoder_frames(settings["calls"], models))
-    if isinstance(models.flow, WholeFlow):
+    if isinstance(models.flow, FlowV1):
         if len(heard.requests) == 1:
             yield from _whole_mels(name, case, settings["calls"], golden, models, heard)
         return

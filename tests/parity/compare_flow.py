@@ -13,7 +13,7 @@ from tests.parity.stages import stage_mel
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise, time_steps
-from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.flow.whole import FlowV1, WholeInput
 
 MEL, ENCODER = 2e-4, 1e-4
 _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
@@ -23,7 +23,7 @@ _VARIANT = re.compile(r"streaming(\d)_finalize(\d)")
 def compare(golden: Golden, reference: Reference) -> Iterator[Check | Skip]:
     models = reference.models(*golden.checkpoint)
     yield from guarded(f"{golden.label} schedule", _schedule(golden, models))
-    kind = _whole if isinstance(models.flow, WholeFlow) else _case
+    kind = _whole if isinstance(models.flow, FlowV1) else _case
     for case in golden.meta["cases"]:
         name = f"{golden.label} {case}"
         yield from guarded(name, kind(name, case, golden, models))
@@ -118,7 +118,7 @@ def _estimator(golden: Golden, models: Models) -> Iterator[Check]:
     arrays = golden.arrays
     x, mu, cond = (arrays.tensor(f"estimator/{name}").transpose(1, 2) for name in ("x", "mu", "cond"))
     lengths = torch.full((len(x),), x.shape[1])
-    if isinstance(models.flow, WholeFlow):
+    if isinstance(models.flow, FlowV1):
         speaker = arrays.tensor("estimator/spks")[:, None].expand_as(mu)
         estimator = models.flow.estimator
         biases = estimator.time_biases(arrays.tensor("estimator/t"))

@@ -16,7 +16,7 @@ from tests.parity.stages import Greedy, ids_of, stage_mel
 from vivavoce.engine.request import Conditioning, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import FlowInput
-from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.flow.whole import FlowV1, WholeInput
 from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.vocoder.causal import CausalHiFT
 
@@ -50,7 +50,7 @@ def _lm(golden: Golden, models: Models) -> Iterator[Check]:
 
 def _flow(golden: Golden, models: Models) -> Iterator[Check]:
     arrays, flow = golden.arrays, models.flow
-    if isinstance(flow, WholeFlow):
+    if isinstance(flow, FlowV1):
         prompt, target, mel = (arrays.tensor(f"flow/{name}") for name in ("prompt_token", "token", "prompt_feat"))
         item = WholeInput(
             prompt.long(), target.long(), mel, flow.speaker(arrays.tensor("llm/embedding").view(1, -1))[0]

@@ -25,7 +25,7 @@ from vivavoce.checkpoint.weights import (
     fold_weight_norm,
 )
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
-from vivavoce.models.flow.whole import WholeFlow
+from vivavoce.models.flow.whole import FlowV1
 from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.causal import CausalHiFT
@@ -64,7 +64,7 @@ class _NothingDrawn(TorchFunctionMode):
 NETWORKS: dict[Generation, Mapping[str, NetworkPart]] = {
     Generation.V1: {
         "lm": NetworkPart("llm", lambda config: ConformerLM(config.lm), CONFORMER_LM_NAMES),
-        "flow": NetworkPart("flow", lambda config: WholeFlow(config.flow, config.rates), WHOLE_FLOW_NAMES),
+        "flow": NetworkPart("flow", lambda config: FlowV1(config.flow, config.rates), WHOLE_FLOW_NAMES),
         "vocoder": NetworkPart(
             "hift",
             lambda config: HiFT(config.vocoder, SampledSource, overlap=20),

@@ -20,7 +20,7 @@ from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
-from vivavoce.models.flow.whole import WholeFlow, WholeInput
+from vivavoce.models.flow.whole import FlowV1, WholeInput
 from vivavoce.models.layers import PairRunner
 
 
@@ -29,7 +29,7 @@ class WholeStream:
 
     voice = known = None  # no state of a prompt is kept for other streams
 
-    def __init__(self, conditioning: Conditioning, flow: WholeFlow) -> None:
+    def __init__(self, conditioning: Conditioning, flow: FlowV1) -> None:
         self.prompt, self.embedding = conditioning.flow_tokens, conditioning.embedding
         self.prompt_mel, self._frames_of = conditioning.flow_mel, flow.rates.frames_of
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
@@ -103,7 +103,7 @@ class FlowStageV1:
     ) -> None:
         if kernels or deterministic:
             raise ValueError("CosyVoice 1 has none of its own; run without kernels")
-        self.flow, config, self._device = cast(WholeFlow, models.flow), models.config.flow, models.device
+        self.flow, config, self._device = cast(FlowV1, models.flow), models.config.flow, models.device
         self.schedule = EulerSchedule.of(self.flow.estimator, config.num_steps)
         self.noise = fixed_noise(config.num_mel_bins).to(models.device)
         shared = self.flow.rates.frames_of(self.flow.config.overlap)

@@ -57,7 +57,7 @@ class WholeInput:
     kept: Tensor | None = None
 
 
-class WholeFlow(nn.Module):
+class FlowV1(nn.Module):
     """Token encoder, regulator and velocity estimator; `begin` leaves the steps between them to the caller."""
 
     def __init__(self, config: WholeFlowConfig, rates: Rates) -> None:
