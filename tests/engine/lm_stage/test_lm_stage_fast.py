@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from tests.engine.lm_stage.lm_talk import EOS, Ids, begin, collect, finish, request, run_of, speak
 from tests.fast_flow import quick_interpreter
 from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
-from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, RecordedSteps, fitting
+from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, GraphedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.lm_attention import SplitK
@@ -137,7 +137,7 @@ def test_a_step_that_torch_samples_is_not_taken_for_a_recorded_one(models, small
 
 def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, monkeypatch):
     shapes, collected = [], []
-    decode, prefill = RecordedSteps.decode, RecordedSteps.prefill
+    decode, prefill = GraphedSteps.decode, GraphedSteps.prefill
 
     def counted_prefill(self, begun, most):
         shapes.append(("prefill", len(begun)))
@@ -148,8 +148,8 @@ def test_a_deterministic_stages_shapes_do_not_depend_on_company(models, small, m
             shapes.append(("decode", len(ids)))
             yield ids
 
-    monkeypatch.setattr(RecordedSteps, "decode", counted_decode)
-    monkeypatch.setattr(RecordedSteps, "prefill", counted_prefill)
+    monkeypatch.setattr(GraphedSteps, "decode", counted_decode)
+    monkeypatch.setattr(GraphedSteps, "prefill", counted_prefill)
     for kernels in (True, False):
         stage, ids = LMStage(models, slots=5, capacity=CAPACITY, kernels=kernels, deterministic=True), {}
         begin(stage, models, [few(1), few(2)])

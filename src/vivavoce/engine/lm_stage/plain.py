@@ -28,7 +28,7 @@ KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEA
 
 
 class SlotSteps:
-    """Static slots: their keys, values and state, which `PlainSteps` and `RecordedSteps` advance.
+    """Static slots: their keys, values and state, which `PlainSteps` and `GraphedSteps` advance.
 
     spare: slots besides; capacity: positions of each; window: ids of a slot's past that are kept; fixed: decode steps
     are of one shape, that of all slots (and positions).

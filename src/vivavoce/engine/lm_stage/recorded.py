@@ -85,7 +85,7 @@ class CapturedGraph:
     out: Tensor
 
 
-class RecordedSteps(SlotSteps):
+class GraphedSteps(SlotSteps):
     """`FusedLM` and the sampling kernel over static slots; tiles: of the network's products.
 
     A slot whose top_k is above `MOST_CANDIDATES` has the ids of the whole step chosen by torch's operations.

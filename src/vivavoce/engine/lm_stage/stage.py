@@ -24,7 +24,7 @@ from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import LanguageModel, Models
 
 if TYPE_CHECKING:
-    from vivavoce.engine.lm_stage.recorded import RecordedSteps
+    from vivavoce.engine.lm_stage.recorded import GraphedSteps
 
 
 class Sampled(NamedTuple):
@@ -99,13 +99,13 @@ class LMStage:
         self._device, self._vocabulary, self._defaults = models.device, config.vocabulary, asdict(config.sampling)
         self._deterministic = deterministic
         window = max(LARGEST_WINDOW, config.sampling.win_size)
-        self._steps: PlainSteps | RecordedSteps
+        self._steps: PlainSteps | GraphedSteps
         with torch.inference_mode():
             if kernels and chooser is None:
                 # Triton is not installed everywhere.
-                from vivavoce.engine.lm_stage.recorded import RecordedSteps
+                from vivavoce.engine.lm_stage.recorded import GraphedSteps
 
-                self._steps = RecordedSteps(models, slots, capacity, window, fixed=deterministic)
+                self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic)
             else:
                 choose = chooser or repetition_aware
                 self._steps = PlainSteps(models, slots, capacity, window, choose, fixed=deterministic)
