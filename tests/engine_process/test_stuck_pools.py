@@ -18,7 +18,7 @@ import pytest
 from tests.engine_process import stuck_worker
 from tests.engine_process.stuck_worker import BUILT_IN
 from tests.engine_process.test_engine_host import order, recording, settings_for, spoken, started
-from vivavoce.engine_process.bounded_executor import WorkPool
+from vivavoce.engine_process.bounded_executor import BoundedExecutor
 from vivavoce.engine_process.client import EngineClient
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError, VoiceStoreAway
 
@@ -170,7 +170,7 @@ async def test_a_stopped_process_is_unready_until_it_goes_on(babble: Path, cause
 
 
 async def test_work_that_nobody_waits_for_is_not_begun_and_holds_its_place_until_it_could() -> None:
-    pool, go, done = WorkPool("work", 1, 1, 0.2, VoiceStoreAway), threading.Event(), []
+    pool, go, done = BoundedExecutor("work", 1, 1, 0.2, VoiceStoreAway), threading.Event(), []
     with pytest.raises(VoiceStoreAway, match=r"work: not done within 0.2 s"):
         await pool.run(go.wait)
     assert pool.longest_s > 0.1

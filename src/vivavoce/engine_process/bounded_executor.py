@@ -16,7 +16,7 @@ from vivavoce.errors import VivavoceError
 Result = TypeVar("Result")
 
 
-class WorkPool:
+class BoundedExecutor:
     """Work that blocks, asked for by one event loop. Work that hangs keeps its thread, and work behind it its place
     until it ends; those who asked are told in time.
 

@@ -11,7 +11,7 @@ import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine_process.bounded_executor import Result, WorkPool
+from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
@@ -77,12 +77,12 @@ class ModelService:
         self._max_recording_bytes, self._decoding = max_recording_bytes, decoding
         waiting, error = self.max_coming, partial(Overloaded, retry_after_s=1.0)
         recording_error = partial(Overloaded, retry_after_s=5.0)
-        self._text = WorkPool("text", TEXT_THREADS, waiting, TEXT_S, error)
+        self._text = BoundedExecutor("text", TEXT_THREADS, waiting, TEXT_S, error)
         # Its threads wait for processes that read, which choose among all of them.
-        self._long_text = WorkPool("text", waiting, 0, TEXT_S, error)
-        self._store = WorkPool("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
-        self._store_check = WorkPool("voice store", 1, 0, CHECK_S, VoiceStoreAway)
-        self._extraction = WorkPool(
+        self._long_text = BoundedExecutor("text", waiting, 0, TEXT_S, error)
+        self._store = BoundedExecutor("voice store", STORE_THREADS, waiting, STORE_S, VoiceStoreAway)
+        self._store_check = BoundedExecutor("voice store", 1, 0, CHECK_S, VoiceStoreAway)
+        self._extraction = BoundedExecutor(
             "reference audio", EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S, recording_error, NICENESS
         )
 
