@@ -16,7 +16,7 @@ from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.logs import configure
 
 
-class TextBox:
+class TextMailbox:
     """An actor of each server: texts that arrive, by the id of their stream, until its engine takes them.
 
     Serve routes each call anew, and none to a replica that drains; a text has to reach the engine that it began at.

@@ -20,7 +20,7 @@ from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, V
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.voices.names import VoiceSummary
-from vivavoce_ray.engine import TextBox
+from vivavoce_ray.engine import TextMailbox
 from vivavoce_textnorm.values import NormalizedText
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class RayBackend:
         self._about: ModelInfo | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
         """Of each pool whether it is ready, and its voice store; None: it does not answer."""
-        self._box = ray.remote(TextBox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
+        self._box = ray.remote(TextMailbox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
         self._watching = [asyncio.ensure_future(self._watch(place)) for place in range(len(pools))]
 
     @property
