@@ -94,7 +94,7 @@ def taken(ours, load, streaming=True):
 
 
 def may_start(ours, load):
-    return ours.hindrance(load) is None
+    return ours.admission_blocker(load) is None
 
 
 def refused(ours, load, streaming=True):

@@ -136,7 +136,7 @@ class AdmissionController:
                 # More of it than slots would only make every plan longer.
                 allowed = load.offline < self._slots
             else:
-                allowed = not request.asked or self.hindrance(load) is None
+                allowed = not request.asked or self.admission_blocker(load) is None
             if allowed:
                 self._waiting.discard(request)
                 self._running.add(request)
@@ -176,7 +176,7 @@ class AdmissionController:
 
         When to try again is an estimate of when a running sequence ends, or of when the starting ones sound.
         """
-        most, hindered = self._limits.max_waiting, self.hindrance(load) if streaming else None
+        most, hindered = self._limits.max_waiting, self.admission_blocker(load) if streaming else None
         if streaming and not self.may_wait:
             return hindered
         if streaming and self._limits.admission is AdmissionMode.AUTO:
@@ -195,7 +195,7 @@ class AdmissionController:
             return self.share_of_real_time(FEW_STREAMS) > limits.headroom
         return mode is not AdmissionMode.REFUSE
 
-    def hindrance(self, load: Load) -> Overloaded | None:
+    def admission_blocker(self, load: Load) -> Overloaded | None:
         """Why one more stream may not start at once, whatever the mode; None: it may."""
         streams, headroom = load.streams + 1, self._limits.headroom
         if load.slots_free <= 0:
