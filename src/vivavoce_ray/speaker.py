@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, voice_key
+from vivavoce.engine.routing import may_be_asked_elsewhere, shortest_wait, voice_key
 from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
@@ -125,7 +125,7 @@ class RayBackend:
                 if replica in avoid:
                     break  # there is no other
                 avoid |= {replica}
-        raise kindest(refusals or (_away(),))
+        raise shortest_wait(refusals or (_away(),))
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
         """See `Speaker`."""

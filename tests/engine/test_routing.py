@@ -10,9 +10,9 @@ from vivavoce.engine.routing import (
     IDLE,
     SPILL,
     EngineLoad,
-    kindest,
     may_be_asked_elsewhere,
     order,
+    shortest_wait,
     voice_key,
 )
 from vivavoce.errors import EngineStopped, InvalidText, OutOfMemory, Overloaded, VivavoceError, VoiceStoreAway
@@ -96,9 +96,9 @@ def test_keys_tell_voices_apart_and_owners() -> None:
 
 def test_of_all_refusals_the_shortest_wait_is_told_and_bad_input_ends_the_search() -> None:
     gone, soon, later = EngineStopped("gone"), Overloaded("soon", 2.0), Overloaded("later", 9.0)
-    assert kindest([later, gone, soon]) is soon
-    assert kindest([gone, later]) is later
-    assert kindest([gone]) is gone
+    assert shortest_wait([later, gone, soon]) is soon
+    assert shortest_wait([gone, later]) is later
+    assert shortest_wait([gone]) is gone
     elsewhere: list[VivavoceError] = [gone, soon, OutOfMemory("memory")]
     assert all(map(may_be_asked_elsewhere, elsewhere))
     assert not may_be_asked_elsewhere(InvalidText("text"))

@@ -31,7 +31,7 @@ from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode, SegmentRequest
-from vivavoce.engine.routing import EngineLoad, kindest, may_be_asked_elsewhere, order
+from vivavoce.engine.routing import EngineLoad, may_be_asked_elsewhere, order, shortest_wait
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 
@@ -197,7 +197,7 @@ class EngineGroup:
                 if not may_be_asked_elsewhere(refusal):
                     raise
                 refusals.append(refusal)
-        raise kindest(refusals or [EngineStopped("engine: all processes have ended; load the model again")])
+        raise shortest_wait(refusals or [EngineStopped("engine: all processes have ended; load the model again")])
 
     def check_load(self, streaming: bool) -> None:
         """Nothing: only the engines know, and refuse by themselves."""

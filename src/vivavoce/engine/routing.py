@@ -92,7 +92,7 @@ def may_be_asked_elsewhere(refusal: VivavoceError) -> bool:
     return isinstance(refusal, (Overloaded, OutOfMemory, EngineStopped))
 
 
-def kindest(refusals: Sequence[VivavoceError]) -> VivavoceError:
+def shortest_wait(refusals: Sequence[VivavoceError]) -> VivavoceError:
     """Of what all engines have refused a request with, the one to tell: the one that asks for the shortest wait.
 
     Full engines come before those that have gone: their wait is reckoned.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine.routing import kindest, may_be_asked_elsewhere, order, voice_key
+from vivavoce.engine.routing import may_be_asked_elsewhere, order, shortest_wait, voice_key
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
@@ -240,7 +240,7 @@ class EngineFleet:
                 if not elsewhere(refusal):
                     raise
                 refusals = (*refusals, refusal)
-        raise kindest(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
+        raise shortest_wait(refusals or (EngineStopped("engine: all of them are starting; ask again in some seconds"),))
 
 
 def _is_full(refusal: VivavoceError) -> bool:
