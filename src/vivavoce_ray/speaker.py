@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from vivavoce.engine.routing import may_be_asked_elsewhere, shortest_wait, voice_key
+from vivavoce.engine.routing import is_retryable, shortest_wait, voice_key
 from vivavoce.engine_process.fleet import FleetStream
 from vivavoce.errors import EngineStopped, VivavoceError
 from vivavoce.frontend.speech import FinishReason, SpeechEvent, SpeechRequest, Verdict
@@ -119,7 +119,7 @@ class RayBackend:
                 replica, said = await _first(calls)
                 if isinstance(said, int):
                     return replica, _Stream(calls, said, self._box, stream_id)
-                if not may_be_asked_elsewhere(said):
+                if not is_retryable(said):
                     raise said
                 refusals = (*refusals, said)
                 if replica in avoid:

@@ -10,7 +10,7 @@ from vivavoce.engine.routing import (
     IDLE,
     SPILL,
     EngineLoad,
-    may_be_asked_elsewhere,
+    is_retryable,
     order,
     shortest_wait,
     voice_key,
@@ -100,6 +100,6 @@ def test_of_all_refusals_the_shortest_wait_is_told_and_bad_input_ends_the_search
     assert shortest_wait([gone, later]) is later
     assert shortest_wait([gone]) is gone
     elsewhere: list[VivavoceError] = [gone, soon, OutOfMemory("memory")]
-    assert all(map(may_be_asked_elsewhere, elsewhere))
-    assert not may_be_asked_elsewhere(InvalidText("text"))
-    assert not may_be_asked_elsewhere(VoiceStoreAway("away"))
+    assert all(map(is_retryable, elsewhere))
+    assert not is_retryable(InvalidText("text"))
+    assert not is_retryable(VoiceStoreAway("away"))

@@ -31,7 +31,7 @@ from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode, SegmentRequest
-from vivavoce.engine.routing import EngineLoad, may_be_asked_elsewhere, order, shortest_wait
+from vivavoce.engine.routing import EngineLoad, is_retryable, order, shortest_wait
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 
@@ -194,7 +194,7 @@ class EngineGroup:
             try:
                 return self._engines[load.name].submit(request)
             except VivavoceError as refusal:
-                if not may_be_asked_elsewhere(refusal):
+                if not is_retryable(refusal):
                     raise
                 refusals.append(refusal)
         raise shortest_wait(refusals or [EngineStopped("engine: all processes have ended; load the model again")])

@@ -84,7 +84,7 @@ def order(engines: Sequence[EngineLoad], key: bytes | None = None) -> list[Engin
     return ready
 
 
-def may_be_asked_elsewhere(refusal: VivavoceError) -> bool:
+def is_retryable(refusal: VivavoceError) -> bool:
     """Whether another engine may take what one has refused so: it is full, or has gone.
 
     Bad input is bad everywhere, and the store of voices is one for all.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from vivavoce.engine.devices import devices_of, seen_alone
 from vivavoce.engine.request import AudioChunk
-from vivavoce.engine.routing import may_be_asked_elsewhere, order, shortest_wait, voice_key
+from vivavoce.engine.routing import is_retryable, order, shortest_wait, voice_key
 from vivavoce.engine_process.client import EngineClient, RemoteStream
 from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import EngineStopped, Overloaded, VivavoceError
@@ -226,7 +226,7 @@ class EngineFleet:
         self,
         ask: Callable[[EngineClient], Awaitable[Result]],
         key: bytes | None = None,
-        elsewhere: Callable[[VivavoceError], bool] = may_be_asked_elsewhere,
+        elsewhere: Callable[[VivavoceError], bool] = is_retryable,
         *,
         taken_by: Set[str] = frozenset(),
         refusals: tuple[VivavoceError, ...] = (),
