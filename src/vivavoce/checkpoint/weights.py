@@ -130,7 +130,7 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], names: NameTable, 
     copies = {}
     for key, own in wanted.items():
         copies[own] = state[key].to(dtype, copy=True)
-        let_go(state[key])
+        page_out(state[key])
     module.load_state_dict(copies, assign=True)
 
 
@@ -138,7 +138,7 @@ _PAGE_OUT = 21
 """`MADV_PAGEOUT` of Linux 5.4, madvise(2)."""
 
 
-def let_go(tensor: Tensor) -> None:
+def page_out(tensor: Tensor) -> None:
     """Tell the system that a tensor on the CPU is not read soon: its values stay, whether they are a file's or not.
 
     Without, a large file counts as this process's memory beside its copy until all of it is copied.
