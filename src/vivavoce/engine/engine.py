@@ -58,7 +58,7 @@ from vivavoce.models.layers import PairRunner
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
-NONSENSE_PROMPT, NONSENSE_TOKENS = 100, 75
+WARMUP_PROMPT, NONSENSE_TOKENS = 100, 75
 """Speech tokens of the streams that measure the machine."""
 _LONE_RATES = Rates(24_000, 480, 25)
 """Of a language model alone: it makes no audio, and only relations of its own requests' urgency depend on them."""
@@ -435,8 +435,8 @@ class Engine:
         """A stream of three seconds in a voice of nothing."""
         assert isinstance(self.models, Models)
         generator, config = torch.Generator().manual_seed(seed), self.models.config
-        tokens = torch.randint(config.flow.num_tokens, (NONSENSE_PROMPT,), generator=generator)
-        mel = torch.zeros(config.rates.frames_of(NONSENSE_PROMPT), config.flow.num_mel_bins)
+        tokens = torch.randint(config.flow.num_tokens, (WARMUP_PROMPT,), generator=generator)
+        mel = torch.zeros(config.rates.frames_of(WARMUP_PROMPT), config.flow.num_mel_bins)
         voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
         if self.stages.lm is None:
             segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:NONSENSE_TOKENS].tolist()), seed=seed)
