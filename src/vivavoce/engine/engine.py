@@ -58,7 +58,7 @@ from vivavoce.models.layers import PairRunner
 from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
-WARMUP_PROMPT, NONSENSE_TOKENS = 100, 75
+WARMUP_PROMPT, WARMUP_TOKENS = 100, 75
 """Speech tokens of the streams that measure the machine."""
 _LONE_RATES = Rates(24_000, 480, 25)
 """Of a language model alone: it makes no audio, and only relations of its own requests' urgency depend on them."""
@@ -439,9 +439,9 @@ class Engine:
         mel = torch.zeros(config.rates.frames_of(WARMUP_PROMPT), config.flow.num_mel_bins)
         voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
         if self.stages.lm is None:
-            segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:NONSENSE_TOKENS].tolist()), seed=seed)
+            segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:WARMUP_TOKENS].tolist()), seed=seed)
         else:
-            sampling = SamplingParams(exact_tokens=NONSENSE_TOKENS)
+            sampling = SamplingParams(exact_tokens=WARMUP_TOKENS)
             segment = SegmentRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
         return EngineRequest((segment,), policy_for(config.generation, None))
 
