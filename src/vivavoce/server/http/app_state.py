@@ -27,7 +27,7 @@ SPEECH_HEADERS = (REQUEST_ID_HEADER, ADMISSION_HEADER, SPEED_HEADER, WARNING_HEA
 _SECONDS = {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400}
 TIMEOUT = {"name": TIMEOUT_HEADER, "in": "header", "schema": _SECONDS, "description": "Then the speech is given up."}
 """How the header is documented."""
-STRANGER = Principal("*", concurrent=16)
+PUBLIC_READER = Principal("*", concurrent=16)
 """All callers without a key together, where lists are open and the rest is not; no key has this name."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
@@ -66,7 +66,7 @@ async def list_reader(connection: HTTPConnection) -> Principal:
     """The same for lists, which callers without a key may read where the settings say so: the public part of them."""
     state = state_of(connection)
     is_stranger = state.settings.auth.open_lists and token_in(connection.headers) is None
-    return STRANGER if is_stranger and state.keys.required else await current_principal(connection)
+    return PUBLIC_READER if is_stranger and state.keys.required else await current_principal(connection)
 
 
 ListReader = Annotated[Principal, Depends(list_reader)]
