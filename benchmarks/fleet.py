@@ -34,7 +34,7 @@ from typing import Any
 
 from benchmarks.serve_process import ServeProcess, serve_process
 from vivavoce_bench import ClosedLoop, Outcome, Piece, Refused, Workload, figures, run_load
-from vivavoce_bench.load import Ending, Utterance, those
+from vivavoce_bench.load import Ending, Utterance, with_ending
 from vivavoce_bench.measure import rounded, save_json
 
 PARTS = ("streams", "kill", "offline")
@@ -196,13 +196,13 @@ def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[s
     timer.join()
     at, recovered_s = times
     after = figures(crowd.load(process.url, users, users, "after"))
-    ends = Counter("completed" for _ in those(outcomes, Ending.OK))
-    for outcome in those(outcomes, Ending.REFUSED):
+    ends = Counter("completed" for _ in with_ending(outcomes, Ending.OK))
+    for outcome in with_ending(outcomes, Ending.REFUSED):
         ends["refused"] += outcome.ending is Ending.REFUSED
-    for outcome in those(outcomes, Ending.FAILED):
+    for outcome in with_ending(outcomes, Ending.FAILED):
         timed_out = "TimeoutError" in outcome.problem
         ends[HUNG if timed_out else "cut_after_audio" if outcome.arrivals else "error_before_audio"] += 1
-    lost = [one for one in those(outcomes, Ending.OK) if one.start_s < at < one.end_s]
+    lost = [one for one in with_ending(outcomes, Ending.OK) if one.start_s < at < one.end_s]
     return {
         "users": users,
         "streams": len(outcomes),
@@ -213,7 +213,7 @@ def kill(process: ServeProcess, crowd: Crowd, engines: int, log: Path) -> dict[s
         "recovered_s": recovered_s,
         "after_ok": after["ok"],
         "after_ttfb_ms_p99": after["ttfb_ms_p99"],
-        "problems": sorted({one.problem for one in those(outcomes, Ending.FAILED)})[:5],
+        "problems": sorted({one.problem for one in with_ending(outcomes, Ending.FAILED)})[:5],
     }
 
 

@@ -30,7 +30,7 @@ from benchmarks.serve_process import ServeProcess, serve_process
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.server.settings import EngineSection, ModelSection, ServerSettings, VoicesSection
-from vivavoce_bench.load import Ending, Workload, those
+from vivavoce_bench.load import Ending, Workload, with_ending
 from vivavoce_bench.measure import percentile, rounded, save_json, window_s
 from vivavoce_bench.report import figures
 
@@ -105,7 +105,7 @@ def _side_by_side(users: int, load: tuple[Load, Load], sides: dict[str, Child]) 
 
 def _figures(results: Sequence[Result]) -> Found:
     outcomes = [outcome for result in results for outcome in result.outcomes]
-    ok = those(outcomes, Ending.OK)
+    ok = with_ending(outcomes, Ending.OK)
     if not ok:
         raise SystemExit(f"no request was answered: {outcomes[0].ending.value} {outcomes[0].problem}")
     whole_ms = [1000 * (one.end_s - one.start_s) for one in ok]
@@ -121,7 +121,7 @@ def _figures(results: Sequence[Result]) -> Found:
     told = [
         (result.accepted_s[one.utterance.number] - one.start_s, one.ttfb_s)
         for result in results
-        for one in those(result.outcomes, Ending.OK)
+        for one in with_ending(result.outcomes, Ending.OK)
         if one.utterance.number in result.accepted_s
     ]
     if told:

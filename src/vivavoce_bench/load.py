@@ -93,7 +93,7 @@ class Outcome(PlaybackTrace):
         return np.concatenate([arrival.samples for arrival in self.arrivals if arrival.samples is not None])
 
 
-def those(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
+def with_ending(outcomes: Sequence[Outcome], ending: Ending) -> list[Outcome]:
     """The requests that ended so."""
     return [outcome for outcome in outcomes if outcome.ending is ending]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivavoce_bench.load import Ending, Outcome, those
+from vivavoce_bench.load import Ending, Outcome, with_ending
 from vivavoce_bench.measure import PERCENTS, json_text, picture, rounded, save_json, spread, stream_figures
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     Latencies, playback and audio are of requests that ended well; the wall time is of all.
     """
-    ok = those(outcomes, Ending.OK)
+    ok = with_ending(outcomes, Ending.OK)
     streams = stream_figures(outcomes, ok)
     rtf = spread("rtf", [outcome.rtf for outcome in ok])
     return {
         "requests": len(outcomes),
         "ok": len(ok),
-        "refused": len(those(outcomes, Ending.REFUSED)),
-        "failed": len(those(outcomes, Ending.FAILED)),
+        "refused": len(with_ending(outcomes, Ending.REFUSED)),
+        "failed": len(with_ending(outcomes, Ending.FAILED)),
         **spread("ttfb_ms", [outcome.ttfb_s * _MS for outcome in ok]),
         **spread("gap_ms", [gap * _MS for outcome in ok for gap in outcome.gaps_s]),
         **streams,
@@ -122,7 +122,7 @@ def _gib(value: Any) -> str:
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
     """Draw the wait for first audio, the playback margins and all chunks' times; errors as in `measure.picture`."""
-    ok = those(outcomes, Ending.OK)
+    ok = with_ending(outcomes, Ending.OK)
     with picture(path, (16.0, 4.6), 3) as (first, margins, timeline):
         _draw_first_audio(first, ok)
         _draw_margins(margins, ok)

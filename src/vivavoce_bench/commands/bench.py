@@ -235,7 +235,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
     """Put the load on a loaded model, which stays open."""
     from vivavoce_bench import Ending, Report, run_load
     from vivavoce_bench.commands.bench_model import machine, reset_peaks, resources
-    from vivavoce_bench.load import those
+    from vivavoce_bench.load import with_ending
 
     load = request.load
     with reporter.working("preparing …"):
@@ -263,7 +263,7 @@ def measured(request: BenchRequest, tts: Vivavoce, reporter: Reporter) -> Report
     if instruments is None:
         return report
     with reporter.working("listening …") as say:
-        return replace(report, quality=quality(those(outcomes, Ending.OK), voices, instruments, say))
+        return replace(report, quality=quality(with_ending(outcomes, Ending.OK), voices, instruments, say))
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,14 +360,14 @@ def _settings(request: BenchRequest, tts: Vivavoce) -> dict[str, Any]:
 
 def _deliver(report: Report, output: BenchOutput, reporter: Reporter) -> bool:
     from vivavoce_bench import Ending
-    from vivavoce_bench.load import those
+    from vivavoce_bench.load import with_ending
     from vivavoce_bench.report import draw, figure_rows, latency_rows
 
     keys = report.to_json()
     print_figures(keys, output.json_file, latency_rows(keys), (None, figure_rows(keys)))
     if output.plot is not None:
         draw(report.outcomes, output.plot)
-    failed = those(report.outcomes, Ending.FAILED)
+    failed = with_ending(report.outcomes, Ending.FAILED)
     if failed:
         first = failed[0].utterance.number
         reporter.report(f"{len(failed)} requests failed, the first one (number {first}) by {failed[0].problem}")
