@@ -18,7 +18,7 @@ from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, loa
 from vivavoce_textnorm.lexicon import NO_WORDS
 from vivavoce_textnorm.markup import Settings, strip_markup
 from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.telling import tell
+from vivavoce_textnorm.telling import detect_language
 from vivavoce_textnorm.values import NormalizedText, Piece
 from vivavoce_textnorm.verbalizer import load_verbalizer
 
@@ -221,7 +221,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         if not told and language in _TIGHT and few:
             told = language
         if not told:
-            told = tell(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
+            told = detect_language(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
             told = told if any(map(str.isalpha, written)) else language or before or told
             yield start, end, told
             before = told
@@ -232,7 +232,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             words = _LATIN_WORD.findall(run[0])
             if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
-                yield run.start(), run.end(), tell(run[0], "en")
+                yield run.start(), run.end(), detect_language(run[0], "en")
                 at = run.end()
         yield at, end, told
 

@@ -28,7 +28,7 @@ def _marks() -> dict[str, tuple[set[str], set[str], Match]]:
     return marks
 
 
-def tell(text: str, before: str | None) -> str:
+def detect_language(text: str, before: str | None) -> str:
     """The language of a sentence; before: that of the sentence before it or of the request, which ties go to."""
     known = next((one for one in get_args(Language) if one == before), None)
     told = recognise(text, known)
