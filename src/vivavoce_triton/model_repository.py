@@ -18,7 +18,7 @@ from typing import Any
 from vivavoce.engine.backends import FLOW_BACKENDS, LM_BACKENDS
 from vivavoce.errors import InvalidRequest
 from vivavoce.files import fresh_folder
-from vivavoce_triton.client.utterance import Mode
+from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.environment import refuse_foreign
 
 REFERENCE_MODELS = ("audio_tokenizer", "speaker_embedding")
@@ -245,14 +245,14 @@ class RepositoryPlan:
     """
 
     values: Mapping[str, str]
-    mode: Mode = Mode.STREAMING
+    mode: LoadMode = LoadMode.STREAMING
     models: ModelSet = ModelSet.STAGED
     language_model: LanguageModelRuntime = LanguageModelRuntime.VIVAVOCE
     filled: Mapping[str, str] = field(init=False)
     """All values for the templates."""
 
     def __post_init__(self) -> None:
-        decided = {"decoupled_mode": str(self.mode is Mode.STREAMING).lower(), **_SERVED_BY[self.language_model]}
+        decided = {"decoupled_mode": str(self.mode is LoadMode.STREAMING).lower(), **_SERVED_BY[self.language_model]}
         given = {"triton_backend", "llm_backend", "decoupled_mode"} & set(self.values)
         if given:
             raise InvalidRequest(f"{min(given)}: follows from the mode and the language model; choose those instead")

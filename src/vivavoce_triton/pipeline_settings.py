@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vivavoce.errors import InvalidRequest
-from vivavoce_triton.client.utterance import Mode, check_reference_text
+from vivavoce_triton.client.utterance import LoadMode, check_reference_text
 from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet, check_values
 from vivavoce_triton.server import TritonServerSettings
 
@@ -65,7 +65,7 @@ class PipelineSettings:
     spk2info: str | None = None
     language_model: LanguageModelRuntime | None = None
     engine_dtype: str = "bfloat16"
-    mode: Mode = Mode.STREAMING
+    mode: LoadMode = LoadMode.STREAMING
     models: ModelSet = ModelSet.STAGED
     values: Mapping[str, str] = field(default_factory=dict)
     server: TritonServerSettings = field(default_factory=TritonServerSettings)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vivavoce.errors import VivavoceError
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint
-from vivavoce_triton.client.utterance import Manner, Mode, Utterance
+from vivavoce_triton.client.utterance import LoadMode, Manner, Utterance
 from vivavoce_triton.client.wire import Connection, request_tensors
 from vivavoce_triton.environment import ServerInstallation, find_installation
 from vivavoce_triton.model_repository import ModelSet, RepositoryPlan, render_repository
@@ -60,7 +60,7 @@ class ServedReport:
 
 @contextmanager
 def served(
-    model: Path, installation: ServerInstallation, folder: Path, mode: Mode = Mode.STREAMING
+    model: Path, installation: ServerInstallation, folder: Path, mode: LoadMode = LoadMode.STREAMING
 ) -> Iterator[TritonServer]:
     """A server of every model on the CPU, at ports of its own; `folder` takes repository, log and voices."""
     values = {"model_dir": str(model), "device": "cpu", "bls_instance_num": "1", "voices_dir": str(folder / "voices")}

@@ -15,7 +15,7 @@ from fake_backend import FakeBackend
 from vivavoce.engine.backends import BACKEND_SETTINGS
 from vivavoce.engine.chunk_policy import Schedule
 from vivavoce.errors import InvalidRequest
-from vivavoce_triton.client.utterance import Mode
+from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.model_repository import (
     CHUNK_STRATEGIES,
     MARK,
@@ -269,7 +269,7 @@ def test_another_plan_replaces_the_whole(tmp_path):
     folder = tmp_path / "models"
     render_repository(RepositoryPlan(VALUES, models=ModelSet.BOTH), folder)
     (folder / "cosyvoice2" / "config.pbtxt").write_text("name: 'edited'")
-    plan = RepositoryPlan(VALUES, mode=Mode.OFFLINE)
+    plan = RepositoryPlan(VALUES, mode=LoadMode.OFFLINE)
     assert render_repository(plan, folder)
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert found == rendered_files(plan)

@@ -15,7 +15,7 @@ import numpy as np
 from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce_bench.measure import Arrival, make_folder, write_wav
 from vivavoce_triton.client.report import LoadOutcome, Report, difference
-from vivavoce_triton.client.utterance import LoadOptions, Mode, Utterance
+from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Utterance
 from vivavoce_triton.client.wire import Connection, Samples, ServedModel, Tensor, read_reference, request_tensors
 
 _KEPT_REFERENCES = 64
@@ -35,7 +35,7 @@ async def measure(
         make_folder(options.folder, field="log_dir")
     async with Connection(options.server, options.timeout_s) as connection:
         model = await connection.model(options.model)
-        if model.decoupled and options.mode is Mode.OFFLINE:
+        if model.decoupled and options.mode is LoadMode.OFFLINE:
             raise InvalidRequest(
                 f"mode: the model {options.model!r} answers in chunks; ask with --mode streaming, or serve a "
                 "repository that is filled with decoupled_mode False"
@@ -102,7 +102,7 @@ class _Load:
         try:
             tensors = await asyncio.to_thread(self._tensors, utterance, read)
             start_s = clock()  # reading a recording is the client's time, not the server's
-            name, stream = f"{utterance.name}-{place}", self.options.mode is Mode.STREAMING
+            name, stream = f"{utterance.name}-{place}", self.options.mode is LoadMode.STREAMING
             async with aclosing(self.connection.speak(self.model, tensors, name, stream=stream)) as chunks:
                 async for chunk in chunks:
                     arrived.append((clock(), chunk))

@@ -169,7 +169,7 @@ def read_dataset(name: str, split: str | None, most: int | None = None) -> list[
     return found
 
 
-class Mode(str, Enum):
+class LoadMode(str, Enum):
     """How answers come."""
 
     STREAMING = "streaming"
@@ -190,7 +190,7 @@ class LoadOptions:
     server: str
     utterances: Sequence[Utterance]
     model: str = "cosyvoice2"
-    mode: Mode = Mode.STREAMING
+    mode: LoadMode = LoadMode.STREAMING
     manner: Manner = field(default_factory=Manner)
     num_tasks: int = 1
     requests: int | None = None

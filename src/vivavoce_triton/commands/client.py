@@ -16,9 +16,9 @@ from vivavoce.errors import InvalidRequest, VivavoceError
 from vivavoce.version import __version__
 from vivavoce_bench.commands.evaluate import BUILT_IN_RECOGNISER, recogniser_factory, recogniser_jobs
 from vivavoce_triton.client.utterance import (
+    LoadMode,
     LoadOptions,
     Manner,
-    Mode,
     Utterance,
     check_reference_text,
     read_dataset,
@@ -77,7 +77,7 @@ class LoadFlags:
     num_tasks: int = flag("Users at a time, who ask again when answered.", "NUMBER", default=1)
     requests: int | None = flag("In all.  [default: each text once, one per task]", "NUMBER", "-n")
     warmup: int | None = flag("Requests before those that count.  [default: one per task]", "NUMBER")
-    mode: Mode = flag("offline is for repositories whose models answer in one piece.", default=Mode.STREAMING)
+    mode: LoadMode = flag("offline is for repositories whose models answer in one piece.", default=LoadMode.STREAMING)
     chunk_overlap_duration: float = flag(
         "What the server repeats at the start of each chunk; it is cross-faded.", "SECONDS", default=0.0
     )

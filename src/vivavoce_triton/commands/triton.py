@@ -101,7 +101,7 @@ def _pipeline(
     if flags.stage is None:
         print(context.get_help())
         return
-    from vivavoce_triton.client.utterance import Mode
+    from vivavoce_triton.client.utterance import LoadMode
     from vivavoce_triton.model_repository import LanguageModelRuntime, ModelSet, parse_values
     from vivavoce_triton.pipeline import run_pipeline
     from vivavoce_triton.pipeline_settings import DEFAULT_TEXT, ClientRequests, PipelineSettings
@@ -120,7 +120,7 @@ def _pipeline(
         spk2info=flags.spk2info,
         language_model=_one_of("llm", flags.llm, {"auto": None, **{one.value: one for one in LanguageModelRuntime}}),
         engine_dtype=flags.engine_dtype,
-        mode=_one_of("mode", flags.mode, {one.value: one for one in Mode}),
+        mode=_one_of("mode", flags.mode, {one.value: one for one in LoadMode}),
         models=_one_of("models", flags.models, {one.value: one for one in ModelSet}),
         values=values,
         server=TritonServerSettings(*vars(server).values()),

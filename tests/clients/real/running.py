@@ -23,7 +23,7 @@ from tests.soak.served import served
 from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.model_choice import MINI
 from vivavoce.server.keys import add_key, new_entry, new_key
-from vivavoce_triton.client.utterance import Mode
+from vivavoce_triton.client.utterance import LoadMode
 from vivavoce_triton.environment import ServerInstallation, find_installation
 
 ROOT, SCRIPTS = Path(__file__).parents[3], Path(__file__).parent / "scripts"
@@ -80,7 +80,7 @@ class Servers:
         """Real Triton servers that answer whole and in a stream, our own in front of the latter, and a recording."""
         whole, stream = (
             self._stack.enter_context(served(MINI, triton(), self._folder / mode.value, mode))
-            for mode in (Mode.OFFLINE, Mode.STREAMING)
+            for mode in (LoadMode.OFFLINE, LoadMode.STREAMING)
         )
         voices = self._folder / "recordings"
         voices.mkdir()

@@ -21,7 +21,7 @@ from fake_triton import CHUNKS, WAIT_S, FakeTriton, serving
 from vivavoce.errors import InvalidAudio, InvalidRequest
 from vivavoce_bench.measure import write_wav
 from vivavoce_triton.client.load import join, measure
-from vivavoce_triton.client.utterance import LoadOptions, Manner, Mode, Utterance
+from vivavoce_triton.client.utterance import LoadMode, LoadOptions, Manner, Utterance
 from vivavoce_triton.client.wire import ServerUnreachable, read_reference
 
 RECORDING = Path(__file__).parents[2] / "data" / "audio" / "speech_24k_float.wav"
@@ -85,7 +85,7 @@ def test_overlaps_are_counted_once(server):
 
 def test_an_offline_model_is_asked_once_and_may_have_no_batches(tmp_path):
     with serving(FakeTriton(decoupled=False, batched=False, sample_rate="22050")) as server:
-        report = load(server, "one", "bad", mode=Mode.OFFLINE, folder=tmp_path)
+        report = load(server, "one", "bad", mode=LoadMode.OFFLINE, folder=tmp_path)
     good, bad = report.outcomes
     assert (good.problem, len(good.arrivals), good.sample_rate) == ("", 1, 22_050)
     assert soundfile.info(tmp_path / "u0.wav").samplerate == 22_050
@@ -95,7 +95,7 @@ def test_an_offline_model_is_asked_once_and_may_have_no_batches(tmp_path):
 
 def test_a_streaming_model_is_not_asked_offline(server):
     with pytest.raises(InvalidRequest, match="answers in chunks; ask with --mode streaming"):
-        load(server, "one", mode=Mode.OFFLINE)
+        load(server, "one", mode=LoadMode.OFFLINE)
     assert server.seen == []
 
 
