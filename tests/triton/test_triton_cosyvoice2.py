@@ -26,7 +26,7 @@ from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.folder_store import FolderStore
 from vivavoce.frontend.voices.voice import built_in_voices
-from vivavoce_triton.models.cosyvoice2 import CosyVoice2
+from vivavoce_triton.models.cosyvoice2 import CosyVoice2Model
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
 from vivavoce_triton.models.reference_models import AudioTokenizer, SpeakerEmbedding
 from vivavoce_triton.models.tensorrt_llm import TensorrtLLM
@@ -110,7 +110,7 @@ def serve(folder, staged, vocabulary, synthesizer, tmp_path):
         inner["tensorrt_llm"] = language or (scripted.streaming if decoupled else scripted.whole)
         backend = FakeBackend(inner, inner_cancel=inner_cancel)
         given = {"voices_dir": str(tmp_path / "voices"), **parameters}
-        model = CosyVoice2.load(arguments(folder, streams=decoupled, **given), backend)
+        model = CosyVoice2Model.load(arguments(folder, streams=decoupled, **given), backend)
         servers.append(Server(model, backend, scripted, staged, synthesizer.front_end.text.encode))
         return servers[-1]
 

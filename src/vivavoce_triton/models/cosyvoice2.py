@@ -86,7 +86,7 @@ class DecodedTokens:
             return tuple(self.tokens[:count])
 
 
-class CosyVoice2:
+class CosyVoice2Model:
     """One instance. Caches of recordings' voices are its own; all else belongs to one request.
 
     Requests are worked on side by side, so that a slow one holds up no other: one thread fetches speech tokens while
@@ -115,7 +115,7 @@ class CosyVoice2:
         self._language_model = InnerLanguageModel(backend, self._vocabulary, decoupled=parameters.decoupled, bias=bias)
 
     @classmethod
-    def load(cls, args: Mapping[str, str], backend: Any) -> CosyVoice2:
+    def load(cls, args: Mapping[str, str], backend: Any) -> CosyVoice2Model:
         """From what Triton hands to `initialize`; `VivavoceError`: a parameter, folder or voice cannot be used."""
         return cls(backend, Parameters(args))
 
