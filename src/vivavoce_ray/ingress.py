@@ -18,7 +18,7 @@ from vivavoce.server.keys import KeyRing
 from vivavoce.server.request_log import RequestLog
 from vivavoce.server.settings import ServerSettings
 from vivavoce.server.telemetry import Tracing
-from vivavoce_ray.speaker import RayBackend
+from vivavoce_ray.backend import RayBackend
 
 _ASKED = ("begin_request", "end_request", "accept_websocket", "message_taken", "abort")
 """What the app asks of a connection. A proxy holds it and bounds it, and drops it by itself after half an answer."""

@@ -6,8 +6,8 @@ from unicodedata import normalize
 
 import regex
 
-from vivavoce_textnorm.classes import Cursor, Found, in_formula
 from vivavoce_textnorm.grammar import CJK, START, compiled, roman_value
+from vivavoce_textnorm.semiotic_classes import Cursor, Found, in_formula
 
 _ENDINGS = (
     "com org net edu gov io ai dev app co uk de fr it es ru cn jp kr eu us ca au info tv me ly be ch at nl py js ts txt"

@@ -11,12 +11,12 @@ from vivavoce.frontend.text.arriving import Sentence, located_sentences
 from vivavoce.frontend.text.checks import check_length
 from vivavoce.frontend.text.official import is_speakable
 from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
-from vivavoce_textnorm.control import HOW
 from vivavoce_textnorm.grammar import CJK, compiled, heads
+from vivavoce_textnorm.inline_tags import HOW
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read, read_run, segments
 from vivavoce_textnorm.ssml import find_runs, is_ssml
-from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.types import Piece
 from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
 
 MOST_HELD = 300

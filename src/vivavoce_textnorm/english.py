@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vivavoce_textnorm.european import European
 from vivavoce_textnorm.grammar import Match, compiled, parse_number
-from vivavoce_textnorm.values import Number
+from vivavoce_textnorm.romance import European
+from vivavoce_textnorm.types import Number
 
 _SWAPPED = str.maketrans(".,", ",.")
 _INCH = compiled(r"(?<=\d)\"")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vivavoce_textnorm.european import European, word_before
 from vivavoce_textnorm.grammar import Match, compiled, roman_value
-from vivavoce_textnorm.values import Number
+from vivavoce_textnorm.romance import European, word_before
+from vivavoce_textnorm.types import Number
 
 # The word that an ordinal agrees with stands before a weekday or another ordinal: "am Montag, 3. Mai".
 _ARTICLE = compiled(r"(?:(?i:(am|vom|bis|zum)) \p{L}+\.?,|(\p{L}+) \d+\.(?:\d+\.| \p{Lu}\p{L}+)? (?:und|oder|bis)) \Z")

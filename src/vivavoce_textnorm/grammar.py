@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from vivavoce_textnorm.values import Number
+from vivavoce_textnorm.types import Number
 
 if TYPE_CHECKING:
     from vivavoce_textnorm.tables import Locale

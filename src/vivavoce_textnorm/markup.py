@@ -12,7 +12,7 @@ import regex
 
 from vivavoce_textnorm.grammar import Match, any_of, compiled
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
-from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.types import Piece
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ from itertools import accumulate, pairwise
 import regex
 
 from vivavoce.frontend.text.recognition import FREQUENT_WORDS
-from vivavoce_textnorm import addresses, classes
-from vivavoce_textnorm.classes import Cursor, Found
-from vivavoce_textnorm.control import Say, put_in_words
+from vivavoce_textnorm import addresses
+from vivavoce_textnorm import semiotic_classes as classes
 from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
+from vivavoce_textnorm.inline_tags import Say, put_in_words
+from vivavoce_textnorm.language_id import detect_language
 from vivavoce_textnorm.lexicon import NO_WORDS
 from vivavoce_textnorm.markup import Settings, strip_markup
+from vivavoce_textnorm.semiotic_classes import Cursor, Found
 from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.telling import detect_language
-from vivavoce_textnorm.values import NormalizedText, Piece
+from vivavoce_textnorm.types import NormalizedText, Piece
 from vivavoce_textnorm.verbalizer import load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vivavoce_textnorm.european import European, word_before
 from vivavoce_textnorm.grammar import Match, compiled, parse_number, roman_value
+from vivavoce_textnorm.romance import European, word_before
+from vivavoce_textnorm.rules import following, full_stop
 from vivavoce_textnorm.tables import Fixes
-from vivavoce_textnorm.values import Forms, Number
-from vivavoce_textnorm.written import following, full_stop
+from vivavoce_textnorm.types import Forms, Number
 
 _ONES = {"f": ("одна", "две"), "n": ("одно", "два")}
 _ADJECTIVES = compiled(r"(?:\p{L}+(?:ых|их|ые|ие) )+(?=\p{L})")

@@ -10,8 +10,8 @@ from xml.parsers import expat
 
 from vivavoce.engine.request import MAX_SPEED, MIN_SPEED
 from vivavoce.errors import InvalidText
-from vivavoce_textnorm.control import FORMS, SECONDS, Runs, Say, TextRun, seconds_of
 from vivavoce_textnorm.grammar import compiled
+from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, Say, TextRun, seconds_of
 from vivavoce_textnorm.markup import line_end
 from vivavoce_textnorm.verbalizer import MODULES
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from vivavoce_textnorm.grammar import Match, compiled
-from vivavoce_textnorm.values import Forms
+from vivavoce_textnorm.types import Forms
 
 Fixes = tuple[tuple[Match, str], ...]
 _PREFIXED = compiled(r"\((.+)\)(.+)")

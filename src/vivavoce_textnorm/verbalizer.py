@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 from importlib import import_module
 
 from vivavoce_textnorm.grammar import compiled
+from vivavoce_textnorm.rules import written_rules
 from vivavoce_textnorm.tables import load_locale
-from vivavoce_textnorm.values import Forms, Number
-from vivavoce_textnorm.written import written_rules
+from vivavoce_textnorm.types import Forms, Number
 
 MODULES = {
     "en": "english.English",

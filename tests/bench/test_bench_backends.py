@@ -18,7 +18,7 @@ import torch
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.cli.model import ModelChoice
-from vivavoce.engine.backends import table
+from vivavoce.engine.backends import registry as table
 from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeSpeaker, Gate
 from tests.server.grpc.calling import Caller, calling, spoken
 from vivavoce.clients.grpc import SpeechClient
 from vivavoce.frontend.voices.names import VoiceSummary

@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.deploy.proxies import MISSING, Front, Upstream, proxy
-from tests.server.fake_speaker import FakeSpeaker, Gate, tone
+from tests.server.fake_backend import FakeSpeaker, Gate, tone
 from tests.server.grpc.calling import METHOD, audio, sft, spoken
 from tests.server.http.websocket_serving import (
     END,

@@ -17,7 +17,7 @@ from tests.triton.client.fake_triton import CHUNKS, FakeTriton, serving
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech import SpeechRequest
-from vivavoce_triton.upstream.triton_speaker import TritonBackend
+from vivavoce_triton.upstream.triton_backend import TritonBackend
 
 TEXT = "One sentence. And another one. "
 """Short sentences are asked for together."""

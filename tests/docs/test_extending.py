@@ -8,7 +8,7 @@ import re
 import numpy as np
 from shown import PAGES, ROOT
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.serving import make_state
 
 PAGE = PAGES["docs/extending.md"]

@@ -10,12 +10,12 @@ import torch
 from tests.engine.engine_helpers import arriving, given, inject, offline, running, segment, stream, voice
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.flow_stage.whole import WholeSolver
+from vivavoce.engine.flow_stage.flow_v1 import WholeSolver
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import InputMode
 from vivavoce.errors import InvalidRequest, StageFailed
-from vivavoce.models.flow.whole import WholeInput
+from vivavoce.models.flow.flow_v1 import WholeInput
 from vivavoce.models.lm.conformer import conformer_rows
 
 IDS, OFFICIAL = 4096, ChunkPolicy.overlapping()

@@ -12,7 +12,7 @@ import torch
 from tests.engine.backends.runtimes import MergedNetwork, PlainRuntime
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.known_models import HOME_VARIABLE
-from vivavoce.engine.backends import table
+from vivavoce.engine.backends import registry as table
 from vivavoce.engine.backends.streamed_lm import open_runtime
 from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import MissingDependency, UnsupportedModel

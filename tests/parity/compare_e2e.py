@@ -24,8 +24,8 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.voice import Voice
 from vivavoce.models.build import Models
+from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import EulerSchedule, FlowInput, fixed_noise
-from vivavoce.models.flow.whole import FlowV1, WholeInput
 from vivavoce.models.layers import PairRunner
 
 WAVE, WAVE_RMS = 5e-2, 5e-3

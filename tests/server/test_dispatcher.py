@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker, FakeStream
+from tests.server.fake_backend import FakeSpeaker, FakeStream
 from vivavoce.errors import DeadlineExceeded, EngineStopped, InvalidText, Overloaded
 from vivavoce.frontend.speech import FinishReason, SegmentText, SpeechEvent, SpeechRequest
 from vivavoce.logs import JsonFormatter

@@ -26,7 +26,7 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from tests.server.fake_speaker import RATE, FakeSpeaker, Gate, tone
+from tests.server.fake_backend import RATE, FakeSpeaker, Gate, tone
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import FinishReason

@@ -16,7 +16,7 @@ import grpc.aio
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.grpc import calling
 from tests.server.grpc.calling import METHOD, SPEECH, sft
 from tests.server.http.serving import make_state

@@ -31,8 +31,8 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
+from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1, WholeSolver, WholeStream
 from vivavoce.engine.flow_stage.padded import PaddedSolver
-from vivavoce.engine.flow_stage.whole import FlowStageV1, WholeSolver, WholeStream
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import StreamingPrompt
 from vivavoce.engine.request import EngineRequest, InputMode, SamplingParams, SegmentRequest

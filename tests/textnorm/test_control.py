@@ -13,7 +13,7 @@ from vivavoce.frontend.text.segmentation import TextSegment
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import PRONUNCIATION_TOKENS, SPECIAL_TOKENS, TextTokenizer
 from vivavoce_textnorm.arriving import control_sentences, read_arriving
-from vivavoce_textnorm.control import FORMS, MAX_RUNS
+from vivavoce_textnorm.inline_tags import FORMS, MAX_RUNS
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read
 from vivavoce_textnorm.ssml import find_runs

@@ -10,8 +10,8 @@ import pytest
 
 from tests.textnorm.acceptable import load_cases
 from vivavoce_textnorm import reader
+from vivavoce_textnorm.rules import Rule
 from vivavoce_textnorm.verbalizer import MODULES, Verbalizer, load_verbalizer
-from vivavoce_textnorm.written import Rule
 
 
 def test_every_rule_of_a_table_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

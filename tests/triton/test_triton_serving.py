@@ -29,7 +29,7 @@ from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
 from vivavoce_triton.models.inner_models import TOP_K, TOP_P
-from vivavoce_triton.upstream.triton_speaker import TritonBackend
+from vivavoce_triton.upstream.triton_backend import TritonBackend
 
 USERS = 8
 LEAVING = 12

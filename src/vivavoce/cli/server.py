@@ -204,7 +204,7 @@ async def _speaker(
         engine = open_engines(sections)
         stack.push_async_callback(engine.close)
         return engine, engine
-    from vivavoce_triton.upstream.triton_speaker import TritonBackend
+    from vivavoce_triton.upstream.triton_backend import TritonBackend
 
     rules = NameRules(settings.voices.aliases, settings.voices.default, settings.voices.unknown)
     upstream = await _unless(stop, TritonBackend.open(server.upstream, server.reference_dir, rules=rules))

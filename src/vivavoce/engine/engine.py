@@ -21,7 +21,7 @@ import torch
 
 from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.backends.table import foreign_flow, lm_stage
+from vivavoce.engine.backends.registry import foreign_flow, lm_stage
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team

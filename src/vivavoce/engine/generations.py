@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.cost_model import GPU_PRIORS, Coefficients, Priors, Stage
 from vivavoce.engine.flow_stage import FlowStage
-from vivavoce.engine.flow_stage.whole import FlowStageV1
+from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1
 from vivavoce.engine.lm_stage import LMStage
 from vivavoce.engine.stages import FlowInterface, LMInterface, VocoderInterface
 from vivavoce.engine.vocoder_stage import VocoderStage

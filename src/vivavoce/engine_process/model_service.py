@@ -34,7 +34,7 @@ from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce_textnorm.values import NormalizedText
+from vivavoce_textnorm.types import NormalizedText
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""

@@ -32,7 +32,7 @@ from vivavoce.frontend.voices.extract import AudioSource, VoiceExtractor
 from vivavoce.frontend.voices.voice import Voice, check_fits
 from vivavoce.models.encoders import SpeakerEncoder, SpeechTokenizer
 from vivavoce_textnorm.arriving import control_sentences
-from vivavoce_textnorm.control import check_paused
+from vivavoce_textnorm.inline_tags import check_paused
 
 log = logging.getLogger(__name__)
 

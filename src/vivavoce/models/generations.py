@@ -24,8 +24,8 @@ from vivavoce.checkpoint.weights import (
     NameTable,
     fold_weight_norm,
 )
+from vivavoce.models.flow.flow_v1 import FlowV1
 from vivavoce.models.flow.model import MAX_FRAMES, Flow
-from vivavoce.models.flow.whole import FlowV1
 from vivavoce.models.lm.conformer import ConformerLM
 from vivavoce.models.lm.qwen2 import SpeechLM
 from vivavoce.models.vocoder.causal import CausalHiFT

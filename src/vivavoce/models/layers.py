@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from vivavoce.models.products import Linear
+from vivavoce.models.packed_linear import Linear
 
 
 @dataclass(frozen=True)

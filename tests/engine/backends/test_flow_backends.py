@@ -9,7 +9,7 @@ import torch
 from tests.engine.engine_helpers import MUTE, VOICE, given, inject, joined, offline, relative_error, running, stream
 from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
 from vivavoce.engine.backends import FLOW_BACKENDS
-from vivavoce.engine.backends.table import FLOW, foreign_flow
+from vivavoce.engine.backends.registry import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed

@@ -29,7 +29,7 @@ from tests.engine.engine_helpers import (
 )
 from tests.engine.lm_stage.lm_talk import rows, start
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
-from vivavoce.engine.backends.draws import speech_bias
+from vivavoce.engine.backends.sampling_rng import speech_bias
 from vivavoce.engine.backends.streamed_lm import StreamedLM, open_runtime
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import build_stages

@@ -25,7 +25,7 @@ import torch
 from tests.engine.backends.backend_session import session
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
-from vivavoce.engine.backends.draws import Draws, SpeechSampler
+from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
 from vivavoce.engine.backends.streamed_lm import Ask
 from vivavoce.engine.backends.vllm import VllmRuntime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from tests.engine.lm_stage.lm_talk import EOS, Ids, begin, collect, finish, request, run_of, speak
 from tests.fast_flow import quick_interpreter
 from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
-from vivavoce.engine.lm_stage.recorded import SEQUENCES, SLOTS, GraphedSteps, fitting
+from vivavoce.engine.lm_stage.graphed import SEQUENCES, SLOTS, GraphedSteps, fitting
 from vivavoce.engine.request import SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.lm_attention import SplitK
@@ -31,7 +31,7 @@ def quick():
 def small(monkeypatch):
     """Sizes that an interpreter gets through: whole lengths in one program, prefills of few rows."""
     monkeypatch.setattr("vivavoce.models.lm.fused.dealing_for", lambda _: SplitK(32, 1, 1, 2))
-    monkeypatch.setattr("vivavoce.engine.lm_stage.recorded.ROWS", (16, 32, 48, 96))
+    monkeypatch.setattr("vivavoce.engine.lm_stage.graphed.ROWS", (16, 32, 48, 96))
 
 
 def both(models: Models, tell: Callable[[LMStage], Any], slots: int = 2) -> Any:

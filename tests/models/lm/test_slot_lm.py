@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vivavoce.models import products
+from vivavoce.models import packed_linear as products
 from vivavoce.models.lm.qwen2 import LMPrompt, prompt_rows
 from vivavoce.models.lm.slot_lm import PackedRows, SlotCache, SlotLM, fewest_rows, joined
 

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker, tone
+from tests.server.fake_backend import FakeSpeaker, tone
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.protos import message
 from vivavoce.server.dispatcher import RequestDispatcher

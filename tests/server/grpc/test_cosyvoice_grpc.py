@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_speaker import FakeSpeaker, Unguided
+from tests.server.fake_backend import FakeSpeaker, Unguided
 from tests.server.grpc.calling import METHOD, TEXT, audio, calling, pairs, request, sft, spoken
 from vivavoce.errors import EngineStopped, InvalidRequest, Overloaded
 from vivavoce.frontend.speech import INSTRUCTIONS_LEFT_OUT, FinishReason, Recording, SpeechRequest

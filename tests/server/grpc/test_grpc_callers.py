@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.grpc.calling import METHOD, TEXT, Caller, audio, calling, pairs, sft, spoken
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import FinishReason, SpeechRequest

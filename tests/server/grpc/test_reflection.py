@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.grpc.calling import Caller, calling, failing, spoken
 from vivavoce import protos
 from vivavoce.frontend.voices.names import VoiceSummary

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker, Gate, Unguided
+from tests.server.fake_backend import FakeSpeaker, Gate, Unguided
 from tests.server.grpc.calling import SPEECH, TEXT, asked, calling, failing, heard, kinds, read, rest, sft, spoken
 from vivavoce.engine.request import SamplingParams
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, StageFailed, VivavoceError

@@ -13,7 +13,7 @@ from typing import Any
 import soundfile
 from playwright.sync_api import Browser, ConsoleMessage, FilePayload, Locator, Page, expect, sync_playwright
 
-from tests.server.fake_speaker import RATE, FakeSpeaker, tone
+from tests.server.fake_backend import RATE, FakeSpeaker, tone
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
 from vivavoce.server.keys import KeyRing

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.browsing import World, chromium, visiting
 
 

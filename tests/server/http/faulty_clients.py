@@ -19,7 +19,7 @@ from unittest import TestCase
 import numpy as np
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate, tone
+from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate, tone
 from tests.server.http.serving import Served, make_state
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.frontend.speech import SpeechRequest

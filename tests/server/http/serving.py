@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from vivavoce.frontend.speech_backend import SpeechBackend
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app_state import AppState

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.fake_speaker import FakeSpeaker, Gate, tone
+from tests.server.fake_backend import FakeSpeaker, Gate, tone
 from tests.server.http.faulty_clients import Client
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole

@@ -17,7 +17,7 @@ from elevenlabs.client import ElevenLabs
 from elevenlabs.core.api_error import ApiError
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_speaker import SAMPLES_PER_LETTER, FakeSpeaker
+from tests.server.fake_backend import SAMPLES_PER_LETTER, FakeSpeaker
 from tests.server.http.faulty_clients import state_of
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import Overloaded

@@ -11,7 +11,7 @@ from unittest import TestCase
 import pytest
 from starlette.types import ASGIApp
 
-from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate
+from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate
 from tests.server.http.faulty_clients import FORM, NEIGHBOUR, Client, request, speech, state_of, undisturbed, until
 from tests.server.http.serving import Served, serving
 from vivavoce.frontend.speech import SpeechRequest

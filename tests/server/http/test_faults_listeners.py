@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.fake_speaker import SAMPLES_PER_LETTER
+from tests.server.fake_backend import SAMPLES_PER_LETTER
 from tests.server.http.faulty_clients import (
     NEIGHBOUR,
     Answer,

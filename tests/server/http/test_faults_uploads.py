@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.fake_speaker import SAMPLES_PER_LETTER
+from tests.server.fake_backend import SAMPLES_PER_LETTER
 from tests.server.http.faulty_clients import (
     END,
     FORM,

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import torch
 
-from tests.server.fake_speaker import FakeStream
+from tests.server.fake_backend import FakeStream
 from tests.server.http.faulty_clients import (
     END,
     FORM,

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.serving import ask, make_state
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.statistics import RequestStatistics, SlotStatistics, Statistics

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fake_speaker import RATE, FakeSpeaker, Unguided
+from tests.server.fake_backend import RATE, FakeSpeaker, Unguided
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, new_key

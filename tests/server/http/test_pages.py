@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.serving import Served, make_state, serving
 from tests.server.http.serving import ask as asked_of
 from vivavoce.errors import EngineStopped

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Route, expect
 
-from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeSpeaker, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, frames_of, saved, sound_file, visiting
 from vivavoce.errors import InvalidText, Overloaded
 from vivavoce.frontend.speech import Recording

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from playwright.sync_api import Browser, Page, expect
 
-from tests.server.fake_speaker import FakeSpeaker, FakeStream, Gate
+from tests.server.fake_backend import FakeSpeaker, FakeStream, Gate
 from tests.server.http.browsing import CHROMIUM, TEXT, World, saved, visiting
 from vivavoce.errors import Overloaded
 from vivavoce.frontend.speech import Mark, SpeechRequest

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tests.server.fake_speaker import RATE, FakeSpeaker, tone
+from tests.server.fake_backend import RATE, FakeSpeaker, tone
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app

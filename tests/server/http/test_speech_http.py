@@ -19,7 +19,7 @@ import openai
 import pytest
 import soundfile
 
-from tests.server.fake_speaker import RATE, SAMPLES_PER_LETTER, FakeSpeaker
+from tests.server.fake_backend import RATE, SAMPLES_PER_LETTER, FakeSpeaker
 from tests.server.http.faulty_clients import Client, state_of, until
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.errors import (

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeSpeaker, Gate
 from tests.server.http.serving import Served, make_state, serving
 from vivavoce.server.http.app import build_app
 from vivavoce.server.keys import KeyRing, add_key, new_entry, remove_key

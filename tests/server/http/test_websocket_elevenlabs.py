@@ -11,7 +11,7 @@ import av
 import pytest
 from websockets.asyncio.client import ClientConnection
 
-from tests.server.fake_speaker import FakeSpeaker, Gate
+from tests.server.fake_backend import FakeSpeaker, Gate
 from tests.server.http.faulty_clients import until
 from tests.server.http.websocket_serving import STREAM, FakeKeys, connected, ending_of, next_reply, send
 from vivavoce.errors import InvalidRequest, Overloaded

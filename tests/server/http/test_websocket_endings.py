@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from tests.server.certificates import certified, needs_openssl
-from tests.server.fake_speaker import FakeSpeaker, FakeStream
+from tests.server.fake_backend import FakeSpeaker, FakeStream
 from tests.server.http.websocket_serving import (
     CANCEL,
     END,

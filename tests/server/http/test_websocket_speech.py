@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
-from tests.server.fake_speaker import FakeSpeaker, Unguided, tone
+from tests.server.fake_backend import FakeSpeaker, Unguided, tone
 from tests.server.http.websocket_serving import (
     END,
     FLUSH,

@@ -12,7 +12,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
-from tests.server.fake_speaker import FakeSpeaker
+from tests.server.fake_backend import FakeSpeaker
 from vivavoce.errors import Unauthorized
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.http.app import build_app

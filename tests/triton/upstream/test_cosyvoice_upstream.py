@@ -18,7 +18,7 @@ from tests.server.grpc.calling import METHOD, audio, request
 from tests.server.grpc.test_cosyvoice_grpc import SECOND
 from tests.server.http.test_cosyvoice_http import ROUTES, TEXT, WAV
 from tests.triton.client.fake_triton import INPUTS
-from tests.triton.upstream.test_triton_speaker import WHOLE, Watched, folder, speaking
+from tests.triton.upstream.test_triton_backend import WHOLE, Watched, folder, speaking
 from vivavoce.frontend.audio.samples import to_int16
 from vivavoce.server.dispatcher import RequestDispatcher
 from vivavoce.server.grpc.server import start_grpc

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from vivavoce.checkpoint.config import SamplingDefaults, Vocabulary
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.engine.backends.draws import Draws, speech_bias
+from vivavoce.engine.backends.sampling_rng import Draws, speech_bias
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.lm_stage.run import check_positions
 from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vivavoce.engine.backends.draws import Draws, SpeechSampler
+from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
 from vivavoce.engine.backends.streamed_lm import Ask, import_runtime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.models.build import LanguageModel, Models

@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from vivavoce.child import end_with_parent
-from vivavoce.engine.backends.draws import Draws, SpeechSampler
+from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
 from vivavoce.engine.backends.vllm import OWNER
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):

@@ -17,8 +17,8 @@ from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 if TYPE_CHECKING:
+    from vivavoce.engine.flow_stage.flow_v1 import WholeSolver
     from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
-    from vivavoce.engine.flow_stage.whole import WholeSolver
 
 
 class FlowBatch:

@@ -12,8 +12,8 @@ from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
 __all__ = [
     "Chooser",
-    "LMStage",
     "DecodeRun",
+    "LMStage",
     "Sampled",
     "SamplingState",
     "StreamingPrompt",

@@ -24,7 +24,7 @@ from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import LanguageModel, Models
 
 if TYPE_CHECKING:
-    from vivavoce.engine.lm_stage.recorded import GraphedSteps
+    from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
 
 class Sampled(NamedTuple):
@@ -103,7 +103,7 @@ class LMStage:
         with torch.inference_mode():
             if kernels and chooser is None:
                 # Triton is not installed everywhere.
-                from vivavoce.engine.lm_stage.recorded import GraphedSteps
+                from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
                 self._steps = GraphedSteps(models, slots, capacity, window, fixed=deterministic)
             else:

@@ -37,12 +37,11 @@ from vivavoce.frontend.text.recognition import recognise
 from vivavoce.frontend.text.segmentation import TextSegment, cut_long, find_spans, split_paragraph
 from vivavoce.frontend.text.tokenizer import END_OF_PROMPT, TextTokenizer
 from vivavoce_textnorm.arriving import read_arriving
-from vivavoce_textnorm.control import TextRun, original
+from vivavoce_textnorm.inline_tags import TextRun, original
 from vivavoce_textnorm.markup import Settings
 from vivavoce_textnorm.reader import read, read_run
 from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.values import Normalization as Explained
-from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.types import NormalizedText, Piece
 from vivavoce_textnorm.verbalizer import MODULES
 
 MAX_SEGMENT_TOKENS = 200
@@ -211,21 +210,21 @@ class TextFrontEnd:
 
     def explain(
         self, text: str, language: str | None = None, reading: Normalization = "natural", how: Settings = Settings()
-    ) -> Explained:
+    ) -> NormalizedText:
         """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
 
         language: "yue", too, with natural rules; how: what a request chooses of these. Errors as `normalize`.
         """
         self._check(text)
         if reading == "official" and (said := self.normalize(text, language)) != text:
-            return Explained(text, (Piece(0, len(text), said, reading),))
+            return NormalizedText(text, (Piece(0, len(text), said, reading),))
         system, said = self.part(text)
         if reading != "natural" or self._languages is None:
-            return Explained(text, (Piece(0, len(text), text),))
+            return NormalizedText(text, (Piece(0, len(text), text),))
         read_in = "yue" if language == "yue" else self._told(said, self._wanted(language))
         at, found = len(system), read(said, read_in, self._settings(how, read_in))
         moved = (replace(piece, start=at + piece.start, end=at + piece.end) for piece in found.pieces)
-        return Explained(text, (*((Piece(0, at, system),) if at else ()), *moved))
+        return NormalizedText(text, (*((Piece(0, at, system),) if at else ()), *moved))
 
     def part(self, text: str) -> tuple[str, str]:
         """The system prompt that a text for CosyVoice3 begins with, up to the mark that ends it, and what is spoken."""

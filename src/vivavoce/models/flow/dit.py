@@ -16,7 +16,7 @@ from vivavoce.models.flow.layout import lay_for_windows, mish
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL, look_ahead
 from vivavoce.models.flow.unet import TimeEmbedding, attend
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, valid_positions, visible_keys
-from vivavoce.models.products import Linear
+from vivavoce.models.packed_linear import Linear
 
 POSITION_KERNEL = 31
 POSITION_GROUPS = 16

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import conv1d, linear
 
 from vivavoce.models.layers import laid_together
-from vivavoce.models.products import MANY_ROWS, Product, packed, packs
+from vivavoce.models.packed_linear import MANY_ROWS, Product, packed, packs
 
 
 def biases_ahead(biases: Sequence[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
 if TYPE_CHECKING:
     from vivavoce.models.exported.estimator import ForeignEstimator
     from vivavoce.models.exported.script_encoder import ScriptEncoder
-    from vivavoce.models.flow.hourglass import UNetV1
+    from vivavoce.models.flow.unet_v1 import UNetV1
 
     Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
     Estimator = UNet | DiT | UNetV1 | ForeignEstimator

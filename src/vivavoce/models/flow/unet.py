@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, pad, scaled_dot_product_attention, silu
 from vivavoce.checkpoint.config import UNetConfig
 from vivavoce.models.flow.layout import convolve, joined, lay_for_windows, mish, pack_windows
 from vivavoce.models.layers import FeedForward, Memory, MemoryShape, lay_together, visible_keys
-from vivavoce.models.products import MANY_ROWS, Linear, Product, multiply, packed, packs
+from vivavoce.models.packed_linear import MANY_ROWS, Linear, Product, multiply, packed, packs
 
 KERNEL = 3
 TIME_SCALE = 1000.0

@@ -18,7 +18,7 @@ from vivavoce.checkpoint.config import ConformerLMConfig
 from vivavoce.models.conformer import Conformer, ConformerBlock
 from vivavoce.models.layers import relative_positions
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, Attend, PackedRows, SlotCache, fewest_rows, joined
-from vivavoce.models.products import Product
+from vivavoce.models.packed_linear import Product
 
 TEXT, SPEAKER = 1, 3
 """Numbers of rows in `PackedRows.kinds`: of an encoded text, and of a speaker."""

@@ -22,7 +22,7 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from vivavoce.checkpoint.config import ConformerLMConfig, LMConfig
 from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
-from vivavoce.models.products import Product, packed, packs
+from vivavoce.models.packed_linear import Product, packed, packs
 
 SAFE_ROWS = 8
 """From this number of rows on, every library seen computes a row alike whatever stands beside it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vivavoce_textnorm.grammar import Match, compiled, parse_number, roman_value
-from vivavoce_textnorm.values import Forms, Number
+from vivavoce_textnorm.rules import following, full_stop
+from vivavoce_textnorm.types import Forms, Number
 from vivavoce_textnorm.verbalizer import Verbalizer
-from vivavoce_textnorm.written import following, full_stop
 
 _LAST_WORD = compiled(r"(\p{L}+|\bок\.)[ \u00a0][-−–+]?\Z")
 _PAIRS = compiled(r"(?<!\d)\d(?:\d\d)?(?=(?:\d\d)*(?!\d))|\d\d")

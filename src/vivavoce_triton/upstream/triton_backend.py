@@ -31,7 +31,7 @@ from vivavoce.frontend.text.arriving import Sentence, SentenceSplitter
 from vivavoce.frontend.text.checks import check_text
 from vivavoce.frontend.text.official import is_speakable
 from vivavoce.frontend.voices.names import OPENAI_VOICES, NameRules, VoiceSummary
-from vivavoce_textnorm.values import NormalizedText
+from vivavoce_textnorm.types import NormalizedText
 from vivavoce_triton.client.utterance import Manner, Utterance
 from vivavoce_triton.client.wire import (
     Connection,

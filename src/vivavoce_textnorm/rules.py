@@ -14,7 +14,7 @@ from typing import Any
 
 from vivavoce_textnorm.grammar import START, Match, any_of, compiled, parse_number, roman_value
 from vivavoce_textnorm.tables import Locale
-from vivavoce_textnorm.values import Forms
+from vivavoce_textnorm.types import Forms
 
 _ROW = compiled(r"(?P<name>[^:]+): (?P<kinds>[a-z ]+): (?P<pattern>.+) =>(?P<said>.*)")
 _FIELD = compiled(

@@ -19,8 +19,8 @@ from vivavoce.engine.flow_stage.stage import FlowBatch
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
+from vivavoce.models.flow.flow_v1 import FlowV1, WholeInput
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
-from vivavoce.models.flow.whole import FlowV1, WholeInput
 from vivavoce.models.layers import PairRunner
 
 

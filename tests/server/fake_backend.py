@@ -17,7 +17,7 @@ from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, Speec
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce_textnorm.reader import read
-from vivavoce_textnorm.values import NormalizedText
+from vivavoce_textnorm.types import NormalizedText
 
 RATE = 24_000
 SAMPLES_PER_LETTER = 240

@@ -14,9 +14,9 @@ from itertools import accumulate
 from vivavoce.engine.request import MAX_PAUSE_S
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.addresses import spell_address
-from vivavoce_textnorm.classes import Cursor, read_date, read_time
 from vivavoce_textnorm.grammar import LARGEST, Match, compiled, load_grammar, parse_number
-from vivavoce_textnorm.values import Piece
+from vivavoce_textnorm.semiotic_classes import Cursor, read_date, read_time
+from vivavoce_textnorm.types import Piece
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 MAX_PAUSES_S = 120.0

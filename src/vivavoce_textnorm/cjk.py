@@ -7,7 +7,7 @@ of Mandarin, with words of its own, in traditional characters.
 from __future__ import annotations
 
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.values import Number
+from vivavoce_textnorm.types import Number
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 

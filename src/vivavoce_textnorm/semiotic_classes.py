@@ -12,7 +12,7 @@ from unicodedata import numeric
 
 from vivavoce_textnorm.grammar import DASH, LARGEST, NO_WORD, START, Grammar, Match, compiled, parse_number
 from vivavoce_textnorm.tables import Locale
-from vivavoce_textnorm.values import Forms, Number
+from vivavoce_textnorm.types import Forms, Number
 from vivavoce_textnorm.verbalizer import Verbalizer
 
 

@@ -16,10 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.checkpoint.config import WholeFlowConfig
 from vivavoce.models.conformer import Conformer
-from vivavoce.models.flow.hourglass import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.flow.layout import mish
 from vivavoce.models.flow.model import EulerSchedule, Path, fixed_noise
 from vivavoce.models.flow.unet import PointwiseConv
+from vivavoce.models.flow.unet_v1 import Conv, TimeNorm, UNetV1, within
 from vivavoce.models.layers import PairRunner, valid_positions, visible_keys
 from vivavoce.rates import Rates
 

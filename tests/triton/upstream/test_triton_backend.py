@@ -23,7 +23,7 @@ from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import EngineStopped, Forbidden, InvalidRequest, InvalidText, VivavoceError, VoiceNotFound
 from vivavoce.frontend.speech import FinishReason, Recording, SegmentText, SpeechRequest
 from vivavoce.frontend.speech_backend import SpeechStream
-from vivavoce_triton.upstream.triton_speaker import FRESH_S, TritonBackend
+from vivavoce_triton.upstream.triton_backend import FRESH_S, TritonBackend
 
 WHOLE = np.concatenate(CHUNKS)
 TWO = "This is the first sentence. And this is the second one."
