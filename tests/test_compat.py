@@ -41,7 +41,7 @@ from vivavoce_export.parts import part_of
 
 DATA = Path(__file__).parents[0] / "data"
 ASSETS = {"zero_shot_prompt.wav": "speech_24k_float.wav", "cross_lingual_prompt.wav": "speech_22k_int16.wav"}
-PAGE = Path(__file__).parents[1] / "docs" / "compat.md"
+PAGE = Path(__file__).parents[1] / "docs" / "from-cosyvoice.md"
 WAV = str(DATA / "audio" / "speech_24k_float.wav")
 SAID = "What I say there."
 LONG = "Hello there, how are you? I am well, thank you very much. " * 4

@@ -7,7 +7,7 @@
         torchaudio.save(f"{i}.wav", j["tts_speech"], cosyvoice.sample_rate)
 
 Names, arguments and the form of results are those of https://github.com/FunAudioLLM/CosyVoice, as its README and its
-examples show them; docs/compat.md says what is different.
+examples show them; docs/from-cosyvoice.md says what is different.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast speech comes under load, in figures that can be compared. See docs/benchmark.md."""
+"""How fast speech comes under load, in figures that can be compared. See docs/measuring.md."""
 
 from vivavoce_bench.load import ClosedLoop as ClosedLoop
 from vivavoce_bench.load import Ending as Ending

@@ -131,7 +131,7 @@ def speak_chunked(
 
 
 def chunk_figures(spoken: Sequence[ChunkedSpeech]) -> dict[str, Any]:
-    """Flat keys of docs/benchmark.md over all speeches, of which there is one at least."""
+    """Flat keys of docs/measuring.md over all speeches, of which there is one at least."""
     margins = [one for speech in spoken for one in speech.margins_s]
     chunks_s = [one for speech in spoken for one in speech.chunks_s]
     audio_s = sum(one.audio_s for one in spoken)

@@ -1,4 +1,4 @@
-"""A load's result: flat figures, JSON, rows of text and a picture. docs/benchmark.md explains the keys."""
+"""A load's result: flat figures, JSON, rows of text and a picture. docs/measuring.md explains the keys."""
 
 from __future__ import annotations
 

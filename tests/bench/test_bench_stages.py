@@ -15,7 +15,7 @@ from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.bench_stages import Batches, TextChoice
 from vivavoce_triton.client.utterance import Utterance
 
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 def undocumented(keys: dict[str, Any]) -> list[str]:

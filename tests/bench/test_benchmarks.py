@@ -1,4 +1,4 @@
-"""What the benchmarks beside the package count, what they make of traces, and what docs/benchmark.md shows."""
+"""What the benchmarks beside the package count, what they make of traces, and what docs/measuring.md shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vivavoce_bench.load import Outcome, Utterance
 from vivavoce_bench.measure import Arrival
 from vivavoce_bench.random_checkpoint import RELEASE, write_settings
 
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

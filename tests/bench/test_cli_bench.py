@@ -24,7 +24,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed
 
 RATE = 24_000
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "benchmark.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 @dataclass

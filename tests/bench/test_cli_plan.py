@@ -137,7 +137,7 @@ def test_no_compiler_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True)
 
 
-PAGE = (Path(__file__).parents[2] / "docs/planning.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
 SIZES = re.findall(r"^\| ([A-Z]\w+[^|]*) \| ([\d,]+) \| (\d+) \| ([^|]+) \|", PAGE, re.MULTILINE)
 
 

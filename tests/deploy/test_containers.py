@@ -31,7 +31,7 @@ FILES = {
 SERVERS = ("cpu", "cuda")
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 TRITON_PORTS = {8000, 8001, 8002}
-DOCS = (ROOT / "docs" / "cosyvoice-services.md").read_text(encoding="utf-8")
+DOCS = (ROOT / "docs" / "from-cosyvoice.md").read_text(encoding="utf-8")
 SET = ServerSettings().server
 
 

@@ -1,4 +1,4 @@
-"""Every command in the documents is one of the table in docs/README.md; what it calls `run` runs, the rest exists."""
+"""Every command in the documents is of a kind that commands.toml lists; those that it runs run, the others exist."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ else:
     import tomli as tomllib
 
 SHOWN = [one for page, text in PAGES.items() for one in commands(text, page)]
-GUIDE = PAGES["docs/README.md"]
-TABLE = GUIDE[GUIDE.index("| command | needs |") :]
 KINDS = {
-    command: treated
-    for named, treated in re.findall(r"^\| (`.*?) \| .*? \| (.*?) \|$", TABLE, re.MULTILINE)
-    for command in re.findall(r"`([^`]+)`", named)
+    begins: command["tests"]
+    for command in tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))["commands"]
+    for begins in command["begins"]
 }
 """How a command begins → what the tests do with it; `…`: whatever is between."""
 OURS = [one for one in SHOWN if one.words[0] == "vivavoce"]
@@ -47,12 +45,13 @@ def kind(shown: Shown) -> str | None:
 
 def test_each_command_is_in_the_table() -> None:
     unknown = [str(one) for one in SHOWN if one.words[0] not in SHELL_WORDS and kind(one) is None]
-    assert not unknown, "name them in the table of docs/README.md, or say the language of a block that holds none"
+    assert not unknown, "name them in tests/docs/commands.toml, or say the language of a block that holds none"
 
 
 def test_tests_that_the_table_names_are_there() -> None:
-    for place in re.findall(r"`(tests/[^`]+)`", TABLE):
-        assert (ROOT / place).exists(), place
+    for tests in KINDS.values():
+        for place in re.findall(r"tests/[\w/.]+", tests):
+            assert (ROOT / place).exists(), place
 
 
 ROOT_COMMAND = typer.main.get_command(app)
@@ -101,7 +100,7 @@ def world(tmp_path: Path, babble: Path, babble_v3: Path, monkeypatch: pytest.Mon
     for name in ("me.wav", "said.wav", "anna.wav", "recordings/anna/001.wav"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "tests" / "data" / "audio" / "speech_24k_float.wav", work / name)
-    template = ROOT / "src" / "vivavoce" / "entrypoints" / "triton" / "repository" / "token2wav" / "config.pbtxt"
+    template = ROOT / "src" / "vivavoce_triton" / "repository" / "token2wav" / "config.pbtxt"
     for name in ("model_repo/token2wav/config.pbtxt", "config.pbtxt"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(template, work / name)

@@ -1,4 +1,4 @@
-"""The entry point that docs/extending.md shows speaks, and its requests are counted."""
+"""The entry point that docs/architecture.md shows speaks, and its requests are counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shown import PAGES, ROOT
 from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.serving import make_state
 
-PAGE = PAGES["docs/extending.md"]
+PAGE = PAGES["docs/architecture.md"]
 
 
 async def test_its_entry_point_speaks() -> None:

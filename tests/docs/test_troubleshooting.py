@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every error code, with what programs go by; docs/migration.md shows calls that work."""
+"""docs/troubleshooting.md has every error code, with what programs go by; docs/from-cosyvoice.md shows calls that work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shown import PAGES, ROOT
 import vivavoce
 from vivavoce import errors
 
-PAGE, MIGRATION = PAGES["docs/troubleshooting.md"], PAGES["docs/migration.md"]
+PAGE, MIGRATION = PAGES["docs/troubleshooting.md"], PAGES["docs/from-cosyvoice.md"]
 
 
 def test_every_error_has_its_row() -> None:

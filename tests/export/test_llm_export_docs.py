@@ -1,4 +1,4 @@
-"""What docs/llm-export.md tells users to type: it parses, and what needs no server does what it says."""
+"""What docs/backends.md tells users to type: it parses, and what needs no server does what it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "llm-export.md"
+PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 BIAS = np.array([-np.inf, 0.25, -0.5, -np.inf], np.float32)
 

@@ -193,7 +193,7 @@ def bench(
 ) -> None:
     """Put a load on the engine: time to first audio, gaps, underruns, throughput, memory.
 
-    The exit code is 1 if a request failed; refusals are figures. docs/benchmark.md explains them all.
+    The exit code is 1 if a request failed; refusals are figures. docs/measuring.md explains them all.
     """
     if context.invoked_subcommand is not None:
         _refuse_lost_options(context)

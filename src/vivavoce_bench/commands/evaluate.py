@@ -143,7 +143,7 @@ def evaluate(
 
     Every voice speaks every sentence, a recogniser writes down what it hears, and each rate comes with its 95 %
     interval. With mini that is 80 utterances, which take minutes on a CPU; --limit takes fewer. Needs pip install
-    'vivavoce[eval]'. docs/evaluation.md explains the figures.
+    'vivavoce[eval]'. docs/measuring.md explains the figures.
     """
     reporter = Reporter(quiet)
     with reporter.working("starting …"):

@@ -66,7 +66,7 @@ def evaluate(
     jobs: int = 1,
     show: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Let a model speak every sentence in every voice, and measure what comes out; see docs/evaluation.md.
+    """Let a model speak every sentence in every voice, and measure what comes out; see docs/measuring.md.
 
     voices: by any name, as in `{"me": tts.voice("me.wav", "What I say.")}`; sentences: texts, or cases that know more;
     spell: None is the model's own `normalize`; show: called with a few words on what is being done. `VivavoceError`

@@ -73,7 +73,7 @@ def _named(name: str) -> Recogniser:
     if not callable(getattr(recogniser, "transcribe", None)):
         raise InvalidRequest(
             f"recogniser: {name} made a {type(recogniser).__name__}, which has no method transcribe; see "
-            "docs/evaluation.md"
+            "docs/measuring.md"
         )
     return recogniser
 

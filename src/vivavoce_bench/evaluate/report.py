@@ -23,7 +23,7 @@ MOST_REFERENCES = 32
 """Of more, no matrix of similarities is kept."""
 
 Row = dict[str, Any]
-"""The figures of one utterance, or of several together, by the keys of docs/evaluation.md."""
+"""The figures of one utterance, or of several together, by the keys of docs/measuring.md."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ _OVER_UTTERANCES: dict[str, tuple[str, Callable[[list[Any]], Any]]] = {
 
 
 def summarise(rows: Sequence[Row], num_references: int, clicks: Row) -> Row:
-    """The keys of docs/evaluation.md for some utterances; a key is absent where nothing was measured.
+    """The keys of docs/measuring.md for some utterances; a key is absent where nothing was measured.
 
     clicks: the joins of these utterances against the run's whole speech.
     """
@@ -157,7 +157,7 @@ _LINES = (
     ("worst join", "join_worst_ratio", "{join_worst_ratio:.2f} × limit"),
     ("median join", "join_median_ratio", "{join_median_ratio:.2f} × usual"),
 )
-"""Label, key and text of each figure; docs/evaluation.md says what they mean."""
+"""Label, key and text of each figure; docs/measuring.md says what they mean."""
 
 
 def report_rows(report: Report) -> tuple[list[str], list[list[str]]]:

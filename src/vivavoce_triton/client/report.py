@@ -126,7 +126,7 @@ def _times(means: Mapping[str, float | None]) -> str:
 
 
 def figures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
-    """All that the outcomes show, under the flat keys of docs/triton-clients.md; None where nothing was measured.
+    """All that the outcomes show, under the flat keys of docs/triton.md; None where nothing was measured.
 
     Latencies and audio are of requests that ended well; the wall time is of all: from the first call to the last end.
     """
@@ -188,7 +188,7 @@ class Report:
         ]
 
     def keys(self) -> dict[str, Any]:
-        """The flat keys of docs/triton-clients.md, quality included."""
+        """The flat keys of docs/triton.md, quality included."""
         return {**figures(self.outcomes), **(self.quality or {})}
 
     def to_json(self) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def grpc_(
     """Put a load on a Triton server over gRPC: first and second chunk, whole answers, gaps, throughput.
 
     Needs pip install 'vivavoce[triton-client]'. The exit code is 1 if a request or the recogniser failed.
-    docs/triton-clients.md explains the figures.
+    docs/triton.md explains the figures.
     """
     import asyncio
 

@@ -1,4 +1,4 @@
-"""The Python that docs/evaluation.md shows runs, and so do its recognisers."""
+"""The Python that docs/measuring.md shows runs, and so do its recognisers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vivavoce.frontend.model_choice import BABBLE
 from vivavoce_bench.evaluate.recogniser import recogniser_named
 
 TESTS = Path(__file__).parents[2]
-DOCUMENTATION = (TESTS.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+DOCUMENTATION = (TESTS.parent / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from vivavoce_bench.evaluate.report import SCHEMA, RecordingsFolder, draw, repor
 from vivavoce_bench.evaluate.speaking import UNNAMED
 from vivavoce_bench.measure import check_drawing, read_audio, write_wav
 
-DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

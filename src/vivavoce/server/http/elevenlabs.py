@@ -1,4 +1,4 @@
-"""ElevenLabs' API: speech, voices and models over HTTP, and the messages of its two WebSockets (docs/elevenlabs.md)."""
+"""ElevenLabs' API: speech, voices and models over HTTP, and the messages of its two WebSockets (docs/integrations.md)."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def _json(value: object) -> bytes:
 
 
 class ElevenLabsDialect(Dialect):
-    """ElevenLabs' WebSockets, as far as they have a meaning here; docs/elevenlabs.md lists the rest.
+    """ElevenLabs' WebSockets, as far as they have a meaning here; docs/integrations.md lists the rest.
 
     voice: None for the model's first; query: of the address; several: `multi-stream-input`, where each text has a
     context; else it is `stream-input`, with one text to a connection.
