@@ -11,6 +11,8 @@ from shown import PAGES, ROOT
 from tests.server.fake_backend import FakeSpeaker
 from tests.server.http.serving import make_state
 
+INNER = ("models/exported", "engine/backends", "engine_process")
+"""Folders whose files are named alone where the text is about them."""
 PAGE = PAGES["docs/architecture.md"]
 
 
@@ -32,11 +34,8 @@ async def test_its_entry_point_speaks() -> None:
 
 
 def test_the_files_that_it_names_are_there() -> None:
-    for path in re.findall(r"`((?:tests/|docs/)?[\w/]+\.(?:py|md))`", PAGE):
-        places = (ROOT / path, ROOT / "src" / "vivavoce" / path)
-        beside = [
-            found
-            for folder in ("models/exported", "engine/backends")
-            for found in [ROOT / "src" / "vivavoce" / folder / path, ROOT / "tests" / folder / path]
-        ]
-        assert any(place.is_file() for place in (*places, *beside)), path
+    sources = (ROOT / "src", ROOT / "src" / "vivavoce")
+    inner = [root / folder for root in (sources[1], ROOT / "tests") for folder in INNER]
+    folders = (ROOT, ROOT / "docs", *sources, *inner)
+    for path in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|md))`", PAGE):
+        assert any((folder / path).is_file() for folder in folders), path
