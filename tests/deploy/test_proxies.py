@@ -39,6 +39,8 @@ from vivavoce.server.http.app_state import AppState
 from vivavoce.server.http.listener import Listener, bind
 from vivavoce.server.settings import ServerSection, ServerSettings
 
+pytestmark = pytest.mark.process
+
 TEXT = "Nobody waits for the rest of it."
 PCM = (tone(len(TEXT), 0) * 32_768).round().astype("<i2").tobytes()
 MIB = 1 << 20

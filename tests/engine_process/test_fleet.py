@@ -289,6 +289,7 @@ def fleet(
     loop.run_until_complete(fleet.close())
 
 
+@pytest.mark.process
 async def test_a_voice_that_one_engine_stores_is_spoken_replaced_and_removed_for_all(
     loop: asyncio.AbstractEventLoop, fleet: EngineFleet
 ) -> None:
@@ -308,6 +309,7 @@ async def test_a_voice_that_one_engine_stores_is_spoken_replaced_and_removed_for
             await engine.speak(order())
 
 
+@pytest.mark.process
 async def test_an_engine_that_is_killed_takes_its_own_streams_and_comes_back(
     loop: asyncio.AbstractEventLoop, fleet: EngineFleet
 ) -> None:

@@ -26,6 +26,8 @@ from vivavoce.engine_process.process import ENGINE_FAILED
 from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechRequest
 
+pytestmark = pytest.mark.process
+
 HOST = "vivavoce.engine_process.client"
 HELLO = SpeechRequest("Hello.", "anna")
 LATE_S = 60.0

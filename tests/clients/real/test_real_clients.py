@@ -16,6 +16,8 @@ from tests.clients.real.running import ROOT, SCRIPTS, Servers, lacking, run_clie
 
 pytest.importorskip("pocketsphinx", reason="needs the extra eval")
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:

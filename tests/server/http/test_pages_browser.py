@@ -17,7 +17,10 @@ from vivavoce.frontend.speech import Recording
 from vivavoce.server.http import pages
 from vivavoce.server.keys import KeyRing, add_key, new_entry
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH"),
+]
 COLOURS = """() => {
     const canvas = document.getElementById("picture");
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

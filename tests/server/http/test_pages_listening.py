@@ -25,7 +25,10 @@ from vivavoce.frontend.subtitles import to_srt, to_vtt
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http import pages
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH"),
+]
 
 
 @dataclass
