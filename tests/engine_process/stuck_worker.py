@@ -41,7 +41,12 @@ def main() -> None:
     for name in ("summaries", "load", "save", "remove", "version", "state"):
         hanging("store", FolderStore, name)
     hanging("text", RequestSession, "start")
-    hanging("long text", RequestSession, "start", lambda session, text, *_: len(text) > WHOLE_CHARS)
+    hanging(
+        "long text",
+        RequestSession,
+        "start",
+        lambda session, text, *_: isinstance(text, str) and len(text) > WHOLE_CHARS,
+    )
     hanging("extraction", VoiceExtractor, "extract")
     process.main()
 

@@ -149,7 +149,7 @@ async def test_recordings_that_hang_keep_nobody_else_waiting(loop: Loop, host: E
     known = recording(99)
     (await host.speak(order(voice=known))).cancel()
     hangs = cause("extraction")
-    adding = [asyncio.ensure_future(host.add_voice("", f"v{seed}", recording(seed))) for seed in range(11)]
+    adding = [asyncio.ensure_future(host.add_voice("", f"v{seed}", recording(seed))) for seed in range(1, 12)]
     (refused,), waiting = await asyncio.wait(adding, timeout=SOON_S, return_when=asyncio.FIRST_COMPLETED)
     refusal = refused.exception()
     assert isinstance(refusal, Overloaded)

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 from trtllm_goldens import DATA
 
-from tests.cli.conftest import home, loads, no_loading, recording, run
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import Source, export_hf, open_official
-
-__all__ = ["home", "loads", "no_loading", "recording", "run"]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import home, loads, no_loading, recording, run
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
@@ -15,8 +14,6 @@ from vivavoce.errors import DownloadError, MissingDependency
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce_export.hf_folder import export_hf
 from vivavoce_triton.environment import ServerInstallation, find_installation
-
-__all__ = ["home", "loads", "no_loading", "recording", "run"]
 
 
 @pytest.fixture(scope="session")
