@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from cli_harness import Run, read_wav
 
+from tests.cli.cli_harness import Run, read_wav
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 from vivavoce.frontend.audio.encoders import wav_header

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_harness import read_wav, spawn, start
+
+from tests.cli.cli_harness import read_wav, spawn, start
 
 LONG = "Hello there, how are you today? " * 40
 # A runner in the background may have SIGINT ignored, which its children would inherit.

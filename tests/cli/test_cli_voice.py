@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from tests.frontend.voices.redis_process import RedisProcess, running_redis
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.frontend.voices.folder_store import FolderStore
