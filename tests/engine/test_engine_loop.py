@@ -21,7 +21,7 @@ from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import Made
-from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
+from vivavoce.errors import EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
 RATES = Rates(24_000, 480, 25)
@@ -145,6 +145,18 @@ def test_a_sequence_that_cannot_be_opened_fails_its_request_alone(caplog):
     assert [entry.outbox.outcome is None for entry in entries] == [True, False, True]
     assert error_of(entries[1]) is StageFailed
     assert "a voice of strings" in caplog.text
+
+
+def test_draining_ends_speech_that_never_had_its_final_tokens():
+    """Its sequence is not opened yet, and the missing tokens are found out before it is."""
+    bench = Bench()
+    entry = bench.submit(1, arrival=Arrival.SPEECH, complete=False)
+    drained = threading.Thread(target=bench.run_until, args=(True,), daemon=True)
+    drained.start()
+    drained.join(PATIENCE_S)
+    assert bench.loop.ended
+    assert error_of(entry) is InvalidRequest
+    assert bench.statistics.snapshot().requests.failed == 1
 
 
 def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -194,10 +194,7 @@ class Loop:
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         """End the requests of these sequences; their neighbours go on."""
-        if not isinstance(error, VivavoceError):
-            log.error("stage failed", exc_info=error)
-        for request in {sequence.request.id: sequence.request for sequence in sequences}.values():
-            self._end(request, explained(error))
+        self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
     def accept(self, request: RequestState) -> None:
         """A request was admitted; a message, as the four that follow."""
@@ -254,6 +251,12 @@ class Loop:
             while True:
                 self._inbox.get_nowait()()
 
+    def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
+        if not isinstance(error, VivavoceError):
+            log.error("stage failed", exc_info=error)
+        for request in requests:
+            self._end(request, explained(error))
+
     def _go_on(self, request: RequestState) -> None:
         """Open the sequences that have arrived, and read the text that has."""
         try:
@@ -266,7 +269,7 @@ class Loop:
                 if not sequence.finished and self._synthesis is not None:
                     self._synthesis.open(sequence)
         except Exception as error:  # a voice's tensors, say, are not what they should be: its neighbours go on
-            self.fail(request.sequences, error)
+            self._fail((request,), error)  # it may have no sequence yet
             return
         for sequence in request.sequences:
             if sequence.phase is Phase.STARVED and sequence.text is not None and self._lm is not None:
