@@ -15,7 +15,7 @@ from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import Arrival
+from vivavoce.engine.request import Arrival, SpeechTokens
 from vivavoce.engine.request_state import Cut, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
@@ -157,6 +157,18 @@ def test_draining_ends_speech_that_never_had_its_final_tokens():
     assert bench.loop.ended
     assert error_of(entry) is InvalidRequest
     assert bench.statistics.snapshot().requests.failed == 1
+
+
+def test_draining_leaves_speech_alone_that_has_its_final_tokens():
+    bench = Bench()
+    entry = bench.submit(1, arrival=Arrival.SPEECH, complete=False)
+    entry.arrived[0].pushed = deque()
+    bench.post("take", 1, SpeechTokens((1, 2), 2, final=True))
+    bench.loop.run_once()
+    bench.post("stop", True)
+    bench.loop.run_once()
+    assert entry.complete
+    assert entry.outbox.outcome is None
 
 
 def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):

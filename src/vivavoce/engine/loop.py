@@ -260,7 +260,8 @@ class Loop:
     def _go_on(self, request: RequestState) -> None:
         """Open the sequences that have arrived, and read the text that has."""
         try:
-            if self._drain is not None and request.arrival is not Arrival.WHOLE:
+            ended = request.arrival is Arrival.SPEECH and request.complete
+            if self._drain is not None and request.arrival is not Arrival.WHOLE and not ended:
                 # A drain does not wait for text that may never come: what has come is spoken.
                 request.take(None, self._clock())
             while request.arrived:
