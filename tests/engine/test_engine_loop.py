@@ -49,12 +49,12 @@ class IdleRunner:
 class Bench:
     """A loop, and requests for it."""
 
-    def __init__(self, slots=1):
+    def __init__(self, slots=1, enter=None):
         costs = FixedCosts()
         self.statistics, self.runners = Statistics(), (IdleRunner(), IdleRunner())
         self.admission = AdmissionController(costs, EngineSettings(), RATES, slots)
         self.scheduler = Scheduler(costs, Limits(), exclusive=True)
-        self.loop = Loop(*self.runners, self.scheduler, self.admission, self.statistics)
+        self.loop = Loop(*self.runners, self.scheduler, self.admission, self.statistics, enter=enter)
 
     def submit(self, number, sequences=1, policy=LOW_LATENCY, **fields):
         arrived = deque(SequenceState(segment()) for _ in range(sequences))
@@ -179,6 +179,19 @@ def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):
     assert bench.loop.ended
     assert error_of(entry) is EngineStopped
     assert "the engine's loop has failed" in caplog.text
+
+
+def test_a_thread_that_cannot_be_prepared_ends_the_loop(caplog):
+    def enter():
+        raise RuntimeError("no threads are left")
+
+    bench = Bench(enter=enter)
+    early = bench.submit(1)
+    bench.loop.start()
+    bench.loop.thread.join(PATIENCE_S)
+    assert not bench.loop.healthy
+    assert [error_of(entry) for entry in (early, bench.submit(2))] == [EngineStopped] * 2
+    assert "no threads are left" in caplog.text
 
 
 def test_what_waits_behind_an_empty_sequence_is_sent():

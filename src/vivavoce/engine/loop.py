@@ -135,10 +135,10 @@ class Loop:
 
     def run(self) -> None:
         """Work until stopped; the body of the engine's thread, which `enter` prepares."""
-        if self._enter is not None:
-            self._enter()
         with torch.inference_mode():
             try:
+                if self._enter is not None:
+                    self._enter()
                 while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
                     if not self.run_once():
                         self._wait()
