@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 _STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
 """Mel frames of a low_latency stream's largest chunk, with room; those of a batch that even one listener may need."""
 
+STUCK_S = 300.0
+"""A loop that is at one turn for so long waits for a device that does not answer; compiling a kernel takes less."""
+LEAVE_S = 10.0
+"""Seconds that the turn under way has to end after the loop was told to stop at once."""
+LOOK_S = 0.1
+"""How often `close` looks whether the loop still gets on."""
 
 Message = Callable[[], None]
 """What the loop shall do next in its thread: one of its methods (`accept`, `take`, …) with its arguments."""
@@ -107,15 +113,30 @@ class Loop:
                 atexit.register(_stop_at_exit, weakref.ref(self))
 
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
-        """Stop: what was accepted is finished (`drain`, for `timeout_s` at most), or ends with EngineStopped."""
+        """Stop: what was accepted is finished (`drain`) or ends with EngineStopped.
+
+        A drain lasts `timeout_s` at most; None: as long as no turn takes STUCK_S. Then, or without a drain, the turn
+        under way has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
+        """
         self._closing = True
         self.post(partial(self.stop, drain))
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(timeout_s)
-            if self.thread.is_alive():
+            if drain and not self.leaves_within(timeout_s):
                 self.post(partial(self.stop, False))
-                self.thread.join()
+            patience_s = LEAVE_S if drain or timeout_s is None else timeout_s
+            if not self.leaves_within(patience_s):
+                log.error("engine failed: it was told to stop, and its device did not answer within %g s", patience_s)
+                self._give_up()
         self.gc_freeze.end()
+
+    def leaves_within(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the loop's thread, None: until one turn takes STUCK_S; False: it still runs."""
+        assert self.thread is not None
+        if timeout_s is not None:
+            self.thread.join(timeout_s)
+        while timeout_s is None and self.thread.is_alive() and self._clock() - self.busy_since < STUCK_S:
+            self.thread.join(LOOK_S)
+        return not self.thread.is_alive()
 
     def abandon(self) -> None:
         """Stop: the engine is not used any more, and was not closed."""
@@ -145,13 +166,7 @@ class Loop:
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
-                left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
-                self._requests, self._waiting = {}, (deque(), deque())
-                self.ended = True
-                # The stages are left as they are: they may be what has failed.
-                for request in left:
-                    self._announce_end(request, stopped())
-                self._refuse_messages()
+                self._end_all()
 
     def run_once(self) -> bool:
         """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
@@ -241,6 +256,25 @@ class Loop:
         self._drain = drain and self._drain is not False
         for request in list(self._requests.values()) if drain else ():
             self._go_on(request)
+
+    def _give_up(self) -> None:
+        """End everything from another thread, because the device holds the loop's; that one leaves if it comes back."""
+        self._drain = False
+        self._end_all()
+        self._inbox.put(partial(self.stop, False))  # wakes it, should it wait for a message by now
+
+    def _end_all(self) -> None:
+        """Take nothing any more, and end all that is there; the stages are left as they are: they may have failed."""
+        left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
+        self._requests, self._waiting = {}, (deque(), deque())
+        self.ended = True
+        for request in left:
+            if request.closed:  # the device holds the thread that was about to end it
+                request.outbox.end(Outcome(stopped()))
+            else:
+                request.closed = True
+                self._announce_end(request, stopped())
+        self._refuse_messages()
 
     def _find(self, number: int) -> RequestState | None:
         waiting = (one for queue in self._waiting for one in queue if one.id == number)
@@ -405,4 +439,5 @@ def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
     running = loop()
     if running is not None and running.thread is not None:
         running.post(partial(running.stop, False))
-        running.thread.join()
+        if not running.leaves_within(None):
+            log.error("engine failed: the process ends, and its device did not answer within %g s", STUCK_S)

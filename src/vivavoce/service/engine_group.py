@@ -30,6 +30,7 @@ import torch
 from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import Handle, More, Outbox, Outcome
+from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
@@ -104,7 +105,10 @@ class RemoteEngine:
             if finish:
                 self.ask("call", ("close", ())).result()
         self._send(("leave", 0, None)) if finish else self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:  # a device that does not answer may hold it
+            self._process.kill()
         self._connection.close()
 
     def _named(self, segment: SegmentRequest) -> SegmentRequest:

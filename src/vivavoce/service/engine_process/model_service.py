@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
+from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.service.audio.decoding_process import DecodingProcess
@@ -36,8 +37,6 @@ from vivavoce.service.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.service.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.service.voices.voice import Voice, built_in_voices
 
-STUCK_S = 300.0
-"""An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
 LARGEST_VOICE = 2 << 20
 """Bytes that a stored voice of 30 s takes, about: its features for one model or two, and its recording."""
 MIN_COMING = 64
