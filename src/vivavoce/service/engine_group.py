@@ -29,7 +29,7 @@ import torch
 
 from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.handle import Handle, More, Outbox, Outcome
+from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, Outcome
 from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import Arrival, AudioChunk, Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
@@ -298,15 +298,15 @@ class _Served:
             return
         self._send("answer", number, None)
         if request.arrival is Arrival.TOKENS:
-            self._run(self._tell_wanted(number))
+            self._run(self._tell_wanted(number, handle.text))
         with suppress(VivavoceError):  # the outcome has it
             async for chunk in handle:
                 self._send("made", number, chunk)
         self._send("end", number, (handle.outcome, self._engine.capacity))
         del self._handles[number]
 
-    async def _tell_wanted(self, number: int) -> None:
-        if await self._handles[number].text.until_wanted():
+    async def _tell_wanted(self, number: int, text: ArrivingText) -> None:
+        if await text.until_wanted():
             self._send("wanted", number, None)
 
     def _take_text(self, number: int, more: More) -> None:
@@ -319,7 +319,7 @@ class _Served:
             else:
                 text.push(self._named(more) if isinstance(more, SegmentRequest) else more)
                 if isinstance(more, tuple):
-                    self._run(self._tell_wanted(number))
+                    self._run(self._tell_wanted(number, text))
         except VivavoceError as error:
             text.fail(error)
 
