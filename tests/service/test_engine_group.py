@@ -105,6 +105,21 @@ async def test_a_request_that_ended_first_wants_no_text() -> None:
     assert sent == []
 
 
+async def test_a_task_is_held_for_as_long_as_it_runs() -> None:
+    served, over, count = _Served(cast(Connection, Sent())), asyncio.Event(), 10_001
+
+    async def work() -> None:
+        await over.wait()
+
+    for _ in range(count):
+        served._run(work())
+    tasks = list(served._running)
+    over.set()
+    assert len(tasks) == count
+    await asyncio.gather(*tasks)
+    assert len(served._running) == 0
+
+
 def test_who_leaves_frees_its_place_and_bad_input_is_refused(both: Vivavoce) -> None:
     group = cast(EngineGroup, both._synthesizer.engine)
     stream = both.stream(TEXTS[0] * 20, sampling=SHORT)

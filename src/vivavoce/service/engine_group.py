@@ -238,7 +238,7 @@ class _Served:
         self._engine: Engine
         self._handles: dict[int, Handle] = {}
         self._voices: dict[int, Conditioning] = {}
-        self._running: deque[asyncio.Future[Any]] = deque(maxlen=10_000)
+        self._running: set[asyncio.Future[Any]] = set()
         """Tasks that nobody holds may be collected."""
 
     async def serve(self) -> None:
@@ -271,7 +271,9 @@ class _Served:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._running.append(asyncio.ensure_future(work))
+        running = asyncio.ensure_future(work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
     def _named(self, segment: SegmentRequest) -> SegmentRequest:
         return replace(segment, conditioning=self._voices[cast(int, segment.conditioning)])
