@@ -45,7 +45,7 @@ STUCK_S = 300.0
 LEAVE_S = 10.0
 """Seconds that the turn under way has to end after the loop was told to stop at once."""
 LOOK_S = 0.1
-"""How often `close` looks whether the loop still gets on."""
+"""Seconds between two looks of `close` at whether the loop still gets on."""
 
 Message = Callable[[], None]
 """What the loop shall do next in its thread: one of its methods (`accept`, `take`, …) with its arguments."""
