@@ -74,7 +74,7 @@ class NameRules:
     unknown: Literal["refuse", "default"] = "refuse"
 
     def table(self, built_in: Iterable[str]) -> dict[str, str]:
-        """All aliases with the names of their voices. OpenAI's names are spread over the built-in voices in order; without
+        """All aliases with the names of their voices. OpenAI's names are spread over built-in voices in order; without
         built-in voices all mean the default voice. Configured aliases win.
         """
         own = list(built_in) or ([] if self.default is None else [self.default])
