@@ -418,7 +418,7 @@ def test_samples_as_a_voice(tts, reference):
     quiet_bytes = ((floats[:RATE] + 1) * 128).astype(np.uint8)
     assert torch.equal(tts.embed((quiet_bytes, RATE)), tts.embed((quiet_bytes / np.float32(128) - 1, RATE)))
     for bad in ((RATE, floats), (floats,), (floats, "24000"), (floats, 24_000.5), (floats, 0), ([], RATE)):
-        with pytest.raises(InvalidAudio, match=r"^reference audio: \(.*\) is no recording; give \(array of"):
+        with pytest.raises(InvalidAudio, match=r"^reference audio: \(.*\) is not a recording; give \(array of"):
             tts.voice(bad)
 
 

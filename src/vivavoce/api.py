@@ -167,7 +167,10 @@ class Vivavoce:
         return f"Vivavoce({self.card.name!r}, {self.device}, {str(self.dtype).removeprefix('torch.')})"
 
     def close(self) -> None:
-        """Finish what was asked for, and stop; nothing can be spoken after it."""
+        """Finish what was asked for, and stop; nothing can be spoken after it.
+
+        A device that is at one step for 300 s is given up: what waits for it ends with EngineStopped.
+        """
         self._synthesizer.close()
 
     def __enter__(self) -> Vivavoce:

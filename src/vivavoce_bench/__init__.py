@@ -1,17 +1,52 @@
-"""How fast speech comes under load, in figures that can be compared. See docs/measuring.md."""
+"""How fast speech comes under load, in figures that can be compared. See docs/measuring.md.
 
-from vivavoce_bench.load import ClosedLoop as ClosedLoop
-from vivavoce_bench.load import Ending as Ending
-from vivavoce_bench.load import Load as Load
-from vivavoce_bench.load import OpenLoop as OpenLoop
-from vivavoce_bench.load import Outcome as Outcome
-from vivavoce_bench.load import Piece as Piece
-from vivavoce_bench.load import Refused as Refused
-from vivavoce_bench.load import Target as Target
-from vivavoce_bench.load import Utterance as Utterance
-from vivavoce_bench.load import Workload as Workload
-from vivavoce_bench.load import run_load as run_load
-from vivavoce_bench.measure import Arrival as Arrival
-from vivavoce_bench.report import Report as Report
-from vivavoce_bench.report import figures as figures
-from vivavoce_bench.texts import SENTENCES as SENTENCES
+The names below are imported when they are first used: the command line need not wait for numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vivavoce_bench.load import ClosedLoop as ClosedLoop
+    from vivavoce_bench.load import Ending as Ending
+    from vivavoce_bench.load import Load as Load
+    from vivavoce_bench.load import OpenLoop as OpenLoop
+    from vivavoce_bench.load import Outcome as Outcome
+    from vivavoce_bench.load import Piece as Piece
+    from vivavoce_bench.load import Refused as Refused
+    from vivavoce_bench.load import Target as Target
+    from vivavoce_bench.load import Utterance as Utterance
+    from vivavoce_bench.load import Workload as Workload
+    from vivavoce_bench.load import run_load as run_load
+    from vivavoce_bench.measure import Arrival as Arrival
+    from vivavoce_bench.report import Report as Report
+    from vivavoce_bench.report import figures as figures
+    from vivavoce_bench.texts import SENTENCES as SENTENCES
+
+_HOMES = {
+    "Arrival": "vivavoce_bench.measure",
+    "ClosedLoop": "vivavoce_bench.load",
+    "Ending": "vivavoce_bench.load",
+    "Load": "vivavoce_bench.load",
+    "OpenLoop": "vivavoce_bench.load",
+    "Outcome": "vivavoce_bench.load",
+    "Piece": "vivavoce_bench.load",
+    "Refused": "vivavoce_bench.load",
+    "Report": "vivavoce_bench.report",
+    "SENTENCES": "vivavoce_bench.texts",
+    "Target": "vivavoce_bench.load",
+    "Utterance": "vivavoce_bench.load",
+    "Workload": "vivavoce_bench.load",
+    "figures": "vivavoce_bench.report",
+    "run_load": "vivavoce_bench.load",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vivavoce_bench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -324,6 +325,15 @@ def test_sizes_come_from_the_files(folder):
     assert config.flow.encoder.num_up_blocks == 4
     assert config.flow.estimator.chunk == config.flow.encoder.chunk * config.flow.encoder.upsampling
     assert config.rates.frames_per_token == 2
+
+
+def test_a_head_s_size_is_computed_once(folder):
+    """Each decode step asks for it several times a layer."""
+    keys = state(folder, "flow")
+    lm = read_config(folder, keys).lm
+    assert lm.head_dim == lm.hidden_size // lm.num_heads == vars(lm)["head_dim"]
+    assert lm == read_config(folder, keys).lm
+    assert replace(lm, hidden_size=2 * lm.hidden_size).head_dim == 2 * lm.head_dim
 
 
 def test_other_spellings_are_the_same_model(folder, models):

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cli_harness import AUDIO, Result, Run, Stream
 
+from tests.cli.cli_harness import AUDIO, Result, Run, Stream
 from vivavoce.cli.main import main
 from vivavoce.frontend.model_choice import BABBLE
 from vivavoce.frontend.synthesizer import Synthesizer

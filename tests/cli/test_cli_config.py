@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import Run, spawn
 
+from tests.cli.cli_harness import Run, spawn
 from vivavoce.server.settings_sources import SETTINGS
 
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_harness import Run, read_wav
 
+from tests.cli.cli_harness import Run, read_wav
 from vivavoce_export.hf_folder import read_merged
 
 

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.known_models import is_needed
 from vivavoce_bench.random_checkpoint import make_babble_checkpoint

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce.checkpoint.folder import fingerprint
 from vivavoce.cli.inspection import inspect_model, is_whole_onnx
 from vivavoce.frontend.model_choice import MINI

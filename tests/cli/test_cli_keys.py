@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce.errors import Unauthorized
 from vivavoce.frontend.speech import FinishReason, Verdict
 from vivavoce.logs import JsonFormatter

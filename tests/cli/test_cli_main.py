@@ -6,9 +6,9 @@ import logging
 import warnings
 
 import pytest
-from cli_harness import Run, spawn
 
 import vivavoce
+from tests.cli.cli_harness import Run, spawn
 from vivavoce.cli import main as cli
 from vivavoce.cli.console import one_line
 from vivavoce.errors import VoiceNotFound

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from cli_harness import Run, read_wav
 
+from tests.cli.cli_harness import Run, read_wav
 from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.encode import AudioFormat, encode_whole
 from vivavoce.frontend.audio.encoders import wav_header
@@ -50,7 +50,7 @@ def test_other_suffixes_are_refused_before_a_model_is_loaded(run: Run, name: str
     for options in ((), ("--stream",)):
         result = run("speak", "Hi.", "--model", "no-such-model", "-o", name, *options)
         assert (result.code, result.err.count("\n")) == (2, 1)
-        assert result.err.startswith(f"error: output: '{Path(name).suffix}' is no format that can be written; end ")
+        assert result.err.startswith(f"error: output: '{Path(name).suffix}' cannot be written; end ")
     assert not Path(name).exists()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_harness import read_wav, spawn, start
+
+from tests.cli.cli_harness import read_wav, spawn, start
 
 pytestmark = pytest.mark.process
 

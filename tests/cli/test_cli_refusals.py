@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
+
+from tests.cli.cli_harness import Run
 
 DRAWING = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs the extra eval")
 EVAL = "eval --model babble"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_harness import Run, read_wav
 
+from tests.cli.cli_harness import Run, read_wav
 from vivavoce.cli.speak import SpeechManner
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.audio.decode import decode_audio

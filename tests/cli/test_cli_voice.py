@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from tests.frontend.voices.redis_process import RedisProcess, running_redis
 from vivavoce.checkpoint.spk2info import read_spk2info
 from vivavoce.frontend.voices.folder_store import FolderStore
@@ -199,5 +199,5 @@ def test_voices_in_a_redis(run: Run, babble: Path, server: RedisProcess, home: P
 def test_other_addresses_are_one_line(run: Run) -> None:
     result = run("voice list --voices http://user:hunter2@host/voices")
     assert result.code == 2
-    assert "http:// is no place for voices; give a folder's path, or a URL with redis:// or rediss://" in result.err
+    assert "http:// cannot hold voices; give a folder's path, or a URL with redis:// or rediss://" in result.err
     assert "hunter2" not in result.err

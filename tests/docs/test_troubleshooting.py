@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every error code, with what programs go by; docs/from-cosyvoice.md shows calls that work."""
+"""docs/troubleshooting.md has every error code, docs/from-cosyvoice.md shows calls that work."""
 
 from __future__ import annotations
 

@@ -179,3 +179,24 @@ def test_impossible_times_are_refused(seconds: float) -> None:
 def test_impossible_priors_are_refused(flow: tuple[float, float, float, float]) -> None:
     with pytest.raises(ValueError, match="a prior"):
         CostModel({**GPU_PRIORS, Stage.FLOW: Coefficients(*flow)})
+
+
+def test_a_size_is_computed_once_until_a_batch_teaches_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, computed = CostModel(CPU_PRIORS), []
+    seconds = Coefficients.seconds
+
+    def counted(self: Coefficients, size: BatchSize) -> float:
+        computed.append(size)
+        return seconds(self, size)
+
+    monkeypatch.setattr(Coefficients, "seconds", counted)
+    sizes = [BatchSize(1, 30, 5), BatchSize(2, 30, 5)]
+    first = [model.predict(Stage.FLOW, size) for size in sizes]
+    assert [model.predict(Stage.FLOW, size) for size in sizes] == first
+    assert computed == sizes
+    model.observe(Stage.VOCODER, sizes[0], 9.0)
+    assert [model.predict(Stage.FLOW, size) for size in sizes] == first
+    assert computed == sizes
+    model.observe(Stage.FLOW, sizes[0], 9.0)
+    assert [model.predict(Stage.FLOW, size) for size in sizes] != first
+    assert computed == sizes * 2

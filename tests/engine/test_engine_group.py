@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +17,9 @@ import numpy as np
 import pytest
 
 from vivavoce.api import Vivavoce, load
-from vivavoce.engine.engine_group import EngineGroup
-from vivavoce.engine.request import SamplingParams
+from vivavoce.engine.engine_group import EngineGroup, _Served
+from vivavoce.engine.handle import Outbox, Outcome, RequestHandle
+from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 
 pytestmark = pytest.mark.process
@@ -83,6 +86,40 @@ async def test_the_event_loop_goes_on(both: Vivavoce) -> None:
 
 async def heard(tts: Vivavoce, text: AsyncIterator[str]) -> int:
     return sum([1 async for _ in tts.astream(text, sampling=SHORT)])
+
+
+class Sent(list[tuple[object, ...]]):
+    """The connection of an engine's process: what it was to send."""
+
+    def send_bytes(self, message: bytes) -> None:
+        self.append(pickle.loads(message))
+
+
+async def test_a_request_that_ended_first_wants_no_text() -> None:
+    served = _Served(cast(Connection, sent := Sent()))
+    outbox = Outbox[AudioChunk]()
+    handle = served._handles[7] = RequestHandle(outbox, cancel=lambda: None, push=lambda more: outbox.text_sent(-1))
+    served._take_text(7, (1, 2))
+    (asked,) = served._running
+    outbox.end(Outcome())
+    del served._handles[7], handle
+    await asked
+    assert sent == []
+
+
+async def test_a_task_is_held_for_as_long_as_it_runs() -> None:
+    served, over, count = _Served(cast(Connection, Sent())), asyncio.Event(), 10_001
+
+    async def work() -> None:
+        await over.wait()
+
+    for _ in range(count):
+        served._run(work())
+    tasks = list(served._running)
+    over.set()
+    assert len(tasks) == count
+    await asyncio.gather(*tasks)
+    assert len(served._running) == 0
 
 
 def test_who_leaves_frees_its_place_and_bad_input_is_refused(both: Vivavoce) -> None:

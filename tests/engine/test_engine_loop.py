@@ -1,6 +1,8 @@
 """The loop's messages, with runners that never have anything to do."""
 
 import threading
+import time
+import weakref
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
@@ -11,17 +13,18 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_helpers import LOW_LATENCY, PATIENCE_S, FixedCosts, segment
+from vivavoce.engine import loop as loop_module
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
 from vivavoce.engine.loop import Loop
-from vivavoce.engine.request import InputMode
+from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import Synthesized
-from vivavoce.errors import EngineStopped, RequestCancelled, StageFailed
+from vivavoce.errors import EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
 RATES = Rates(24_000, 480, 25)
@@ -49,12 +52,12 @@ class IdleRunner:
 class Bench:
     """A loop, and requests for it."""
 
-    def __init__(self, slots=1):
+    def __init__(self, slots=1, **options):
         costs = FixedCosts()
         self.statistics, self.runners = Statistics(), (IdleRunner(), IdleRunner())
         self.admission = AdmissionController(costs, EngineSettings(), RATES, slots)
         self.scheduler = Scheduler(costs, Limits(), exclusive=True)
-        self.loop = Loop(*self.runners, self.scheduler, self.admission, self.statistics)
+        self.loop = Loop(*self.runners, self.scheduler, self.admission, self.statistics, **options)
 
     def submit(self, number, sequences=1, policy=LOW_LATENCY, **fields):
         arrived = deque(SequenceState(segment()) for _ in range(sequences))
@@ -147,6 +150,30 @@ def test_a_sequence_that_cannot_be_opened_fails_its_request_alone(caplog):
     assert "a voice of strings" in caplog.text
 
 
+def test_draining_ends_speech_that_never_had_its_final_tokens():
+    """Its sequence is not opened yet, and the missing tokens are found out before it is."""
+    bench = Bench()
+    entry = bench.submit(1, arrival=InputMode.SPEECH, complete=False)
+    drained = threading.Thread(target=bench.run_until, args=(True,), daemon=True)
+    drained.start()
+    drained.join(PATIENCE_S)
+    assert bench.loop.ended
+    assert error_of(entry) is InvalidRequest
+    assert bench.statistics.snapshot().requests.failed == 1
+
+
+def test_draining_leaves_speech_alone_that_has_its_final_tokens():
+    bench = Bench()
+    entry = bench.submit(1, arrival=InputMode.SPEECH, complete=False)
+    entry.arrived[0].pushed = deque()
+    bench.post("take", 1, SpeechTokens((1, 2), 2, final=True))
+    bench.loop.run_once()
+    bench.post("stop", True)
+    bench.loop.run_once()
+    assert entry.complete
+    assert entry.outbox.outcome is None
+
+
 def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):
     bench = Bench()
     entry = bench.submit(1)
@@ -155,6 +182,19 @@ def test_a_failing_plan_ends_a_loop_that_drains(monkeypatch, caplog):
     assert bench.loop.ended
     assert error_of(entry) is EngineStopped
     assert "the engine's loop has failed" in caplog.text
+
+
+def test_a_thread_that_cannot_be_prepared_ends_the_loop(caplog):
+    def enter():
+        raise RuntimeError("no threads are left")
+
+    bench = Bench(enter=enter)
+    early = bench.submit(1)
+    bench.loop.start()
+    bench.loop.thread.join(PATIENCE_S)
+    assert not bench.loop.healthy
+    assert [error_of(entry) for entry in (early, bench.submit(2))] == [EngineStopped] * 2
+    assert "no threads are left" in caplog.text
 
 
 def test_what_waits_behind_an_empty_sequence_is_sent():
@@ -221,3 +261,105 @@ def test_how_long_it_has_been_at_one_turn_is_seen_from_outside():
     answered.set()
     thread.join(PATIENCE_S)
     assert bench.loop.ended
+
+
+class Stuck:
+    """The device of a loop with one request that runs, one that waits and one that is not taken yet; it hangs."""
+
+    def __init__(self, bench):
+        self.bench, self.runner = bench, bench.runners[0]
+        self.entered, self.answered = threading.Event(), threading.Event()
+        self.runner.queue.due_at, self.runner.wait = 0.0, self._wait
+        self.entries = [bench.submit(1), bench.submit(2)]
+        bench.post("take", 1, None)
+        self.runner.busy = True
+        bench.loop.start()
+        assert self.entered.wait(PATIENCE_S)
+        self.entries.append(bench.submit(3))
+
+    def _wait(self):
+        self.entered.set()
+        assert self.answered.wait(10 * PATIENCE_S)
+        self.runner.busy = False
+
+
+@pytest.mark.parametrize(("drain", "timeout_s"), [(True, 0.05), (True, None), (False, None), (False, 0.05)], ids=str)
+def test_a_device_that_does_not_answer_holds_no_close(monkeypatch, caplog, drain, timeout_s):
+    monkeypatch.setattr(loop_module, "STUCK_S", 0.2, raising=False)
+    monkeypatch.setattr(loop_module, "LEAVE_S", 0.2, raising=False)
+    stuck = Stuck(bench := Bench())
+    closing = threading.Thread(target=bench.loop.close, kwargs={"drain": drain, "timeout_s": timeout_s}, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S / 10)
+    assert not closing.is_alive()
+    assert bench.loop.thread.is_alive()
+    assert not bench.loop.healthy
+    late, prepared = bench.submit(4), Future()
+    bench.post("prepare", None, prepared)
+    assert [error_of(entry) for entry in (*stuck.entries, late)] == [EngineStopped] * 4
+    assert isinstance(prepared.exception(PATIENCE_S), EngineStopped)
+    assert "did not answer" in caplog.text
+    assert bench.statistics.snapshot().requests.failed == 4
+    assert bench.admission.load().waiting == 0
+    stuck.answered.set()  # a device that comes back after all changes nothing
+    bench.loop.thread.join(PATIENCE_S)
+    assert not bench.loop.thread.is_alive()
+    assert bench.statistics.snapshot().requests.failed == 4
+    assert "the engine's loop has failed" not in caplog.text
+
+
+def test_a_request_whose_end_the_device_holds_is_ended(monkeypatch):
+    monkeypatch.setattr(loop_module, "LEAVE_S", 0.1, raising=False)
+    bench, entered, answered = Bench(), threading.Event(), threading.Event()
+
+    def release(sequence):
+        entered.set()
+        answered.wait(10 * PATIENCE_S)
+
+    bench.runners[1].release = release
+    entry = bench.submit(1)
+    bench.loop.run_once()
+    bench.post("cancel", 1)
+    bench.loop.start()
+    assert entered.wait(PATIENCE_S)
+    closing = threading.Thread(target=bench.loop.close, kwargs={"drain": False, "timeout_s": None}, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S / 10)
+    assert error_of(entry) is EngineStopped
+    answered.set()
+    bench.loop.thread.join(PATIENCE_S)
+    assert bench.statistics.snapshot().requests.unfinished == 0
+
+
+def test_a_drain_lasts_for_as_long_as_the_device_gets_on(caplog):
+    """Five turns of 200 s each: far more together than one may take."""
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
+    runner, entry = bench.runners[0], bench.submit(1)
+
+    def wait():
+        time.sleep(0.15)
+        now[0] += 200.0
+        runner.busy = runner.waited < 4
+        runner.waited += 1
+        if not runner.busy:
+            bench.post("cancel", 1)
+
+    runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
+    bench.loop.start()
+    bench.loop.close(drain=True, timeout_s=None)
+    assert runner.waited == 5
+    assert error_of(entry) is RequestCancelled
+    assert "did not answer" not in caplog.text
+
+
+def test_the_interpreter_s_end_does_not_wait_for_a_device_that_does_not_answer(monkeypatch, caplog):
+    monkeypatch.setattr(loop_module, "STUCK_S", 0.2, raising=False)
+    stuck = Stuck(bench := Bench())
+    exiting = threading.Thread(target=loop_module._stop_at_exit, args=(weakref.ref(bench.loop),), daemon=True)
+    exiting.start()
+    exiting.join(PATIENCE_S / 10)
+    assert not exiting.is_alive()
+    assert "did not answer" in caplog.text
+    stuck.answered.set()
+    bench.loop.thread.join(PATIENCE_S)

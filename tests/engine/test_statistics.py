@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 
@@ -89,3 +90,18 @@ def test_engines_together_are_the_sum_of_each() -> None:
     assert flow.busy_s.bounds == SECONDS
     assert flow.busy_s.total == pytest.approx(0.3)
     assert summed([]) == StatisticsSnapshot()
+
+
+def test_a_collection_while_something_is_counted_may_count_itself() -> None:
+    """A handle that is collected then cancels its request, which counts it in the same thread."""
+    statistics = Statistics()
+
+    def count() -> None:
+        with statistics.lock:
+            statistics.batch(Stage.DECODE, rows=1, busy_s=0.1)
+
+    counting = Thread(target=count, daemon=True)
+    counting.start()
+    counting.join(5.0)
+    assert not counting.is_alive()
+    assert statistics.snapshot().stage(Stage.DECODE).batches == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from vivavoce.errors import UnsupportedModel
@@ -91,7 +92,7 @@ class Qwen2Config:
     rope_theta: Annotated[float, FileKey("rope_theta")]
     max_positions: Annotated[int, FileKey("max_position_embeddings")]
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.hidden_size // self.num_heads

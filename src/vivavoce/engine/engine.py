@@ -282,7 +282,12 @@ class Engine:
         self._loop.gc_freeze.begin()
 
     def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
-        """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped."""
+        """Stop: accepted requests are finished (`drain`, for `timeout_s` at most), or end with EngineStopped.
+
+        A device that does not answer does not hold it: without `timeout_s` a drain ends when one step takes 300 s. The
+        step under way then has 10 s more, and without a drain `timeout_s` or 10 s. After that an error is logged, and
+        all that waits ends with EngineStopped.
+        """
         self._loop.close(drain=drain, timeout_s=timeout_s)
         if self.stages.lm is not None:
             self.stages.lm.shutdown()

@@ -29,7 +29,8 @@ import torch
 
 from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.handle import Handle, More, Outbox, Outcome
+from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, Outcome
+from vivavoce.engine.loop import LEAVE_S
 from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode, SegmentRequest
 from vivavoce.engine.routing import EngineLoad, is_retryable, order, shortest_wait
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
@@ -104,7 +105,10 @@ class RemoteEngine:
             if finish:
                 self.ask("call", ("close", ())).result()
         self._send(("leave", 0, None)) if finish else self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:  # a device that does not answer may hold it
+            self._process.kill()
         self._connection.close()
 
     def _named(self, segment: SegmentRequest) -> SegmentRequest:
@@ -234,7 +238,7 @@ class _Served:
         self._engine: Engine
         self._handles: dict[int, Handle] = {}
         self._voices: dict[int, Conditioning] = {}
-        self._running: deque[asyncio.Future[Any]] = deque(maxlen=10_000)
+        self._running: set[asyncio.Future[Any]] = set()
         """Tasks that nobody holds may be collected."""
 
     async def serve(self) -> None:
@@ -267,7 +271,9 @@ class _Served:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._running.append(asyncio.ensure_future(work))
+        running = asyncio.ensure_future(work)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
 
     def _named(self, segment: SegmentRequest) -> SegmentRequest:
         return replace(segment, conditioning=self._voices[cast(int, segment.conditioning)])
@@ -294,15 +300,15 @@ class _Served:
             return
         self._send("answer", number, None)
         if request.arrival is InputMode.TOKENS:
-            self._run(self._tell_wanted(number))
+            self._run(self._tell_wanted(number, handle.text))
         with suppress(VivavoceError):  # the outcome has it
             async for chunk in handle:
                 self._send("made", number, chunk)
         self._send("end", number, (handle.outcome, self._engine.capacity))
         del self._handles[number]
 
-    async def _tell_wanted(self, number: int) -> None:
-        if await self._handles[number].text.until_wanted():
+    async def _tell_wanted(self, number: int, text: ArrivingText) -> None:
+        if await text.until_wanted():
             self._send("wanted", number, None)
 
     def _take_text(self, number: int, more: More) -> None:
@@ -315,7 +321,7 @@ class _Served:
             else:
                 text.push(self._named(more) if isinstance(more, SegmentRequest) else more)
                 if isinstance(more, tuple):
-                    self._run(self._tell_wanted(number))
+                    self._run(self._tell_wanted(number, text))
         except VivavoceError as error:
             text.fail(error)
 

@@ -173,7 +173,7 @@ class ArrivingText:
         self._closed = False
 
     def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:
-        """More: text ids, a whole segment, or speech tokens, as the request's `Arrival` says.
+        """More: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
 
         Raises:
             InvalidRequest: it does not fit the model, is not what the request takes, or comes after the end; what was

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -40,6 +40,12 @@ log = logging.getLogger(__name__)
 _STREAM_FRAMES, _LEAST_FRAMES = 160, 1_024
 """Mel frames of a low_latency stream's largest chunk, with room; those of a batch that even one listener may need."""
 
+STUCK_S = 300.0
+"""A loop that is at one turn for so long waits for a device that does not answer; compiling a kernel takes less."""
+LEAVE_S = 10.0
+"""Seconds that the turn under way has to end after the loop was told to stop at once."""
+LOOK_S = 0.1
+"""Seconds between two looks of `close` at whether the loop still gets on."""
 
 Message = Callable[[], None]
 """What the loop shall do next in its thread: one of its methods (`accept`, `take`, …) with its arguments."""
@@ -107,15 +113,30 @@ class Loop:
                 atexit.register(_stop_at_exit, weakref.ref(self))
 
     def close(self, *, drain: bool, timeout_s: float | None) -> None:
-        """Stop: what was accepted is finished (`drain`, for `timeout_s` at most), or ends with EngineStopped."""
+        """Stop: what was accepted is finished (`drain`) or ends with EngineStopped.
+
+        A drain lasts `timeout_s` at most; None: as long as no turn takes STUCK_S. Then, or without a drain, the turn
+        under way has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
+        """
         self._closing = True
         self.post(partial(self.stop, drain))
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(timeout_s)
-            if self.thread.is_alive():
+            if drain and not self.leaves_within(timeout_s):
                 self.post(partial(self.stop, False))
-                self.thread.join()
+            patience_s = LEAVE_S if drain or timeout_s is None else timeout_s
+            if not self.leaves_within(patience_s):
+                log.error("engine failed: it was told to stop, and its device did not answer within %g s", patience_s)
+                self._give_up()
         self.gc_freeze.end()
+
+    def leaves_within(self, timeout_s: float | None) -> bool:
+        """Wait for the end of the loop's thread, None: until one turn takes STUCK_S; False: it still runs."""
+        assert self.thread is not None
+        if timeout_s is not None:
+            self.thread.join(timeout_s)
+        while timeout_s is None and self.thread.is_alive() and self._clock() - self.busy_since < STUCK_S:
+            self.thread.join(LOOK_S)
+        return not self.thread.is_alive()
 
     def abandon(self) -> None:
         """Stop: the engine is not used any more, and was not closed."""
@@ -135,23 +156,17 @@ class Loop:
 
     def run(self) -> None:
         """Work until stopped; the body of the engine's thread, which `enter` prepares."""
-        if self._enter is not None:
-            self._enter()
         with torch.inference_mode():
             try:
+                if self._enter is not None:
+                    self._enter()
                 while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
                     if not self.run_once():
                         self._wait()
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
-                left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
-                self._requests, self._waiting = {}, (deque(), deque())
-                self.ended = True
-                # The stages are left as they are: they may be what has failed.
-                for request in left:
-                    self._announce_end(request, stopped())
-                self._refuse_messages()
+                self._end_all()
 
     def run_once(self) -> bool:
         """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
@@ -194,10 +209,7 @@ class Loop:
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
         """End the requests of these sequences; their neighbours go on."""
-        if not isinstance(error, VivavoceError):
-            log.error("stage failed", exc_info=error)
-        for request in {sequence.request.id: sequence.request for sequence in sequences}.values():
-            self._end(request, explained(error))
+        self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
     def accept(self, request: RequestState) -> None:
         """A request was admitted; a message, as the four that follow."""
@@ -245,6 +257,25 @@ class Loop:
         for request in list(self._requests.values()) if drain else ():
             self._go_on(request)
 
+    def _give_up(self) -> None:
+        """End everything from another thread, because the device holds the loop's; that one leaves if it comes back."""
+        self._drain = False
+        self._end_all()
+        self._inbox.put(partial(self.stop, False))  # wakes it, should it wait for a message by now
+
+    def _end_all(self) -> None:
+        """Take nothing any more, and end all that is there; the stages are left as they are: they may have failed."""
+        left = (*self._requests.values(), *self._waiting[0], *self._waiting[1])
+        self._requests, self._waiting = {}, (deque(), deque())
+        self.ended = True
+        for request in left:
+            if request.closed:  # the device holds the thread that was about to end it
+                request.outbox.end(Outcome(stopped()))
+            else:
+                request.closed = True
+                self._announce_end(request, stopped())
+        self._refuse_messages()
+
     def _find(self, number: int) -> RequestState | None:
         waiting = (one for queue in self._waiting for one in queue if one.id == number)
         return self._requests.get(number) or next(waiting, None)
@@ -254,10 +285,17 @@ class Loop:
             while True:
                 self._inbox.get_nowait()()
 
+    def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
+        if not isinstance(error, VivavoceError):
+            log.error("stage failed", exc_info=error)
+        for request in requests:
+            self._end(request, explained(error))
+
     def _go_on(self, request: RequestState) -> None:
         """Open the sequences that have arrived, and read the text that has."""
         try:
-            if self._drain is not None and request.arrival is not InputMode.WHOLE:
+            ended = request.arrival is InputMode.SPEECH and request.complete
+            if self._drain is not None and request.arrival is not InputMode.WHOLE and not ended:
                 # A drain does not wait for text that may never come: what has come is spoken.
                 request.take(None, self._clock())
             while request.arrived:
@@ -266,7 +304,7 @@ class Loop:
                 if not sequence.finished and self._synthesis is not None:
                     self._synthesis.open(sequence)
         except Exception as error:  # a voice's tensors, say, are not what they should be: its neighbours go on
-            self.fail(request.sequences, error)
+            self._fail((request,), error)  # it may have no sequence yet
             return
         for sequence in request.sequences:
             if sequence.phase is Phase.STARVED and sequence.text is not None and self._lm is not None:
@@ -401,4 +439,5 @@ def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
     running = loop()
     if running is not None and running.thread is not None:
         running.post(partial(running.stop, False))
-        running.thread.join()
+        if not running.leaves_within(None):
+            log.error("engine failed: the process ends, and its device did not answer within %g s", STUCK_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, reduce
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from vivavoce.engine.cost_model import Stage
@@ -138,7 +138,8 @@ class Statistics:
     """The counters (`now`): any thread writes or copies them, always under `lock`, held for microseconds."""
 
     def __init__(self) -> None:
-        self.lock, self.now = Lock(), StatisticsSnapshot()
+        # Reentrant: a handle that is collected while its thread counts something ends a request, which is counted, too.
+        self.lock, self.now = RLock(), StatisticsSnapshot()
 
     def batch(self, stage: Stage, rows: int, busy_s: float, queued_s: Iterable[float] = (), batches: int = 1) -> None:
         """Count batches of `rows` rows that took `busy_s` each; queued_s: what rows waited that queued for them."""

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from vivavoce.engine.backends import BACKEND_SETTINGS
+from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine_process.bounded_executor import BoundedExecutor, Result
 from vivavoce.engine_process.messages import EngineProcessSettings
@@ -36,8 +37,6 @@ from vivavoce.server.settings import EngineSection, ModelSection
 from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
 from vivavoce_textnorm.types import NormalizedText
 
-STUCK_S = 300.0
-"""An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""
 LARGEST_VOICE = 2 << 20
 """Bytes that a stored voice of 30 s takes, about: its features for one model or two, and its recording."""
 MIN_COMING = 64

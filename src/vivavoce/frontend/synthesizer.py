@@ -219,7 +219,7 @@ class Synthesizer:
         return cls(cast(Engine, engines), load_front_end(folder, text_processes=text_processes))
 
     def close(self) -> None:
-        """Finish what was asked for, and stop."""
+        """Finish what was asked for, and stop; a device that does not answer is given up as by `Engine.close`."""
         self.engine.close()
         self.front_end.text.close()
 

@@ -14,6 +14,7 @@ from typing import Any
 from vivavoce.checkpoint.settings import read_config
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.handle import Handle
+from vivavoce.engine.loop import STUCK_S
 from vivavoce.engine.request import EngineRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest
@@ -62,7 +63,8 @@ class VivavoceModel(AsyncModel):
 
     def close(self) -> None:
         """Finish what was taken, and end the engine."""
-        wait(list(self._streams))
+        while wait(list(self._streams), timeout=1.0).not_done and self._synthesizer.engine.stuck_s < STUCK_S:
+            pass  # a device that does not answer must not hold the server
         self._fronts.shutdown()
         super().close()
         self._synthesizer.close()

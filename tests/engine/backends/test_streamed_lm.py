@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import time
 import weakref
 from dataclasses import replace
 from itertools import pairwise
@@ -200,6 +201,20 @@ def test_shutting_down_ends_what_runs(models, runtime):
     with streamed(runtime, models, 1, 99) as stage:
         start(stage, DecodeRun(rows(3), (), 20, 6561))
     assert (runtime.closed, runtime.aborted, stage._loop.is_closed()) == (True, len(runtime.asked), True)
+
+
+def test_shutting_down_does_not_wait_for_a_runtime_that_hangs(models, runtime, monkeypatch, caplog):
+    monkeypatch.setattr("vivavoce.engine.backends.streamed_lm._STOP_S", 0.1)
+    answered = threading.Event()
+    monkeypatch.setattr(runtime, "close", lambda: answered.wait(PATIENCE_S))
+    before = time.monotonic()
+    with streamed(runtime, models, 1, 99) as stage:
+        (thread,) = [one for one in threading.enumerate() if one.name == "vivavoce-lm-runtime"]
+    assert time.monotonic() - before < PATIENCE_S / 2
+    assert "runtime did not end" in caplog.text
+    answered.set()
+    thread.join(PATIENCE_S)
+    stage._loop.close()
 
 
 def test_the_merged_folder_must_be_there_and_whole(models, tmp_path):

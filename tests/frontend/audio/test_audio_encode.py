@@ -482,7 +482,7 @@ def test_names_suffixes_and_content_types():
 def test_no_file_is_written_whose_suffix_names_no_format(tmp_path, noise, name):
     suffix = name[name.rindex(".") :]
     with pytest.raises(
-        InvalidRequest, match=rf"^output: '{re.escape(suffix)}' is no .*; end .* \.mp3, \.opus, \.aac, "
+        InvalidRequest, match=rf"^output: '{re.escape(suffix)}' cannot be written; end .* \.mp3, \.opus, \.aac, "
     ):
         write_audio(tmp_path / name, noise, 24_000)
     assert not any(tmp_path.iterdir())

@@ -267,7 +267,7 @@ def test_a_built_in_speaker_has_an_embedding_only(tmp_path):
     [
         ({"embedding": torch.zeros(256)}, "an embedding of 256 and 80 mel bins; spk2info holds 192 and 80"),
         ({"mel": torch.zeros(50, 100)}, "an embedding of 192 and 100 mel bins"),
-        ({"name": ""}, "voice name: '' is no name"),
+        ({"name": ""}, "voice name: '' is empty"),
         ({"name": "bare"}, "voice name: 'bare' occurs twice"),
     ],
 )

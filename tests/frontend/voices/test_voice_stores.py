@@ -232,7 +232,7 @@ def test_a_redis_url_is_a_redis(url, tmp_path):
 
 @pytest.mark.parametrize("url", ["file:///voices", "http://user:hunter2@host/", "s3://bucket", "redis+tls://host"])
 def test_other_urls_are_refused(url):
-    with pytest.raises(InvalidRequest, match=r"^voices: \S+:// is no place for voices; give a folder's path, or a URL"):
+    with pytest.raises(InvalidRequest, match=r"^voices: \S+:// cannot hold voices; give a folder's path, or a URL"):
         open_voice_store(url, None)
 
 

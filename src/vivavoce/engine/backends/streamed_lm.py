@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import re
 import threading
 import time
@@ -34,8 +35,13 @@ from vivavoce.errors import EngineStopped, InvalidRequest, MissingDependency, St
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.lm.interleave import Row, RowKind
 
+log = logging.getLogger(__name__)
+
 _LOOK_S = 0.01
 """How long the engine's thread waits for ids at a time: it has messages to look after, and runtimes may hang."""
+
+_STOP_S = 30.0
+"""How long a runtime has to end; then its thread is left behind."""
 
 
 @dataclass(frozen=True)
@@ -334,5 +340,8 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, runtime: To
     if not loop.is_closed():
         loop.call_soon_threadsafe(lambda: loop.create_task(end()))
         if threading.current_thread() is not thread:  # the last one to hold the stage may be a request in that loop
-            thread.join()
-            loop.close()
+            thread.join(_STOP_S)
+            if thread.is_alive():
+                log.error("engine failed: the language model's runtime did not end within %g s", _STOP_S)
+            else:
+                loop.close()

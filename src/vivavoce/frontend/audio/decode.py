@@ -17,9 +17,9 @@ from vivavoce.errors import InvalidAudio
 from vivavoce.frontend.audio.samples import Audio, Samples, check_finite
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""30 s of stereo float32 at 192 kHz are 44 MiB; nothing that is needed here is larger."""
+"""30 s of stereo float32 at 192 kHz are 44 MiB; a reference never needs more."""
 MAX_DECODE_S = 600.0
-"""Seconds that are decoded at most when the caller names no limit: 460 MB at 192 kHz."""
+"""Longest decoded duration when the caller names no limit: 460 MB at 192 kHz."""
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
 
 _READ_BYTES = 1 << 20
@@ -107,7 +107,7 @@ def read_source(source: str | Path | bytes | BinaryIO, field: str) -> tuple[byte
         data = _read_bounded(source, label)
     else:
         raise InvalidAudio(
-            f"{field}: {type(source).__name__} is no recording; give a path, bytes, an open binary file or "
+            f"{field}: {type(source).__name__} is not a recording; give a path, bytes, an open binary file or "
             "(array, rate)"
         )
     if not data:

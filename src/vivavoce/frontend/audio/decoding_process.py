@@ -28,12 +28,12 @@ from vivavoce.frontend.audio.decode import MAX_DECODE_S, MAX_SAMPLE_RATE, decode
 from vivavoce.frontend.audio.samples import Audio
 
 DECODE_S = 10.0
-"""The most that a recording may take; 30 s of the slowest format take a tenth of a second."""
+"""Longest time for one recording; 30 s of the slowest format take a tenth of a second."""
 MEMORY_BYTES = 1 << 30
-"""Of addresses: Python and the libraries take 0.2 GB, the largest file with its samples 0.1 GB more."""
+"""Address space: Python and the libraries take 0.2 GB, the largest file with its samples 0.1 GB more."""
 _MAX_LINE = 4096
 _AMR = b"#!AMR\n" + (b"\x04" + bytes(12)) * 8
-"""A sixth of a second that FFmpeg alone decodes."""
+"""A sixth of a second in a format that only FFmpeg decodes."""
 
 
 class DecodingProcess:
@@ -47,7 +47,7 @@ class DecodingProcess:
         self._start()
 
     def check(self) -> None:
-        """MissingDependency: it decodes nothing here, and no recording is to blame."""
+        """Raise MissingDependency if decoding cannot work on this machine."""
         try:
             self.decode(_AMR)
         except InvalidAudio:
@@ -79,7 +79,6 @@ class DecodingProcess:
         raise InvalidAudio(f"{label} {problem}; convert it to WAV and upload that")
 
     def close(self) -> None:
-        """End the process."""
         _end(self._process, self._socket)
         self._process.wait()
         self._socket.close()
@@ -112,7 +111,7 @@ def _exchange(connection: socket.socket, data: bytes, field: str, limit_s: float
 
 
 def main() -> None:
-    """Answer each recording with its samples, or with what is wrong with it, until the other end is closed."""
+    """Answer each recording with its samples or its problem until the other end closes."""
     # The parent process is interrupted, too, and closes the socket when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -27,7 +27,7 @@ from vivavoce.frontend.audio.encoders import (
 from vivavoce.frontend.audio.samples import Samples
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
-"""What speech can be taken to, in hertz."""
+"""Output sample rates in hertz."""
 MIN_BITRATE, MAX_BITRATE = 16_000, 160_000
 """Bits per second for mono speech; 160 kbit/s is the most that MP3 allows below 32 kHz."""
 MAX_BITRATE_ABOVE = 320_000
@@ -71,10 +71,10 @@ _BARE = {AudioFormat.PCM: "pcm", AudioFormat.ULAW: "PCMU", AudioFormat.ALAW: "PC
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What a listener is sent.
+    """Format of the audio that a listener receives.
 
     sample_rate: hertz, one of `SAMPLE_RATES`; None: as the speech is, and 8000 for ulaw and alaw, which telephones know
-    no other way. bitrate: bits per second; None: the codec's own. InvalidRequest: there is no such rate or bitrate.
+    no other way. bitrate: bits per second; None: the codec's own. InvalidRequest: an unknown rate or bitrate.
     """
 
     codec: AudioFormat
@@ -97,7 +97,7 @@ class OutputFormat:
             )
 
     def rate_of(self, speech_rate: int) -> int:
-        """Samples per second of what is sent, for speech of this rate."""
+        """Output samples per second for speech of this rate."""
         if self.sample_rate is None and self.codec in (AudioFormat.ULAW, AudioFormat.ALAW):
             return 8_000
         return self.sample_rate or speech_rate
@@ -109,7 +109,7 @@ class OutputFormat:
         return "audio/" + {AudioFormat.MP3: "mpeg", AudioFormat.OPUS: "ogg"}.get(self.codec, self.codec.value)
 
     def open(self, speech_rate: int) -> Encoder:
-        """An encoder of speech of this rate; see `open_encoder`."""
+        """See `open_encoder`."""
         rate = self.rate_of(speech_rate)
         encoder = _ENCODERS[self.codec](rate, self.bitrate)
         if rate != speech_rate:
@@ -120,7 +120,7 @@ class OutputFormat:
 _INSTANT = (OutputFormat(AudioFormat.PCM), OutputFormat(AudioFormat.WAV))
 """A second of them takes less than 0.1 ms, of mp3 4 ms: 250 listeners of mp3 would fill the event loop."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="encoder")
-"""Of all streams. FFmpeg works without Python's lock, so that they do encode at once."""
+"""Encoding threads for all streams. FFmpeg releases Python's lock, so they run in parallel."""
 
 
 async def encode(output: OutputFormat, work: Callable[[], bytes]) -> bytes:
@@ -136,7 +136,7 @@ _SUFFIXES = {f".{format.value}": format for format in AudioFormat} | {
 
 
 def parse_format(name: str, sample_rate: int | None = None, field: str = "response_format") -> OutputFormat:
-    """What a request's `response_format` and `sample_rate` ask for; InvalidRequest: an unknown name or rate."""
+    """Read a request's `response_format` and `sample_rate`; InvalidRequest: an unknown name or rate."""
     try:
         return OutputFormat(AudioFormat(name), sample_rate)
     except ValueError:
@@ -145,7 +145,7 @@ def parse_format(name: str, sample_rate: int | None = None, field: str = "respon
 
 
 def format_of(path: str | os.PathLike[str]) -> AudioFormat:
-    """The format that the suffix of `path` stands for, in either case; WAV where there is none, as a device has none.
+    """The format that the suffix of `path` names, in either case; WAV for a path without a suffix, such as a device.
 
     Raises:
         InvalidRequest: no format of ours has that suffix.
@@ -153,7 +153,7 @@ def format_of(path: str | os.PathLike[str]) -> AudioFormat:
     suffix = PurePath(path).suffix.lower()
     if suffix and suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        raise InvalidRequest(f"output: {suffix!r} is no format that can be written; end the name with one of {known}")
+        raise InvalidRequest(f"output: {suffix!r} cannot be written; end the name with one of {known}")
     return _SUFFIXES.get(suffix, AudioFormat.WAV)
 
 

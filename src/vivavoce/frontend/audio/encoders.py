@@ -90,12 +90,12 @@ class Encoder:
     default_bitrate: int | None = None
     """Bits per second; None: the format is not compressed to a bitrate."""
     resampler: Resampler | None = None
-    """On the samples' way to the encoder's rate, if theirs is another."""
+    """Converts samples to the encoder's rate if theirs differs."""
 
     def __init__(self, sample_rate: int, bitrate: int | None = None) -> None:
         self._sample_rate, self._num_samples = sample_rate, 0
         self._header = b""
-        """What is still to precede the first bytes."""
+        """Header bytes still to be sent."""
         self._ended = False
 
     def encode(self, samples: Samples) -> bytes:
@@ -127,14 +127,14 @@ class Encoder:
         return data
 
     def whole_header(self) -> bytes:
-        """What the first bytes of the file are to be once its length is known, after `finish`.
+        """First bytes of the file once its length is known, after `finish`.
 
         For files that can be written to at their start (wav, flac); empty if there is nothing to put right.
         """
         return b""
 
     def close(self) -> None:
-        """Free the codec, finished or not. Closing twice is allowed."""
+        """Free the codec, finished or not; safe to call twice."""
         self._ended = True
 
     def _check_open(self) -> None:

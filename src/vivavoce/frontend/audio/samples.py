@@ -14,7 +14,7 @@ Samples = NDArray[np.float32]
 """Mono samples [n] in float32; ±1 is full scale, values beyond it are allowed."""
 
 MIN_REFERENCE_S = 0.5
-"""Below this there is not one syllable to take a voice from."""
+"""A shorter recording has less than one syllable."""
 MAX_REFERENCE_S = 30.0
 """The official speech tokenizer accepts no more than 30 s."""
 MIN_REFERENCE_PEAK = 1e-3
@@ -45,7 +45,7 @@ class Audio:
 
 
 def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
-    """Mono of (array, rate): [n], [channels, n] or [n, channels], floats or integers; InvalidAudio: it is none."""
+    """Mono of (array, rate): [n], [channels, n] or [n, channels], floats or integers; else InvalidAudio."""
     try:
         array, rate = pair
         array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
@@ -53,7 +53,9 @@ def audio_of(pair: tuple[Any, ...], *, field: str = "reference audio") -> Audio:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         given = ", ".join(type(one).__name__ for one in pair)
-        raise InvalidAudio(f"{field}: ({given}) is no recording; give (array of [n] or [channels, n], rate)") from None
+        raise InvalidAudio(
+            f"{field}: ({given}) is not a recording; give (array of [n] or [channels, n], rate)"
+        ) from None
     if array.dtype.kind in "iu":
         middle = 2.0 ** (8 * array.dtype.itemsize - 1)
         array = array / middle - (array.dtype.kind == "u")

@@ -29,7 +29,7 @@ from vivavoce.models.features import SAMPLE_RATE as ENCODER_RATE
 AudioSource = str | Path | bytes | BinaryIO | Audio | tuple[NDArray[Any] | Tensor, int]
 """A recording: a path, a file's bytes, an open file, or samples: `Audio`, or (array, rate), see `audio_of`."""
 MAX_TRANSCRIPT_CHARS = 2_000
-"""30 s of fast speech are 800; reading more takes longer than all else of a voice."""
+"""Fast speech of 30 s has 800; reading more would take longer than the rest of the extraction."""
 KEPT_AS_SENT_BYTES = 1 << 20
 """A stored voice keeps a recording as it was sent up to here, a larger one as FLAC."""
 KEPT_RATE = 48_000
@@ -39,7 +39,7 @@ KEPT_RATE = 48_000
 class VoiceExtractor:
     """The front end of one model for reference recordings.
 
-    fingerprint: of the model, as its voices carry it; decode: what reads recordings, as `decode_audio` does.
+    fingerprint: the model's, written into its voices; decode: reads recordings, see `decode_audio`.
     """
 
     config: ModelConfig
@@ -75,7 +75,7 @@ class VoiceExtractor:
         try:
             normalised = self.text.normalize(transcript)
             said = self.text.encode(normalised) if normalised else ()
-        except InvalidText as error:  # it is not the text to be spoken that is refused
+        except InvalidText as error:  # the transcript was refused, not the text to speak
             raise InvalidText(re.sub("^text:", "transcript:", str(error))) from None
         voice = Voice(
             embedding=self.speaker_encoder(encoder_wave),
@@ -88,7 +88,7 @@ class VoiceExtractor:
         return voice.aligned(self.config.rates) if align else voice
 
     def extract_to_keep(self, source: AudioSource, transcript: str = "") -> Voice:
-        """As `extract`; the voice keeps its recording, so that other models can use it, too."""
+        """Extract a voice that keeps its recording, so that other models can use it, too. Errors: see `extract`."""
         source, _ = take_recording(source)
         content = source.getvalue() if isinstance(source, io.BytesIO) else b""
         audio = self._read(source, "reference audio")
@@ -99,7 +99,7 @@ class VoiceExtractor:
         return self.speech_tokenizer(_resampled(self._read(source, field)))
 
     def embedding(self, source: AudioSource, *, field: str = "audio") -> Tensor:
-        """The speaker embedding of a recording and nothing else of a voice: [192] float32, not normalised."""
+        """The speaker embedding of a recording: [192] float32, not normalised."""
         return self.speaker_encoder(_resampled(self._read(source, field)))
 
     def _read(self, source: AudioSource, field: str) -> Audio:
@@ -114,10 +114,9 @@ def _resampled(audio: Audio, rate: int = ENCODER_RATE) -> Tensor:
 
 
 def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
-    """What an extractor is to be given, and the SHA-256 of exactly that in hexadecimal.
+    """Read a recording once, undecoded: a source for an extractor, and its SHA-256 in hexadecimal.
 
-    The recording is read once, undecoded, so that what is hashed is what is extracted, even if the file changes. The
-    digest is of a file's bytes, whatever it is called, or of samples and their rate.
+    The digest covers a file's bytes, or samples and their rate, so that a file that changes meanwhile does no harm.
 
     Raises:
         InvalidRequest: neither a path, bytes, an open file nor samples.
@@ -140,7 +139,7 @@ def take_recording(source: AudioSource) -> tuple[AudioSource, str]:
 
 
 def kept_recording(content: bytes, decode: Callable[[], Audio]) -> bytes:
-    """What a stored voice keeps of a recording: a small file's bytes as they are, else its samples as FLAC.
+    """The bytes that a stored voice keeps: a small file's as they are, else the samples as FLAC.
 
     content: the file's bytes; b"" if there were samples only; decode: gives the samples, if they are needed.
     """

@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 
 OWNERS = "owners"
-"""The folder of the owners' folders; no voice's file is called so, as all have a suffix."""
+"""Holds a folder for each owner. A voice's file cannot have this name: it has a suffix."""
 
 FAILURE_TOLD_S = 600.0
-"""A write that failed is told in the state for so long, unless another one succeeds before."""
+"""The state names a failed write for this long, or until another write succeeds."""
 
 _LOCK, _INDEX = ".lock", ".names"
 _NO_FAILURE = (-math.inf, "")
@@ -49,12 +49,12 @@ class FolderStore(VoiceStore):
     """
 
     def __init__(self, folder: Path, *, wait_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """wait_s: the most for another process that writes into the folder."""
+        """wait_s: how long to wait for another process that writes into the folder."""
         self._root, self._wait_s, self._clock = folder, wait_s, clock
-        self._failure = _NO_FAILURE  # when and why a write failed that none has succeeded since
+        self._failure = _NO_FAILURE  # last failed write: time and reason; cleared by the next success
 
     def summaries(self, owner: str = PUBLIC) -> Iterator[VoiceSummary]:
-        """All voices by name, sorted; a file's header is read when its turn comes."""
+        """All voices, sorted by name; each file's header is read when the iteration reaches it."""
         with self._reporting("read"):
             folder = self._folder(owner)
             files = sorted(_files(folder).items())
@@ -64,7 +64,7 @@ class FolderStore(VoiceStore):
                 yield changed(summary, name=name, public=owner == PUBLIC)
 
     def state(self) -> str:
-        """Answer "ok", or why voices cannot be read or kept; a folder that is not there yet will be made."""
+        """Answer "ok", or why voices cannot be read or kept. A missing folder is fine: it is made when needed."""
         try:
             _files(self._folder(PUBLIC))
             disk = os.statvfs(self._root)
@@ -128,7 +128,7 @@ class FolderStore(VoiceStore):
         return _safe(folder, self._root, make=make)
 
     def _find(self, name: str, owner: str) -> Path:
-        """The voice's file; FileNotFoundError: there is none, as if another process had removed it just now."""
+        """The voice's file; FileNotFoundError if it is missing, as when another process removes it just now."""
         folder = self._folder(owner)
         file = _files(folder).get(name)
         if file is None or not (folder / file).is_file():
@@ -154,29 +154,28 @@ class FolderStore(VoiceStore):
 
 
 class LocalCopies:
-    """Copies of one namespace's voices, for the time when their server is away, and an index: which names it had.
+    """Copies of one namespace's voices, read while their server is away, and an index of the names that it had.
 
-    The files are called by the SHA-256 of the name without its case. Nothing here raises `OSError`: a disk that
-    refuses takes nothing from a server that answers; `problem` says why the last write failed. Safe between threads
-    and processes.
+    A file is named by the SHA-256 of the case-folded voice name. Methods never raise `OSError`, because a full disk
+    must not fail a server that answers; `problem` says why the last write failed. Safe between threads and processes.
     """
 
     def __init__(self, cache: Path | None, *place: str) -> None:
-        """cache: a folder that all copies on this machine share, None keeps nothing; place: folders below it."""
+        """cache: the folder of all copies on this machine, None to keep nothing; place: folders below it."""
         self._cache, self._place = cache, place
         self._lock = Lock()
         self.problem: str | None = None
         self.state: bytes | str | None = "never compared"
-        """Of the server, when the copies were last compared with it."""
+        """The server's state when the copies were last compared with it."""
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of the voice; None if there is no copy."""
+        """The voice's bytes; None without a copy."""
         with suppress(OSError):
             return _read_content(self._path(name))
         return None
 
     def version(self, name: str) -> str | None:
-        """Which content the copy has; None if there is none, or if it is of a name that differs in case."""
+        """The version of the copy's content; None without a copy of exactly this name."""
         with suppress(OSError), self._path(name).open("rb") as file:
             summary = read_summary(file)
             if summary is not None and summary.name == name:
@@ -184,13 +183,13 @@ class LocalCopies:
         return None
 
     def lists(self, name: str) -> bool:
-        """Whether the server had the name when it last told all of them; there may be no copy of it."""
+        """Whether the server's last list of names had this one; a copy may be missing."""
         with suppress(OSError, ValueError):
             return name in json.loads((self._folder / _INDEX).read_text(encoding="utf-8"))
         return False
 
     def summaries(self) -> list[VoiceSummary] | None:
-        """What there are copies of; None if the server has never told its names."""
+        """The voices that have copies; None if the server never listed its names."""
         with suppress(OSError):
             if (self._folder / _INDEX).exists():
                 found = (_read_summary(path) for path in self._folder.glob(f"*{SUFFIX}"))
@@ -198,22 +197,21 @@ class LocalCopies:
         return None
 
     def put(self, name: str, content: bytes, state: bytes | str | None) -> None:
-        """Keep a copy of what the server had in that state.
+        """Keep a copy of a voice that the server had in `state`.
 
-        If the copies were compared with another state since, the voice may be gone, and the copy would never be
-        deleted: then none is kept.
+        If the copies were compared with another state since then, the voice may be removed already and its copy would
+        stay for ever: nothing is kept then.
         """
         with self._lock:
             if state == self.state:
                 self._write(lambda: replace_file(self._path(name), content, private=True, sync=True))
 
     def drop(self, name: str) -> None:
-        """Keep no copy of the voice."""
         with self._lock:
             self._write(lambda: self._path(name).unlink(missing_ok=True))
 
     def keep_only(self, names: Iterable[str], state: bytes | None) -> None:
-        """The server has these names and no others in that state: copies of others are deleted."""
+        """Delete copies of all other names: in `state` the server has only `names`."""
         listed = sorted(names)
 
         def write() -> None:
@@ -239,7 +237,7 @@ class LocalCopies:
             return
         try:
             folder = _safe(self._cache.joinpath(*self._place), self._cache, make=True)
-            with locked(folder / _LOCK, timeout_s=0.5):  # a server can do without a copy
+            with locked(folder / _LOCK, timeout_s=0.5):  # a copy is optional
                 write()
         except OSError as error:
             self.problem = f"the local copy in {str(self._cache)!r} cannot be written ({error.strerror})"
@@ -248,8 +246,10 @@ class LocalCopies:
 
 
 def _safe(folder: Path, within: Path, *, make: bool = False) -> Path:
-    """The folder; make: those from `within` down to it are there, new ones with mode 0700. OSError: they cannot be
-    made, or strangers can change one of them."""
+    """The folder, checked; make: create it and its parents below `within` with mode 0700.
+
+    OSError: a folder cannot be made, or other users may change it.
+    """
     if folder != within:
         _safe(folder.parent, within, make=make)
     if make:
@@ -265,23 +265,23 @@ def _read_content(path: Path) -> bytes:
 
 
 def _read_summary(path: Path) -> VoiceSummary | None:
-    """None also if there is no such file, or if it may not be read."""
+    """None if the file is missing, unreadable or not a voice."""
     with suppress(OSError):
-        if path.is_file():  # a pipe would be waited for
+        if path.is_file():  # opening a pipe would block
             with path.open("rb") as file:
                 return read_summary(file)
     return None
 
 
 def _content_version(found: os.stat_result) -> str:
-    """Every save makes a new file; the time of its last change cannot be set back."""
+    """Inode, change time and size: each save makes a new file, and a change time cannot be set back."""
     return f"{found.st_ino:x}-{found.st_ctime_ns:x}-{found.st_size:x}"
 
 
 def _files(folder: Path) -> dict[str, str]:
-    """The names of the files that are called like voices, by what they call the voice.
+    """Voice name → file name of the voices in the folder.
 
-    They are read from the folder, not tried: a file system may fold case, or keep names in normal form D.
+    The folder is listed, names are not tried: a file system may fold case, or store names in normal form D.
     """
     with suppress(FileNotFoundError):
         files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIX))
@@ -290,6 +290,6 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):  # removing takes no lock
+    with suppress(FileNotFoundError):  # another process may remove it: removal takes no lock
         return path.stat().st_size
     return 0

@@ -1,6 +1,6 @@
-"""Voices without their tensors: what a stored one may be called, what a list tells of it, errors about names.
+"""Voice names: rules, summaries for lists, aliases, and errors.
 
-A name is also a file's name, so the rules keep it inside of its folder.
+A name is also a file's name, so the rules keep it inside its folder.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from vivavoce.errors import InvalidRequest, VoiceNotFound
 from vivavoce.frontend.text.checks import excerpt
 
 PUBLIC = ""
-"""The owner of the voices that everybody sees."""
+"""Owner of the voices that all callers see."""
 
 MAX_NAME_CHARS = 64
 MAX_NAME_BYTES = 240
-"""In UTF-8. File systems end names at 255 bytes; only letters beyond the basic plane come near to this."""
+"""In UTF-8: file systems limit names to 255 bytes."""
 
 MAX_LISTED = 8
 """Known names that a message lists."""
 MAX_COMPARED = 32
-"""Known names among which the one is looked for that was meant."""
+"""Known names that are searched for a similar one."""
 
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova"),
     *("onyx", "sage", "shimmer", "verse", "marin", "cedar"),
 )
-"""What programs for OpenAI's service call voices; some of them take no other names."""
+"""Names of OpenAI's voices; some programs for its service accept only these."""
 
 _RULE = f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_', '.' and spaces, no '.' first, no space at an end"
 _SIGNS = frozenset("-_. ")
 _MAX_DECOMPOSITION = 4
-"""Code points that NFC may join into one. Longer names are refused as they are: normalising is quadratic at worst."""
+"""Code points that NFC may join into one. Longer names are refused unnormalised: normalising may be quadratic."""
 
 
 ALIASES_IN_A_ROW = 2
-"""An operator's name may stand for one of OpenAI's, and that for a voice."""
+"""A configured alias may stand for an OpenAI name, and that for a voice."""
 
 
 @dataclass(frozen=True)
 class VoiceSummary:
-    """A voice that may be asked for by its name.
+    """A voice in a list.
 
-    kind: "built_in" (of the model), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
-    see it, else its owner alone; transcript: what its reference says, "" if unknown; has_prompt: it has reference
-    speech, beside the speaker embedding.
+    kind: "built_in" (the model's), "stored", or "alias" (another name of the voice `stands_for`); public: all callers
+    see it, else only its owner; transcript: the words of its reference, "" if unknown; has_prompt: it has reference
+    speech beside the speaker embedding.
     """
 
     name: str
@@ -63,10 +63,10 @@ class VoiceSummary:
 
 @dataclass(frozen=True)
 class NameRules:
-    """What is meant by names that no voice has.
+    """How names are resolved that are not voices themselves.
 
-    aliases: more names of voices; default: the voice of requests that name none, None: the model's first; unknown:
-    whether the default voice speaks for a name that means nothing, or the request is refused.
+    aliases: further names of voices; default: the voice for requests without one, None for the model's first; unknown:
+    refuse a name without a meaning, or let the default voice speak.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -74,14 +74,14 @@ class NameRules:
     unknown: Literal["refuse", "default"] = "refuse"
 
     def table(self, built_in: Iterable[str]) -> dict[str, str]:
-        """All aliases, with the names of their voices: OpenAI's are spread over the built-in ones in their order, or
-        all mean the default voice where there are none; those that were given go before.
+        """All aliases with the names of their voices. OpenAI's names are spread over built-in voices in order; without
+        built-in voices all mean the default voice. Configured aliases win.
         """
         own = list(built_in) or ([] if self.default is None else [self.default])
         return {**dict(zip(OPENAI_VOICES, cycle(own), strict=False)), **self.aliases}
 
     def alias_summaries(self, voices: Mapping[str, VoiceSummary], built_in: Iterable[str]) -> list[VoiceSummary]:
-        """The aliases of these voices, as far as none of them has the name."""
+        """The aliases of these voices that are not voice names themselves."""
         table = self.table(built_in)
         found = {name: voices.get(meant_by(name, voices, table)) for name in table if name not in voices}
         return [
@@ -92,7 +92,7 @@ class NameRules:
 
 
 def meant_by(name: str, voices: Container[str], table: Mapping[str, str]) -> str:
-    """The name itself if it is a voice's, else the one that it stands for: an operator's may stand for OpenAI's."""
+    """The name itself if it is a voice's, else the voice that the alias stands for."""
     for _ in range(ALIASES_IN_A_ROW):
         name = name if name in voices else table.get(name, name)
     return name
@@ -125,15 +125,15 @@ def is_voice_name(name: str) -> bool:
 
 
 def folded(name: str) -> str:
-    """What all names that differ in case only have in common (canonical caseless matching, Unicode 3.13).
+    """The key for canonical caseless matching (Unicode 3.13): names that differ only in case share it.
 
-    A file system that folds case takes them for one.
+    A file system that folds case treats such names as one.
     """
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def unknown_voice(name: str, known: Iterable[str]) -> VoiceNotFound:
-    """The error for a name that no voice has; takes at most 32 of the known names."""
+    """The error for an unknown name; reads at most `MAX_COMPARED` of the known names."""
     first = list(islice(known, MAX_COMPARED))
     if not first:
         way_out = "add one from a recording, or send a recording in its place"

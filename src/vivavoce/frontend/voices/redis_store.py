@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "vivavoce:voices:"
-"""Followed by "public", or by "owner:" and the SHA-256 of the owner."""
+"""Prefix of keys, followed by "public", or by "owner:" and the SHA-256 of the owner."""
 TIMEOUT_S = 1.0
-"""For a connection, and for each piece of an answer; `?socket_timeout=2` and the like in the URL go before."""
+"""For a connection and each piece of an answer; options in the URL such as `?socket_timeout=2` win."""
 DEADLINE_S = 3.0
-"""After so long an operation waits for no other piece."""
+"""No operation waits for another piece of an answer after this time."""
 HEALTH_CHECK_S = 30
-"""A connection that was unused for longer is tried before a command is sent through it."""
+"""A connection idle for longer is checked before the next command."""
 REST_S = 3.0
-"""Seconds between two attempts to reach a server that is away: no other request waits for it."""
+"""Seconds between two attempts to reach a server that is away; other requests fail at once."""
 DEFAULT_PORT = 6379
 
 _FORM = "write redis://[user:password@]host[:port][/number], or rediss:// for TLS"
@@ -104,12 +104,12 @@ return {redis.call('HGET', key, 'state'), found}
 
 
 class RedisStore(VoiceStore):
-    """See `VoiceStore`; voices are kept as the bytes of `voice.py`. Nothing is connected before it is asked.
+    """A `VoiceStore` in redis, which connects with the first command; values are the bytes of `voice.py`.
 
-    While redis answers, it alone decides: a copy is used if it has the digest that redis tells, and copies of voices
-    that are gone are deleted as soon as their namespace is asked for anything. While redis is away, copies are read,
-    what has none is refused with `VoiceStoreAway`, and so is every change. One request in `REST_S` seconds tries to
-    reach it, the others go on at once. A redis that refuses a command is away for that one.
+    While redis answers, it alone decides: a copy is used only if redis has its digest, and copies of removed voices
+    are deleted with the next command in their namespace. While redis is away, copies are read; a voice without a copy
+    and every change raise `VoiceStoreAway`. One request in `REST_S` seconds tries to reach it, the others do not wait.
+    A redis that refuses a command counts as away for that command.
     """
 
     def __init__(
@@ -120,23 +120,23 @@ class RedisStore(VoiceStore):
         rest_s: float = REST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """url: redis:// or rediss://; cache: where copies lie, a folder for each server; None: no copies.
+        """url: redis:// or rediss://; cache: the folder of the copies; None: keep no copies.
 
         Raises:
             MissingDependency: the package redis is not installed.
             InvalidRequest: the URL cannot be read.
         """
         self.label = _label(url)
-        self._operation = local()  # of each thread, and until when it may take
+        self._operation = local()  # per thread: the deadline of its operation
         self._errors, self._redis = _client(url, self.label, lambda: self._operation.until - clock())
         self._cache, self._rest_s, self._clock = cache, rest_s, clock
         self._lock = Lock()
         self._namespaces: dict[str, _Namespace] = {}
-        self._away: str | None = None  # since when, and why; None: it answered last time
+        self._away: str | None = None  # since when, and why; None while it answers
         self._away_since = self._next_try = 0.0
 
     def summaries(self, owner: str = PUBLIC) -> list[VoiceSummary]:
-        """All voices; while redis is away, those that there are copies of, if it was ever asked from here."""
+        """All voices; while redis is away, those with copies, if this server ever listed them."""
         space = self._namespace(owner)
         try:
             state, found = self._run(space, LIST, "about:")
@@ -150,7 +150,7 @@ class RedisStore(VoiceStore):
         return sorted((changed(one, public=owner == PUBLIC) for one in known), key=lambda one: one.name)
 
     def state(self) -> str:
-        """Answer "ok" if redis answers now, keeps what it is given, and copies can be written, else what is wrong."""
+        """Answer "ok" if redis answers, is durable, and copies can be written, else the problem in one line."""
         served = "voices are not served" if self._cache is None else "voices seen before are served from local copies"
         self._namespace(PUBLIC)
         try:
@@ -164,7 +164,6 @@ class RedisStore(VoiceStore):
         return next((f"voice store: {problem}" for problem in problems if problem), "ok")
 
     def close(self) -> None:
-        """Close its connections; the next command opens one again."""
         self._redis.connection_pool.disconnect()
 
     def _load(self, name: str, owner: str) -> Voice | None:
@@ -203,7 +202,7 @@ class RedisStore(VoiceStore):
         space = self._namespace(owner)
         if self._head(space, name) is None:
             return False
-        # Sent twice, or by two servers at once, it finds nothing left: what was asked for is done all the same.
+        # Sent twice, or by two servers at once, the second finds nothing, and the voice is removed all the same.
         self._run(space, REMOVE, folded(name), uuid.uuid4().hex)
         space.copies.drop(name)
         return True
@@ -220,7 +219,7 @@ class RedisStore(VoiceStore):
         return None if head is None else head.nonce
 
     def _namespace(self, owner: str) -> _Namespace:
-        """Where the owner's voices are; an operation on them begins."""
+        """The owner's namespace; starts the clock of an operation on it."""
         self._operation.until = self._clock() + DEADLINE_S
         with self._lock:
             if owner not in self._namespaces:
@@ -236,7 +235,7 @@ class RedisStore(VoiceStore):
         return head if head is not None and head.name == name else None
 
     def _content(self, space: _Namespace, name: str) -> bytes | None:
-        """The bytes of the voice as redis has them now, from the copy if it is the same; None: redis has none."""
+        """The voice's bytes as redis has them now, from the copy if it is equal; None if redis lacks the voice."""
         head = self._head(space, name)
         if head is None:
             return None
@@ -252,12 +251,12 @@ class RedisStore(VoiceStore):
         return content
 
     def _notice(self, space: _Namespace, state: bytes | None) -> None:
-        """The namespace has this state now: if there was a change since copies were compared, compare them again."""
+        """Compare the copies again if the namespace changed since the last comparison."""
         if state != space.copies.state:
             self._compare_copies(space)
 
     def _compare_copies(self, space: _Namespace) -> tuple[bytes | str | None, list[_Head]]:
-        """The state of the namespace and the heads of all voices; copies of others are deleted."""
+        """Delete copies of voices that redis lacks; return the namespace's state and the heads of its voices."""
         state, found = self._run(space, LIST, "head:")
         heads = [_Head.parse(head) for head in found]
         space.copies.keep_only((head.name for head in heads), state)
@@ -274,9 +273,9 @@ class RedisStore(VoiceStore):
         return self._ask(lambda redis: redis.eval(script, 1, space.key, *arguments))
 
     def _ask(self, command: Callable[[Redis], _Answer]) -> _Answer:
-        """What the server answers to a command, which may be sent twice if the connection breaks.
+        """The server's answer to a command, which may be sent twice if the connection breaks.
 
-        VoiceStoreAway: it cannot be reached, was missed a moment ago, refuses the command, or answers nonsense.
+        VoiceStoreAway: unreachable now or a moment ago, refuses the command, or answers nonsense.
         """
         with self._lock:
             now, away = self._clock(), self._away
@@ -292,15 +291,15 @@ class RedisStore(VoiceStore):
             raise VoiceStoreAway(
                 f"voice store: {self.label} refuses ({refusal}); ask who runs it to look at its log"
             ) from None
-        except Exception as error:  # some answers that no redis gives are no errors of the package
-            # The messages of the package itself may hold more than the log should.
+        except Exception as error:  # nonsense answers raise errors outside of the package's own
+            # The package's own messages may hold a password.
             cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
             raise _absence(self._set_away(getattr(cause, "strerror", None) or type(error).__name__)) from None
         self._set_away(None)
         return answer
 
     def _set_away(self, reason: str | None) -> str:
-        """Note why the server does not answer, or that it does (None); a change is logged. Since when, and why."""
+        """Record why the server does not answer, or that it does (None); log a change; return since when and why."""
         with self._lock:
             before, away = self._away, None
             if reason is not None:
@@ -314,13 +313,13 @@ class RedisStore(VoiceStore):
         return away or ""
 
     def _find_risk(self, redis: Redis) -> str | None:
-        """Why redis refuses voices, or may lose what it acknowledged; None: no reason, or it does not tell."""
+        """Why redis refuses voices or may lose acknowledged ones; None if all is well, or if it hides its settings."""
         redis.hmget(KEY + "public", "state")
-        redis.eval(REMOVE, 1, KEY + "public", "", "")  # a write without an effect: no voice has this name
+        redis.eval(REMOVE, 1, KEY + "public", "", "")  # a write without effect: names are never empty
         try:
             memory: Any = redis.info("memory")
             settings: Any = {**redis.config_get("save"), **redis.config_get("appendonly")}
-        except self._errors.ResponseError:  # a service that keeps its settings to itself
+        except self._errors.ResponseError:  # a hosted service that hides its settings
             return None
         if memory.get("maxmemory") and str(memory.get("maxmemory_policy")).startswith("allkeys"):
             return f"throws voices away when its memory is full ({memory['maxmemory_policy']})"
@@ -337,7 +336,7 @@ class _Namespace(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """nonce: new for every save; digest: SHA-256 of the content, which copies are compared with; both hexadecimal."""
+    """nonce: new for every save; digest: SHA-256 of the content; both hexadecimal."""
 
     nonce: str
     digest: str
@@ -345,7 +344,7 @@ class _Head(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> _Head:
-        """The joined fields that redis holds; what another program wrote there is merely a head that fits nothing."""
+        """Split the joined fields; bytes written by another program give a head that matches nothing."""
         text = data.decode("utf-8", "replace")
         return cls(text[:_NONCE], text[_NONCE : _NONCE + _DIGEST], text[_NONCE + _DIGEST :])
 
@@ -359,7 +358,7 @@ def _absence(away: str) -> VoiceStoreAway:
 
 
 def _read_about(about: bytes) -> VoiceSummary | None:
-    """None: another program wrote it."""
+    """None for a value that another program wrote."""
     try:
         name, description, transcript, has_prompt = json.loads(about)
         return VoiceSummary(str(name), "stored", True, str(description), str(transcript), bool(has_prompt))
@@ -368,7 +367,7 @@ def _read_about(about: bytes) -> VoiceSummary | None:
 
 
 class _BoundedSocket:
-    """A socket that reads and writes while the operation has time left: a timeout bounds one piece, not all of them."""
+    """A socket bound by the operation's deadline: redis' own timeout bounds one piece, not all of them."""
 
     def __init__(self, plain: Any, left_s: Callable[[], float]) -> None:
         self._plain, self._left_s = plain, left_s
@@ -380,7 +379,7 @@ class _BoundedSocket:
 
 
 def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Redis]:
-    """The package's errors and a client for the URL; left_s: seconds that this thread's operation may still take."""
+    """The package's errors and a client; left_s: seconds left for this thread's operation."""
     try:
         from redis import Connection, Redis, SSLConnection, exceptions
         from redis.backoff import NoBackoff
@@ -398,7 +397,7 @@ def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Red
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
             health_check_interval=HEALTH_CHECK_S,
-            # Once more at once, for the server may be there again; a timeout has taken its time already.
+            # One retry at once, as the server may be back; a timeout is not retried.
             retry=Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
         )
     except (ValueError, TypeError, exceptions.RedisError):  # their messages may hold the URL
@@ -406,16 +405,16 @@ def _client(url: str, label: str, left_s: Callable[[], float]) -> tuple[Any, Red
 
 
 def _label(url: str) -> str:
-    """Host, port and number, but neither user nor password; `InvalidRequest` if the URL cannot be read."""
+    """Host, port and number without user and password; InvalidRequest if the URL cannot be read."""
     try:
         parts = urlsplit(url)
         host, port, number = parts.hostname or "", parts.port, parts.path.strip("/")
-        # What looks like a host may be half of a password that holds one of these signs: then an "@" comes later.
+        # A password with one of these signs may look like a host; then an "@" follows later.
         is_whole = "@" not in parts.path + parts.query + parts.fragment
         # The number has one place: copies of two databases must not lie in one folder.
         is_plain = "db" not in parse_qs(parts.query, keep_blank_values=True)
         can_be_read = host and port != 0 and is_whole and is_plain and (not number or number.isdecimal())
-    except ValueError:  # a port that is none
+    except ValueError:  # a port that is not a number
         can_be_read = False
     if not can_be_read:
         raise InvalidRequest(f"voices: the redis URL cannot be read; {_FORM}")

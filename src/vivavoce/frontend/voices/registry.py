@@ -41,21 +41,20 @@ class Extractor(Protocol):
     """A model's front end for recordings, wherever it runs."""
 
     def extract(self, source: AudioSource, transcript: str = "") -> Voice:
-        """The voice of a recording that says `transcript`, "" if unknown; see `VoiceExtractor`."""
+        """See `VoiceExtractor.extract`."""
 
 
 class ToBeExtractedError(Exception):
-    """A stored voice has to be extracted from its recording for this model first, which takes its time."""
+    """A stored voice must first be extracted from its recording for this model, which takes a while."""
 
 
 class VoiceRegistry:
     """All voices of one model, for every caller. Safe between threads.
 
-    Of another model's voice that keeps its recording, this one's features are made once and stored beside the others'.
-
-    An owner sees its own voices, then the public ones, then the model's; the first of a name is meant, else the one
-    that the name stands for. The owner "" stands for the public voices. The last voices are kept in memory, and shared:
-    their tensors must not be written to.
+    A voice of another model that keeps its recording is extracted once for this model and stored beside the other
+    features. A name means the owner's voice, else the public one, else the model's, else the voice that the alias
+    stands for. The owner "" means the public voices. Recent voices stay in memory and are shared: their tensors must
+    not be written to.
     """
 
     def __init__(
@@ -93,11 +92,11 @@ class VoiceRegistry:
 
     @property
     def recordings(self) -> CacheCounts:
-        """Recordings whose voices were extracted, and remembered."""
+        """Counts of voices extracted from recordings, and found in memory."""
         return self._extracted.counts
 
     def resolve(self, voice: Voice | AudioSource | None = None, prompt_text: str = "") -> Voice:
-        """The voice that a trusted caller means; for strangers' requests use `requested`, which reads no path.
+        """The voice that a trusted caller means; clients' requests go through `requested`, which never reads a path.
 
         A name is looked up among the public voices, then among the model's; a string that is neither may be the path of
         a recording.
@@ -138,11 +137,11 @@ class VoiceRegistry:
         return self.find(voice, owner, extract=extract)
 
     def remembered(self, recording: Recording) -> Voice | None:
-        """The voice of a recording that was extracted a short time ago; None: it has to be extracted."""
+        """The voice of a recording that was extracted before and is still in memory, else None."""
         return self._extracted.find((take_recording(recording.content)[1], recording.transcript))
 
     def find(self, name: str, owner: str = PUBLIC, *, extract: bool = True) -> Voice:
-        """The owner's own voice of that name, else the public one, the model's, or the one that the name stands for.
+        """The owner's voice of that name, else the public one, the model's, or the one that the alias stands for.
 
         A voice that has not changed is the same object as before, while it stays in memory. Errors as in `requested`.
         """
@@ -154,12 +153,12 @@ class VoiceRegistry:
         return self._check(found, owner, extract)
 
     def built_in_of(self, name: str | None) -> Voice | None:
-        """The model's voice that a name means if no stored one has it; needs no store."""
+        """The model's own voice for a name, without looking into the store."""
         name = name or self.rules.default or next(iter(self.built_in), "")
         return self.built_in.get(meant_by(name, self.built_in, self._aliases))
 
     def warn_of_missing(self) -> None:
-        """Log what the rules name and nobody has: it may be stored later."""
+        """Log names in the rules that are not voices yet: they may be stored later."""
         names = {f"voices.aliases: {name!r} stands for": voice for name, voice in self.rules.aliases.items()}
         if self.rules.default is not None:
             names["voices.default: is"] = self.rules.default
@@ -177,7 +176,7 @@ class VoiceRegistry:
     def summaries(self, owner: str) -> list[VoiceSummary]:
         """The voices that `find` finds: the model's in its order, then public ones, the owner's own, and aliases.
 
-        Of several of one name there is the one that is meant. Voices of other models in the same store are among them.
+        A name appears once, with the voice that it means. Voices of other models in the store are included.
         """
         own = {} if owner == PUBLIC else {one.name: one for one in self._store.summaries(owner)}
         public = {one.name: one for one in self._store.summaries() if one.name not in own}
@@ -190,12 +189,12 @@ class VoiceRegistry:
         return [*voices.values(), *self.rules.alias_summaries(voices, self.built_in)]
 
     def add(self, owner: str, voice: Voice, *, replace: bool = False) -> VoiceSummary:
-        """Keep a voice under its name; for everybody if the owner is "".
+        """Store a voice under its name; public if the owner is "".
 
         Raises:
             InvalidRequest: no possible name, a voice of another model, or a quota that is full.
             VoiceExists: the owner has a voice of that name, or of one that differs in case only.
-            VoiceStoreError: the store refuses, or cannot be reached: the voice is not known to be kept.
+            VoiceStoreError: the store refuses or cannot be reached; the voice may or may not be stored.
         """
         voice = self._check(voice).named(check_voice_name(voice.name))
         self._store.save(voice, owner, replace=replace, quota=self._quota(owner))
@@ -228,11 +227,10 @@ class VoiceRegistry:
             raise unknown_voice(name, (summary.name for summary in self._store.summaries(owner)))
 
     def state(self) -> str:
-        """Answer "ok", or what is wrong with the store; see `VoiceStore.state`."""
+        """See `VoiceStore.state`."""
         return self._store.state()
 
     def close(self) -> None:
-        """Close the store's connections."""
         self._store.close()
 
     @cached_property
@@ -240,7 +238,7 @@ class VoiceRegistry:
         return self._given_fingerprint() if callable(self._given_fingerprint) else self._given_fingerprint
 
     def _extract(self, source: AudioSource, transcript: str) -> Voice:
-        """The voice of a recording, which is extracted once, however many threads ask."""
+        """Extract a recording once, even if several threads ask at the same time."""
         source, digest = take_recording(source)
         return self._extracted.get((digest, transcript), lambda: self._extractor.extract(source, transcript))
 
@@ -255,7 +253,7 @@ class VoiceRegistry:
         raise InvalidRequest("voice: none is given and this model brings none along; give a recording or a name")
 
     def _check(self, voice: Voice, owner: str = PUBLIC, extract: bool = True) -> Voice:
-        """The voice itself, unless it is known to be of another model: then what this model extracts from it."""
+        """The voice with this model's features, extracted from its recording if they are missing."""
         if not voice.fingerprint or voice.fingerprint == self._fingerprint:
             return voice
         if (own := voice.of(self._fingerprint)) is not None:
@@ -272,7 +270,7 @@ class VoiceRegistry:
         return found or self._extracted.get(key, partial(self._extract_again, voice, owner))
 
     def _extract_again(self, voice: Voice, owner: str) -> Voice:
-        """The voice with this model's features, which are stored beside the others' wherever it came from."""
+        """Extract this model's features and store them beside the others, wherever the voice came from."""
         features = self._extractor.extract(io.BytesIO(voice.recording), voice.transcript)
         features = changed(features, fingerprint=self._fingerprint, name=voice.name)
         try:
@@ -286,7 +284,7 @@ class VoiceRegistry:
         return changed(features, description=voice.description, licence=voice.licence)
 
     def _stored(self, name: str, namespace: str) -> Voice:
-        """The stored voice as it stays in memory: with this model's features alone, if it has them."""
+        """The stored voice, reduced to this model's features if it has them."""
         voice = self._store.load(name, namespace)
         return (voice.of(self._fingerprint) or voice) if voice.fingerprint else voice
 
@@ -294,10 +292,10 @@ class VoiceRegistry:
         return self._public_quota if owner == PUBLIC else self._owner_quota
 
     def _find(self, name: str, owner: str, aliases: int = ALIASES_IN_A_ROW) -> Voice | None:
-        """The voice `name` of the first that has it: the owner, the public ones, the model; else the one it stands for.
+        """Search `name` among the owner's voices, the public ones and the model's, then as an alias.
 
-        A store that is away, or refuses, and cannot tell is passed over: those after it may have the name. One that is
-        known to have it is not: another voice than the one that is meant must not speak.
+        A store that cannot answer is passed over, as a later place may have the name. A store that is known to have it
+        is not passed over: another voice than the one meant must not speak.
         """
         refusal: VoiceStoreError | None = None
         for namespace in dict.fromkeys((owner, PUBLIC)):
@@ -307,7 +305,7 @@ class VoiceRegistry:
                 refusal = error
                 continue
             if version is not None:
-                # A voice that is replaced between the two calls is merely kept under a version that never comes back.
+                # A voice replaced between the two calls is cached under a version that is never asked for again.
                 return self._loaded.get((namespace, name, version), partial(self._stored, name, namespace))
         found = self.built_in.get(name)
         if found is None and aliases and name in self._aliases:
@@ -317,7 +315,7 @@ class VoiceRegistry:
         return found
 
     def _names(self, owner: str) -> Iterator[str]:
-        """What the owner sees, each name once; no more of the store is read than is taken."""
+        """All names that the owner sees, each once; the store is read only as far as the caller iterates."""
         stored = (summary.name for one in dict.fromkeys((owner, PUBLIC)) for summary in self._store.summaries(one))
         seen: set[str] = set()
         for name in chain(self.built_in, stored):

@@ -1,4 +1,4 @@
-"""Where voices are kept: what every store offers, how much it takes, and which one a user means."""
+"""Voice stores: their interface, quotas, and how one is opened."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True)
 class Quota:
-    """The most voices of one owner, and the most bytes of them together; one of 30 s takes 1 to 2 MiB."""
+    """Limits for one owner: number of voices and their bytes in all; a voice of 30 s takes 1 to 2 MiB."""
 
     voices: int = 1_000
     total_bytes: int = 2_048 * MEBIBYTE
 
     def too_many(self) -> InvalidRequest:
-        """The error for one voice more than the limit."""
         return InvalidRequest(f"voice: there are {self.voices} voices already, the limit; remove one, or replace it")
 
     def too_large(self) -> InvalidRequest:
-        """The error for more bytes than the limit."""
         return InvalidRequest(
             f"voice: all voices together would take more than {self.total_bytes / MEBIBYTE:g} MiB, the limit; remove "
             "one, or give a shorter recording"
@@ -43,14 +41,14 @@ class Quota:
 class VoiceStore(ABC):
     """The voices of all owners, by name. Safe between threads and processes.
 
-    Any string is an owner, and no two share a voice; the owner "" stands for the public voices. Every method may
-    raise `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (a store on another machine that
-    cannot be reached, asked for what has no copy here). The methods of a store itself, below, get checked names.
+    Any string is an owner, and owners never share a voice; the owner "" means the public voices. Every method may raise
+    `VoiceStoreError` (a damaged voice, a disk that refuses) and `VoiceStoreAway` (an unreachable store, asked for
+    something without a local copy). The abstract methods below get checked names.
     """
 
     @abstractmethod
     def summaries(self, owner: str = PUBLIC) -> Iterable[VoiceSummary]:
-        """All voices by name, sorted, perhaps read as they are taken; what is no voice is left out."""
+        """All voices sorted by name, possibly read lazily; other files are left out."""
 
     def load(self, name: str, owner: str = PUBLIC) -> Voice:
         """Read a voice.
@@ -76,9 +74,9 @@ class VoiceStore(ABC):
         self._save(voice, encode_voice(voice), owner, replace, quota)
 
     def add_features(self, voice: Voice, features: Voice, owner: str = PUBLIC, quota: Quota | None = None) -> bool:
-        """Add what another model extracted from a stored voice's recording, beside what others add at the same time.
+        """Add another model's features to a stored voice, safely beside concurrent additions.
 
-        False: the owner has no such voice any more, or one of another recording. Errors as in `save`.
+        False if the owner's voice is gone or has another recording. Errors: see `save`.
         """
         for _ in range(_ATTEMPTS):
             version = self.version(voice.name, owner)
@@ -99,21 +97,20 @@ class VoiceStore(ABC):
             raise self._unknown(name, owner)
 
     def version(self, name: str, owner: str = PUBLIC) -> str | None:
-        """Which content the voice has now, without reading it: no two saves have one version. None: no such voice.
+        """The version of the voice's content, without reading it; each save gives a new one. None: no such voice.
 
-        While a redis is away, a name that it had has a version, even if there is no copy and `load` must fail.
+        While redis is away, a name that it had keeps a version even without a copy, and `load` fails.
         """
         return self._version(check_voice_name(name), owner) if is_voice_name(name) else None
 
     @abstractmethod
     def state(self) -> str:
-        """Answer "ok", or what is wrong in one line, without secrets; a store on another machine is asked for it."""
+        """Answer "ok", or the problem in one line without secrets; asks a store on another machine."""
 
     def close(self) -> None:  # noqa: B027
         """Close connections; the next call opens them again."""
 
     def names(self, owner: str = PUBLIC) -> list[str]:
-        """The names of all voices, sorted."""
         return [summary.name for summary in self.summaries(owner)]
 
     def __iter__(self) -> Iterator[str]:
@@ -121,7 +118,6 @@ class VoiceStore(ABC):
         return (summary.name for summary in self.summaries())
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a public voice of that name."""
         return isinstance(name, str) and self.version(name) is not None
 
     def _unknown(self, name: str, owner: str) -> VoiceNotFound:
@@ -134,38 +130,35 @@ class VoiceStore(ABC):
     def _save(
         self, voice: Voice, content: bytes, owner: str, replace: bool, quota: Quota | None, expected: str | None = None
     ) -> bool:
-        """expected: the version that is to be replaced; False: there is another one by now, which stays."""
+        """expected: the version to replace; False: the stored version differs, and stays."""
 
     @abstractmethod
     def _remove(self, name: str, owner: str) -> bool:
-        """Whether there was such a voice."""
+        """False if the voice was missing."""
 
     @abstractmethod
     def _version(self, name: str, owner: str) -> str | None: ...
 
 
 def taken_name(name: str, by: str | None = None) -> VoiceExists:
-    """The error for a name that a voice has; by: another one's name that some file systems would take for it."""
+    """The error for a taken name; by: the taken name that differs only in case."""
     if by is None:
         return VoiceExists(f"voice: {name!r} is stored already; choose another name, or replace it")
     return VoiceExists(f"voice: {name!r} differs from the stored {by!r} in case only; choose another name")
 
 
 def namespace_id(owner: str) -> str:
-    """64 hexadecimal digits: a name for a folder or a key that no owner's string can bend, and that tells nothing.
-
-    Raises nothing: halves of surrogate pairs have bytes here, too.
-    """
+    """64 hexadecimal digits that name an owner's folder or key without revealing it; takes any string."""
     return hashlib.sha256(owner.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def open_voice_store(place: str | Path | None, cache: Path | None = None) -> VoiceStore:
-    """Where voices are kept; nothing is read or connected yet.
+    """Open a voice store; nothing is read or connected yet.
 
     Args:
         place: a folder, or `redis://[user:password@]host[:port][/number]` (`rediss://` with TLS); None: the user's own
             folder.
-        cache: where copies of a redis' voices lie, for the time when it is away; None: no copies. A folder needs none.
+        cache: folder for copies of redis' voices, read while it is away; None: no copies. Ignored for a folder.
 
     Raises:
         InvalidRequest: another kind of URL, or one that cannot be read.
@@ -179,7 +172,7 @@ def open_voice_store(place: str | Path | None, cache: Path | None = None) -> Voi
         return FolderStore(Path(os.path.expanduser(place)) if place else voices_home())
     if scheme[1].lower() not in ("redis", "rediss"):
         raise InvalidRequest(
-            f"voices: {scheme[0]} is no place for voices; give a folder's path, or a URL with redis:// or rediss://"
+            f"voices: {scheme[0]} cannot hold voices; give a folder's path, or a URL with redis:// or rediss://"
         )
     return RedisStore(scheme[1].lower() + scheme.string[scheme.end(1) :], cache)
 

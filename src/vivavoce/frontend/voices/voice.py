@@ -49,14 +49,14 @@ MAX_PROMPT_TEXT = 4_000
 MAX_RECORDING_BYTES = 4 * 1024 * 1024
 """30 s of mono in 16 bits at 48 kHz are 2.75 MiB."""
 MAX_SETS = 4
-"""Models whose features one voice holds."""
+"""Most models whose features one voice holds."""
 
 FORMAT = "vivavoce-voice"
 PLAIN, WHOLE = "1", "2"
-"""Of files without a recording and other models' features, which older programs read, too; and of those with them."""
+"""File versions: without a recording and other models' features (older programs read these, too), and with them."""
 
 MAX_VOICE_BYTES = 16 * 1024 * 1024
-"""More than the largest voice within the bounds takes; no more of a file is ever read."""
+"""Larger than any voice within the bounds; a file is never read beyond this."""
 
 _MAX_HEADER_BYTES = 1024 * 1024
 _LENGTH_BYTES = 8
@@ -77,10 +77,10 @@ class Voice:
     embedding: Tensor
     """[speaker size] float32."""
     fingerprint: str
-    """Of the model the features were extracted for; "" if unknown."""
+    """Identity of the model that made the features; "" if unknown."""
     name: str = ""
     transcript: str = ""
-    """What the reference says, as it was given."""
+    """Words of the reference recording, as given."""
     prompt_text: tuple[int, ...] = ()
     """Text ids of the normalised transcript; without them the voice clones timbre, not manner."""
     speech_tokens: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
@@ -90,21 +90,21 @@ class Voice:
     description: str = ""
     licence: str = ""
     recording: bytes = b""
-    """What it was extracted from, an audio file's bytes, for models that need it later; b"" if it is not kept."""
+    """The reference as an audio file's bytes, for models that need it later; b"" if it is not kept."""
     others: tuple[Voice, ...] = ()
-    """The features for other models, the latest last: of each its tensors, text ids and fingerprint count."""
+    """Features for other models, the latest last; only tensors, text ids and fingerprint of each are used."""
 
     def __repr__(self) -> str:
         return f"Voice({self.name!r}, {len(self.speech_tokens)} speech tokens, {len(self.prompt_text)} text tokens)"
 
     @property
     def has_prompt(self) -> bool:
-        """Whether there is reference speech, and not just an embedding."""
+        """Whether the voice has reference speech, not only an embedding."""
         return len(self.speech_tokens) > 0
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The voice's name in messages."""
         return excerpt(self.name) if self.name else "the given one"
 
     def aligned(self, rates: Rates) -> Voice:
@@ -210,7 +210,7 @@ def decode_voice(data: bytes, label: str, versions: tuple[str, ...] = (PLAIN, WH
 
 
 def read_summary(file: BinaryIO) -> VoiceSummary | None:
-    """What is told of the voice in a file, of which no more than the header is read; None if it is something else."""
+    """Summary of a voice file, from its header alone; None if the file is not a voice."""
     header = _read_header(file)
     metadata = _metadata(header)
     if metadata is None:
@@ -223,7 +223,7 @@ def read_summary(file: BinaryIO) -> VoiceSummary | None:
 
 
 def _read_header(file: BinaryIO) -> Any:
-    """What the header's JSON holds, whatever it is; None if it is too large, or no JSON."""
+    """The header's JSON value; None if it is too large or not JSON."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > _MAX_HEADER_BYTES:
         return None
@@ -244,7 +244,7 @@ def _metadata(header: Any) -> dict[str, str] | None:
 
 
 def _problems(voice: Voice) -> Iterator[str]:
-    """What is wrong with the voice, as predicates of a sentence; each holds only if those before it do not."""
+    """Problems of the voice as predicates of a sentence; each check assumes that the earlier ones passed."""
     if len(voice.others) >= MAX_SETS:
         yield f"has features for {1 + len(voice.others)} models, more than {MAX_SETS}"
     if len(voice.recording) > MAX_RECORDING_BYTES:
@@ -278,12 +278,12 @@ def _problems(voice: Voice) -> Iterator[str]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """The tensor's numbers for numpy, whose loops start no threads: torch's cost 60 ms per call on two busy cores."""
+    """The tensor as numpy sees it: torch's threads would cost 60 ms per call on two busy cores."""
     return tensor.detach().cpu().numpy()
 
 
 def built_in_voices(folder: Path) -> dict[str, Voice]:
-    """The voices of the folder's spk2info.pt by name, in its order; none without the file."""
+    """Voices of the folder's spk2info.pt by name, in its order; empty without the file."""
     path = folder / SPEAKERS
     if not path.is_file():
         return {}
@@ -323,7 +323,7 @@ def voices_to_spk2info(voices: Iterable[Voice], path: Path, *, keep: bool = Fals
     entries: dict[str, SpeakerEntry] = {}
     for voice in voices:
         if not voice.name or voice.name in entries:
-            problem = "occurs twice" if voice.name else "is no name"
+            problem = "occurs twice" if voice.name else "is empty"
             raise InvalidRequest(f"voice name: {excerpt(voice.name)} {problem}; give each voice a name of its own")
         bins = voice.mel.shape[1] if voice.has_prompt else NUM_MEL_BINS
         if voice.embedding.shape != (EMBEDDING_SIZE,) or bins != NUM_MEL_BINS:

@@ -1,4 +1,4 @@
-"""ElevenLabs' API: speech, voices and models over HTTP, and the messages of its two WebSockets (docs/integrations.md)."""
+"""ElevenLabs' API: speech, voices, models over HTTP, and the messages of its two WebSockets (docs/integrations.md)."""
 
 from __future__ import annotations
 

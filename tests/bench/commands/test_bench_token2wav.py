@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from cli_harness import AUDIO, Run
 
+from tests.cli.cli_harness import AUDIO, Run
 from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from cli_harness import AUDIO, Run
+
+from tests.cli.cli_harness import AUDIO, Run
 
 CLIP = AUDIO.parent / "evaluate" / "eleven_forty_two.flac"
 TEXT = "It is 11:42 in Boston."

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce.errors import StageFailed
 from vivavoce_bench.commands.bench_backends import OwnModel
 from vivavoce_triton import environment, pipeline

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce_export import network_files
 
 SCRIPT = "flow.decoder.estimator.fp32.cpu.zip"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli_harness import Run
 
+from tests.cli.cli_harness import Run
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import ModelCard
 from vivavoce.engine.admission import AdmissionMode
@@ -24,7 +24,7 @@ from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed
 
 RATE = 24_000
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 @dataclass

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_harness import SOURCES, Run
 
+from tests.cli.cli_harness import SOURCES, Run
 from vivavoce.errors import InvalidRequest
 from vivavoce_bench.commands import plan_fleet
 from vivavoce_bench.commands.plan_fleet import Expected, fewest
@@ -137,7 +137,7 @@ def test_no_compiler_is_imported() -> None:
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(SOURCES)}, check=True)
 
 
-PAGE = (Path(__file__).parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/scaling.md").read_text(encoding="utf-8")
 SIZES = re.findall(r"^\| ([A-Z]\w+[^|]*) \| ([\d,]+) \| (\d+) \| ([^|]+) \|", PAGE, re.MULTILINE)
 
 

@@ -9,13 +9,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from cli_harness import Run, read_wav
 
+from tests.cli.cli_harness import Run, read_wav
 from vivavoce_bench.commands import bench_stages
 from vivavoce_bench.commands.bench_stages import Batches, TextChoice
 from vivavoce_triton.client.utterance import Utterance
 
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text(encoding="utf-8")
+DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "measuring.md").read_text(encoding="utf-8")
 
 
 def undocumented(keys: dict[str, Any]) -> list[str]:
