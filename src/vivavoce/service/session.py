@@ -337,11 +337,15 @@ class _FewThreads:
         """Let a thread end that has nothing to do."""
         self._given.put(None)
 
+    def _end(self, leave: Call) -> None:
+        leave()
+        self.end_one()
+
     def _run(self) -> None:
         thread = threading.current_thread()
         while given := self._next():
             run, leave = given
-            _feeding[thread] = lambda leave=leave: (leave(), self.end_one())
+            _feeding[thread] = partial(self._end, leave)
             run()
             _feeding[thread] = self.end_one
 
@@ -349,7 +353,8 @@ class _FewThreads:
         """What comes next for a thread; None: it is to end."""
         with self._state:
             self._idle += 1
-        given, came = None, False
+        given: tuple[Call, Call] | None = None
+        came = False
         with suppress(Empty):
             given, came = self._given.get(timeout=_IDLE_S), True
         with self._state:
