@@ -4,6 +4,7 @@
     python -m benchmarks.gpu --only stages --out /tmp/figures        # stages | loads | bounded | startup
     python -m benchmarks.gpu --generation v3 --name h200-v3 --out benchmarks/results/gpu
     python -m benchmarks.gpu --only memory --out /tmp/figures        # what bounds of 8, 16 and 24 GB are kept to
+    python -m benchmarks.gpu --only loads --repeat 3 --out /tmp/figures    # for `python -m benchmarks.compare`
     python -m benchmarks.gpu --generation v3 --no-kernels --only loads --loads stream1 offline256 --out /tmp/figures
 
 The model has random weights in the release's sizes and is made on the first run (--model says where). On a CPU, or
@@ -14,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -57,11 +59,15 @@ def main() -> None:
         "startup": lambda: [startups(model)],
         "memory": lambda: memory.bounds(model, tiny),
     }
-    for part in options.only or PARTS[:-1]:
-        for found in parts[part]():
-            figures.update(found)
-            print(f"[{time.perf_counter() - begun:5.0f} s]", _line(found), flush=True)
-            save_json(figures, options.out / f"{options.name}.json")
+    runs: list[Figures] = []
+    for _ in range(options.repeat):
+        runs.append({})
+        for part in options.only or PARTS[:-1]:
+            for found in parts[part]():
+                runs[-1].update(found)
+                print(f"[{time.perf_counter() - begun:5.0f} s]", _line(found), flush=True)
+                save_json(figures | middle(runs), options.out / f"{options.name}.json")
+    figures |= middle(runs)
     text = report.table(figures)
     (options.out / f"{options.name}.md").write_text(text + "\n", encoding="utf-8")
     print(text)
@@ -69,6 +75,16 @@ def main() -> None:
         report.draw(figures, options.out / f"{options.name}.png")
     except MissingDependency as error:
         print(error)
+
+
+def middle(runs: Sequence[Figures]) -> Figures:
+    """Each figure's median over the runs; `spread`: its least and its most. Others are those of the last run."""
+    if len(runs) == 1:
+        return runs[0]
+    values = {key: [run[key] for run in runs if isinstance(run.get(key), float)] for key in runs[-1]}
+    several = {key: sorted(found) for key, found in values.items() if len(found) > 1}
+    spread = {key: [found[0], found[-1]] for key, found in several.items()}
+    return {**runs[-1], **{key: median(found) for key, found in several.items()}, "spread": spread}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts to run")
     names = [load.name for load in loads.LOADS]
     parser.add_argument("--loads", nargs="+", choices=names, default=names, help="of the part loads (all)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="run all N times; medians, with their spread"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes")
     parser.add_argument("--no-kernels", action="store_true", help="plain PyTorch, to compare with")
     return parser

@@ -161,7 +161,7 @@ class Vivavoce:
         streams: record what this many low_latency ones at once need, which takes less time, and the rest when it is
         first met; None: what any load needs. InvalidRequest: it is below 1.
         """
-        self._synthesizer.engine.warm_up(seconds, streams)
+        self._synthesizer.warm_up(seconds, streams)
 
     def __repr__(self) -> str:
         return f"Vivavoce({self.card.name!r}, {self.device}, {str(self.dtype).removeprefix('torch.')})"

@@ -220,7 +220,7 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
         count_text_processes(model.text_processes, device),
     )
     if model.warm_up_s:
-        synthesizer.engine.warm_up(model.warm_up_s)
+        synthesizer.warm_up(model.warm_up_s)
     decoding.check()
     extractor = changed(synthesizer.front_end.extractor, decode=decoding.decode)
     quota = Quota(voices=voices.quota, total_bytes=voices.quota * LARGEST_VOICE)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -30,6 +30,9 @@ from vivavoce.frontend.voices.voice import Voice
 T = TypeVar("T")
 _ENDING_S = 1.0
 """How long threads that bring texts may take to leave when the interpreter ends; a block takes a third of that."""
+_IDLE_S = 5.0
+"""How long a thread that reads whole texts stays without one."""
+Call = Callable[[], object]
 Text = str | Iterable[str] | AsyncIterable[str]
 Later = tuple[Text, Callable[[], Voice], SpeakOptions]
 AHEAD = 4
@@ -279,7 +282,7 @@ def _read_in_loop(text: AsyncIterable[str], progress: _Progress) -> Iterator[str
 _feeding: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 
 
-def _start_thread(call: Callable[[], None], leave: Callable[[], object]) -> None:
+def _start_thread(call: Callable[[], object], leave: Callable[[], object]) -> None:
     thread = threading.Thread(target=call, name="vivavoce-text", daemon=True)
     _feeding[thread] = leave
     thread.start()
@@ -287,21 +290,84 @@ def _start_thread(call: Callable[[], None], leave: Callable[[], object]) -> None
 
 async def in_thread(call: Callable[[], T], leave: Callable[[], object]) -> T:
     """What `call` returns, in a daemon thread of its own, as it may wait for a text; leave: tells it to end early."""
+    return await _started(call, leave, lambda run: _start_thread(run, leave))
+
+
+async def in_turn(call: Callable[[], T], leave: Callable[[], object]) -> T:
+    """What `call` returns, in one of a few daemon threads, when those that came before have theirs: hundreds at once
+    would take the interpreter from the engine's thread. leave: tells it to end early.
+    """
+    return await _started(call, leave, lambda run: _few.start(run, leave))
+
+
+async def _started(call: Callable[[], T], leave: Callable[[], object], start: Callable[[Call], None]) -> T:
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
 
     def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
-    _start_thread(run, leave)
+    start(run)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         leave()
         raise
+
+
+class _FewThreads:
+    """Daemon threads that run what they are given, in its order; each ends when it was idle for a while."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._running, self._idle = most, 0, 0
+        self._state, self._given = threading.Lock(), SimpleQueue[tuple[Call, Call] | None]()
+
+    def start(self, run: Call, leave: Call) -> None:
+        """Run it when its turn comes; leave: tells it to end early."""
+        with self._state:
+            self._given.put((run, leave))
+            if self._running < self._most and self._given.qsize() > self._idle:
+                self._running += 1
+                _start_thread(self._run, self.end_one)
+
+    def end_one(self) -> None:
+        """Let a thread end that has nothing to do."""
+        self._given.put(None)
+
+    def _end(self, leave: Call) -> None:
+        leave()
+        self.end_one()
+
+    def _run(self) -> None:
+        thread = threading.current_thread()
+        while given := self._next():
+            run, leave = given
+            _feeding[thread] = partial(self._end, leave)
+            run()
+            _feeding[thread] = self.end_one
+
+    def _next(self) -> tuple[Call, Call] | None:
+        """What comes next for a thread; None: it is to end."""
+        with self._state:
+            self._idle += 1
+        given: tuple[Call, Call] | None = None
+        came = False
+        with suppress(Empty):
+            given, came = self._given.get(timeout=_IDLE_S), True
+        with self._state:
+            self._idle -= 1
+            if not came:
+                with suppress(Empty):  # what was given since then, when this thread still counted as idle
+                    given = self._given.get_nowait()
+            if given is None:
+                self._running -= 1
+        return given
+
+
+_few = _FewThreads(4)
 
 
 @atexit.register

@@ -32,7 +32,7 @@ from vivavoce.frontend.audio.encode import AudioFormat, encode_whole, parse_form
 from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
 from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.model_choice import share_device
-from vivavoce.frontend.session import RequestSession, Text, in_thread
+from vivavoce.frontend.session import RequestSession, Text, in_turn
 from vivavoce.frontend.speech import Mark, SpeakOptions, check_seed, marks_of
 from vivavoce.frontend.text.official import never_cancelled
 from vivavoce.frontend.voices.extract import AudioSource
@@ -218,6 +218,11 @@ class Synthesizer:
         engines = EngineGroup(launches, Place(devices[0], dtype))
         return cls(cast(Engine, engines), load_front_end(folder, text_processes=text_processes))
 
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
+        """Load the tables that texts are read by, then see `Engine.warm_up`, which sets them aside, too."""
+        self.front_end.text.warm_up()
+        self.engine.warm_up(seconds, streams)
+
     def close(self) -> None:
         """Finish what was asked for, and stop; a device that does not answer is given up as by `Engine.close`."""
         self.engine.close()
@@ -232,7 +237,7 @@ class Synthesizer:
     async def aspeak(self, text: str, find_voice: Callable[[], Voice], options: SpeakOptions) -> Speech:
         """`speak` for an event loop, which goes on; cancelling it frees its slots. find_voice: may block."""
         cancel = Event()
-        making = await in_thread(lambda: self._begin(text, find_voice(), options, cancel), cancel.set)
+        making = await in_turn(lambda: self._begin(text, find_voice(), options, cancel), cancel.set)
         return making.speech(await making.handle.result_async())
 
     def speak_many(
@@ -280,6 +285,8 @@ class Synthesizer:
 
     def _begin(self, text: str, voice: Voice, options: SpeakOptions, cancel: Event | None) -> _Making:
         started, left = time.perf_counter(), never_cancelled if cancel is None else cancel.is_set
+        if left():
+            raise RequestCancelled("request: was cancelled")
         self.engine.check_load(streaming=False)
         planned = list(self.front_end.plan_as_read(text, voice, options, left))
         if left():

@@ -58,7 +58,7 @@ class VivavoceModel(AsyncModel):
         synthesizer = Synthesizer.load(folder, device, dtype, settings=settings, text_processes=processes)
         extractor = synthesizer.front_end.extractor
         voices = RequestVoices(parameters, extractor, extractor.fingerprint)
-        synthesizer.engine.warm_up()
+        synthesizer.warm_up()
         return cls(backend, synthesizer, voices, policy)
 
     def close(self) -> None:

@@ -1,27 +1,40 @@
 """Texts read in processes of their own, so that an engine in this one keeps its turns.
 
-wetext holds the interpreter for up to 0.2 s a block (see `reading`). Processes are started as programs, not forked:
-the caller may use CUDA and threads, and its main module need not be importable. Each (`main`) answers a line of JSON
-(a block, the rules) with another one, and ends when its input does.
+wetext holds the interpreter for up to 0.2 s a block (see `reading`), and the natural rules for a millisecond or more:
+with many texts at once the engine's thread would stand still. Processes are started as programs, not forked: the caller
+may use CUDA and threads, and its main module need not be importable. Each (`main`) answers a line of JSON (a block, and
+how it is read) with another one, and ends when its input does.
 """
 
 from __future__ import annotations
 
+import base64
+import heapq
 import json
 import logging
 import os
+import pickle
+import select
 import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from itertools import count
-from multiprocessing.connection import wait
-from threading import Condition
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
 from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, never_cancelled
+
+if TYPE_CHECKING:
+    from vivavoce_textnorm.inline_tags import Say
+    from vivavoce_textnorm.markup import Settings
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +47,7 @@ _NICENESS = 10
 
 
 class ReadingProcesses:
-    """Reads as `Languages` does; from any number of threads, as many blocks at once as there are processes.
+    """Reads as `Languages` and `read_run` do; from any number of threads, a block in each process at once.
 
     Blocks of shorter texts are read first. The first process is kept for texts of one block; the others, which read
     blocks of longer texts too, give way where processors are busy.
@@ -48,8 +61,8 @@ class ReadingProcesses:
         self._digits_in_chinese = digits_in_chinese
         self._all = [self._start(place) for place in range(number)]
         self._idle = set(range(number))
-        self._waiting: set[tuple[int, int]] = set()  # the length of the whole text, and who came first
-        self._came, self._changed = count(), Condition()
+        self._waiting: list[_Turn] = []  # a heap
+        self._came, self._state = count(), Lock()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def read(self, block: str, rules: Rules, length: int, left: CancelCheck = never_cancelled) -> str:
@@ -57,12 +70,47 @@ class ReadingProcesses:
 
         length: of the whole text; left: asked while it waits.
         """
-        place = self._take(length, left)
+        words = self._asked((block, rules), self._places(length), length, left)
+        return block if words is None else words
+
+    def read_naturally(
+        self,
+        block: str,
+        language: str,
+        settings: Settings,
+        said: Mapping[str, Say],
+        inside: tuple[bool, bool],
+        length: int,
+        left: CancelCheck = never_cancelled,
+    ) -> str | None:
+        """What `read_run` says for a block; None: no process could read it. length, left: as in `read`."""
+        return self._asked(_natural(block, language, settings, said, inside), self._places(length), length, left)
+
+    def warm_up(self, samples: Iterable[tuple[str, str]], settings: Settings) -> None:
+        """Let each process load what the natural rules need for these texts and their languages; all at once."""
+        asked = [_natural(text, language, settings, {}, (False, False)) for text, language in samples]
+
+        def read(place: int) -> None:
+            for one in asked:
+                self._asked(one, range(place, place + 1))
+
+        with ThreadPoolExecutor(len(self._all)) as threads:
+            list(threads.map(read, range(len(self._all))))
+
+    def _places(self, length: int) -> range:
+        """Of the processes that read blocks of texts of this length."""
+        return range(0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1), len(self._all))
+
+    def _asked(
+        self, asked: tuple[Any, ...], places: range, length: int = 0, left: CancelCheck = never_cancelled
+    ) -> str | None:
+        """The answer of a process at one of these places; None: there is none."""
+        place = self._take(places, length, left)
         try:
             for _ in range(2):  # one that had ended while it was idle is no fault of the block
                 process = self._all[place]
                 try:
-                    return _ask(process, block, rules)
+                    return _ask(process, asked)
                 except (OSError, ValueError) as error:
                     if not self._finalizer.alive:
                         break
@@ -78,47 +126,90 @@ class ReadingProcesses:
                 "text process missing: no process that reads texts can be started (%(error)s)", {"error": error}
             )
         finally:
-            with self._changed:
-                self._idle.add(place)
-                self._changed.notify_all()
-        return block
+            self._give(place)
+        return None
 
     def close(self) -> None:
         """End the processes."""
         self._finalizer()
 
-    def _take(self, length: int, left: CancelCheck) -> int:
+    def _take(self, places: range, length: int, left: CancelCheck) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
-        least = 0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1)
-        with self._changed:
-            turn = length, next(self._came)
-            self._waiting.add(turn)
+        given = SimpleQueue[int]()
+        turn = length, next(self._came), places, given
+        with self._state:
+            heapq.heappush(self._waiting, turn)
+            self._hand_out()
+        while True:
             try:
-                while not left():
-                    fit = [place for place in self._idle if place >= least]
-                    if fit and turn == min(self._waiting):
-                        self._idle.remove(min(fit))
-                        return min(fit)
-                    self._changed.wait(_ASKED_EVERY_S)
-            finally:
-                self._waiting.remove(turn)
-                self._changed.notify_all()
-        raise RequestCancelled("request: was cancelled")
+                return given.get(timeout=_ASKED_EVERY_S)
+            except Empty:
+                if not left():
+                    continue
+            with self._state:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                    heapq.heapify(self._waiting)
+                    self._hand_out()
+                else:  # it was given a process just now
+                    self._idle.add(given.get())
+                    self._hand_out()
+            raise RequestCancelled("request: was cancelled")
+
+    def _give(self, place: int) -> None:
+        """The process is idle again."""
+        with self._state:
+            self._idle.add(place)
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give idle processes to those whose turn it is. Each is woken by itself: if all were, of hundreds that wait,
+        they would hold the interpreter for longer than the reading takes.
+        """
+        while self._waiting and (fit := self._idle.intersection(self._waiting[0][2])):
+            place = min(fit)
+            self._idle.remove(place)
+            heapq.heappop(self._waiting)[3].put(place)
 
     def _start(self, place: int) -> subprocess.Popen[bytes]:
         flags = (["--digits-in-chinese"] if self._digits_in_chinese else []) + (["--nice"] if place else [])
         return subprocess.Popen(python_command(__name__, *flags), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str:
+_Turn = tuple[int, int, range, SimpleQueue[int]]
+"""The length of the whole text and who came first, the places that would do, and where the one that is given goes."""
+
+
+def _natural(
+    block: str, language: str, settings: Settings, said: Mapping[str, Say], inside: tuple[bool, bool]
+) -> tuple[Any, ...]:
+    """The arguments of `read_run`, as JSON can carry them."""
+    own = {sign: (what.how, what.content, what.order) for sign, what in said.items() if sign in block}
+    return block, language, _packed(settings), own, inside
+
+
+@lru_cache(maxsize=64)
+def _packed(settings: Settings) -> str:
+    return base64.b64encode(pickle.dumps(settings)).decode()
+
+
+@lru_cache(maxsize=64)
+def _unpacked(settings: str) -> Settings:
+    unpacked: Settings = pickle.loads(base64.b64decode(settings))
+    return unpacked
+
+
+def _ask(process: subprocess.Popen[bytes], asked: tuple[Any, ...]) -> str | None:
     """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps([block, rules]).encode() + b"\n")
+    process.stdin.write(json.dumps(asked).encode() + b"\n")
     process.stdin.flush()
-    if not wait([process.stdout.fileno()], TOO_LONG_S):
+    answered = select.poll()
+    answered.register(process.stdout, select.POLLIN)
+    if not answered.poll(TOO_LONG_S * 1e3):
         raise TimeoutError
-    words: str = json.loads(process.stdout.readline())
+    words: str | None = json.loads(process.stdout.readline())
     return words
 
 
@@ -137,16 +228,29 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
+def _read_naturally(
+    block: str, language: str, settings: str, said: Mapping[str, Sequence[str]], inside: tuple[bool, bool]
+) -> str:
+    # Their patterns take most of a second: a process that is only asked for official reading starts without them.
+    from vivavoce_textnorm.inline_tags import Say
+    from vivavoce_textnorm.reader import read_run
+
+    own = {sign: Say(*what) for sign, what in said.items()}
+    before, after = inside
+    return read_run(block, language, _unpacked(settings), own, (before, after)).spoken
+
+
 def main() -> None:
-    """Answer each block with its words; with itself where the rules fail."""
+    """Answer each block with its words; with null where the rules fail."""
     # The parent process is interrupted, too, and closes the input when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "--nice" in sys.argv[1:]:
         os.nice(_NICENESS)
     languages = load_languages(digits_in_chinese="--digits-in-chinese" in sys.argv[1:])
     for line in sys.stdin.buffer:
-        words, rules = json.loads(line)
+        block, how, *natural = json.loads(line)
+        words = None
         with suppress(Exception):
-            words = languages.read(words, rules)
+            words = _read_naturally(block, how, *natural) if natural else languages.read(block, how)
         sys.stdout.buffer.write(json.dumps(words).encode() + b"\n")
         sys.stdout.buffer.flush()

@@ -13,7 +13,7 @@ import unicodedata
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import regex
@@ -181,9 +181,16 @@ def find_spans(
     where several segments speak one character. seams: grows while pieces come; pairs of characters of the text and of
     what is spoken at which both are together, for stretches in which nothing else shows it.
     """
+    pieces = iter(pieces)
+    begun = list(islice(pieces, 1))
+    if begun and len(begun[0][0]) == 1 and not begun[0][1]:
+        begun += islice(pieces, 1)
+        if len(begun) == 1:  # most texts are short: one segment speaks all of it, and nothing need be aligned
+            yield TextSegment(begun[0][0][0], 0, len(text))
+            return
     aligned, start, said = _Aligned(text, seams), 0, 0
     waiting: deque[str] = deque()  # segments whose characters are not known
-    for segments, following in chain(pieces, (((), None),)):
+    for segments, following in chain(begun, pieces, (((), None),)):
         waiting.extend(segments)
         aligned.hear("".join(segments), following)
         while waiting and (end := aligned.cut(said + len(waiting[0]))) is not None:

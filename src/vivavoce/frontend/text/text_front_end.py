@@ -7,6 +7,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from threading import Lock
 from typing import get_args
 
 import regex
@@ -51,6 +52,23 @@ SMALL_VOCABULARY = 32_000
 MAX_SEGMENT_TOKENS_SMALL = 500
 """The same bound for a vocabulary of fewer than `SMALL_VOCABULARY` ids (the release has 151,665), which writes one
 word in several tokens, or byte by byte."""
+
+_SAMPLES: dict[Language, str] = {
+    "en": "It is 11:42, and 3 km cost $4.50.",
+    "zh": "现在是11:42，3公里花了4.50元。",
+    "ja": "今は11:42で、3キロは450円です。",
+    "ko": "지금은 11:42이고 3km에 450원입니다.",
+    "de": "Es ist 11:42 Uhr, und 3 km kosten 4,50 €.",
+    "es": "Son las 11:42, y 3 km cuestan 4,50 €.",
+    "fr": "Il est 11:42, et 3 km coûtent 4,50 €.",
+    "it": "Sono le 11:42, e 3 km costano 4,50 €.",
+    "ru": "Сейчас 11:42, и 3 км стоят 450 рублей.",
+}
+"""Texts that need the tables and patterns of their languages."""
+_READING = Lock()
+"""Held while this process reads by our own rules: many threads at once would keep the interpreter from an engine's
+thread, and load the same tables, each for itself.
+"""
 
 _NAME = regex.compile(r"\w+")
 _INVISIBLE = regex.compile(r"[\u00AD\u200B\u200E\u200F\u202A-\u202E\u2060-\u2069\uFEFF]")  # soft hyphens and the like
@@ -104,6 +122,20 @@ class TextFrontEnd:
         plain = copy(self)
         plain._languages = None
         return plain
+
+    def warm_up(self) -> None:
+        """Load what the rules need for a first text of each language that the model may be asked to read, here and in
+        the processes that read; a second or two.
+        """
+        if self._languages is None:
+            return
+        samples = [(text, code) for code, text in _SAMPLES.items() if self._has_script(code)]
+        if isinstance(self._languages, ReadingProcesses):
+            self._languages.warm_up(samples, self._settings(Settings(), "en"))
+        for text, code in samples:
+            for reading in get_args(Normalization):
+                list(self.located(text, code, reading=reading))
+            "".join(words for words, _ in self.arriving(text, code, "natural"))
 
     def close(self) -> None:
         """End the processes that read: what comes now stays as it is written."""
@@ -329,9 +361,27 @@ class TextFrontEnd:
             for block in blocks(run.plain, "zh" if code == "zh" else "en"):
                 check_wanted(left)
                 end += len(block)
-                words = read_run(block, code, settings, run.said, (last != " ", end < len(text))).spoken
+                words = self._read_run(block, code, settings, run, (last != " ", end < len(text)), len(text), left)
                 last = words[-1:] or last
                 yield (as_trained_on(words, at_end=end == len(text)) if code == "zh" else words), end
+
+    def _read_run(
+        self,
+        block: str,
+        code: str,
+        settings: Settings,
+        run: TextRun,
+        inside: tuple[bool, bool],
+        length: int,
+        left: CancelCheck,
+    ) -> str:
+        """A block of a run by our own rules; one at a time where this process reads."""
+        if isinstance(self._languages, ReadingProcesses):
+            words = self._languages.read_naturally(block, code, settings, run.said, inside, length, left)
+            if words is not None:
+                return words
+        with _READING:
+            return read_run(block, code, settings, run.said, inside).spoken
 
     def _settings(self, how: Settings, language: str) -> Settings:
         """What a request chooses, with what the model knows; one of few scripts is read in this language or English."""
