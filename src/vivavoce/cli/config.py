@@ -1,4 +1,4 @@
-"""`vivavoce config`: a server's settings, checked, shown and explained."""
+"""`vivavoce config`: check, show and explain the settings of a server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _EXIT_PROBLEMS = 2
 
 @command(app, "vivavoce config check vivavoce.toml")
 def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
-    """Say all that is wrong with a file and the environment.
+    """Report all problems of a settings file and the environment.
 
-    Looks at the files and folders that they name, too. Exit code 2 if anything is wrong.
+    Files and folders that the settings name are checked, too. The exit code is 2 if anything is wrong.
     """
     with needs_server():
         from vivavoce.server.settings_checks import advice, missing
@@ -50,7 +50,7 @@ def check(file: Path | None = _FILE, quiet: QuietOption = False) -> None:
 
 @command(app, "vivavoce config show vivavoce.toml", "vivavoce config show --json")
 def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
-    """Show every setting and where it comes from. Passwords are left out."""
+    """Show every setting and its origin. Passwords are left out."""
     with needs_server():
         from vivavoce.server.settings_sources import plain, resolve_settings, written
     resolved = resolve_settings(file, os.environ)
@@ -73,7 +73,7 @@ def schema() -> None:
 
 @command(app, "vivavoce config example > vivavoce.toml")
 def example() -> None:
-    """Print a settings file with every setting, its meaning and its default."""
+    """Print a settings file with the meaning and the default of every setting."""
     with needs_server():
         from vivavoce.server.settings_sources import example_file
     print(example_file(), end="")
@@ -81,7 +81,7 @@ def example() -> None:
 
 @contextmanager
 def needs_server() -> Iterator[None]:
-    """`MissingDependency` says what to install where a package of the server is missing."""
+    """Turn a missing package of the server into `MissingDependency`, which says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

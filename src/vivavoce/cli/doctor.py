@@ -1,4 +1,4 @@
-"""`vivavoce doctor`: whether this machine can do what the program needs."""
+"""`vivavoce doctor`: check that this machine has everything that the program needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIN_FREE_BYTES = 7_000_000_000
 
 
 State = Literal["ok", "note", "broken"]
-"""How a finding weighs; note: nothing fails for it, or only what the text says."""
+"""note: nothing fails, or only the thing that the text names."""
 NEEDED = {
     "torch": "nothing works",
     "numpy": "nothing works",
@@ -44,7 +44,7 @@ NEEDED = {
     "rich": "no table and no progress can be shown",
     "platformdirs": "models and voices have no place",
 }
-"""Packages without which no speech is made, and what does not work where they are absent."""
+"""Packages that speech needs, and the effect of their absence."""
 OPTIONAL = {
     "inflect": "English texts with bare numbers fail",
     "kaldi-native-fbank": "no voice can be taken from a recording",
@@ -57,8 +57,6 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
-
     subject: str
     state: State
     text: str
@@ -70,7 +68,7 @@ def doctor(
 ) -> None:
     """Check this machine, the installation and a model.
 
-    The exit code is 1 if something is broken that speaking needs.
+    The exit code is 1 if anything that speech needs is broken.
     """
     with Reporter().working("looking …"):
         findings = list(examine(model))
@@ -83,7 +81,6 @@ def doctor(
 
 
 def examine(model: str | None) -> Iterator[Finding]:
-    """Look at everything, from the program outwards."""
     yield Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}")
     yield Finding("vivavoce", "ok", __version__)
     packages = [_package(name, without, "broken") for name, without in NEEDED.items()]
@@ -100,7 +97,7 @@ def examine(model: str | None) -> Iterator[Finding]:
 def _package(name: str, without: str, absent: State) -> Finding:
     try:
         import_module("yaml" if name == "pyyaml" else name.replace("-", "_"))
-    except Exception as error:  # a broken installation raises anything; whatever it is, it is reported
+    except Exception as error:  # a broken installation can raise anything
         remedy = f"`pip install {name}` mends it"
         return Finding(name, absent, f"cannot be imported ({one_line(str(error))}): {without}; {remedy}")
     try:
@@ -119,11 +116,11 @@ def _places() -> Iterator[Finding]:
 
 
 def _place(subject: str, folder: Path, pattern: str) -> Finding:
-    """Look at a folder for downloads or stored voices; speech needs neither."""
+    """Check a folder of downloads or stored voices; speech needs neither."""
     try:
         check_writable(_nearest(folder) / "probe", field=subject)
     except (VivavoceError, OSError) as error:
-        # The system's error names the file of the trial, which does not help.
+        # The system's error would name the probe file, which does not help.
         reason = one_line(error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
         return Finding(subject, "note", f"{folder} cannot be written ({reason}); set VIVAVOCE_HOME to a place that can")
     return Finding(subject, "ok", f"{folder} ({len(list(folder.glob(pattern)))} there)")
@@ -137,7 +134,7 @@ def _disk(folder: Path) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the first above it that exists."""
+    """The folder, or its nearest ancestor that exists."""
     return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
