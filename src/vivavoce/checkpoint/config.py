@@ -35,8 +35,8 @@ class FileKey(NamedTuple):
     """The place of a field's value in a settings file, groups before dots, and the bounds of a whole number."""
 
     path: str
-    least: int = 1
-    most: int = MAX_SIZE
+    minimum: int = 1
+    maximum: int = MAX_SIZE
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SamplingDefaults:
 
     top_p: Annotated[float, FileKey("top_p")]
     top_k: Annotated[int, FileKey("top_k")]
-    win_size: Annotated[int, FileKey("win_size", least=0)]
+    win_size: Annotated[int, FileKey("win_size", minimum=0)]
     tau_r: Annotated[float, FileKey("tau_r")]
 
 
@@ -84,7 +84,7 @@ class Qwen2Config:
 
     hidden_size: Annotated[int, FileKey("hidden_size")]
     intermediate_size: Annotated[int, FileKey("intermediate_size")]
-    num_layers: Annotated[int, FileKey("num_hidden_layers", most=MAX_BLOCKS)]
+    num_layers: Annotated[int, FileKey("num_hidden_layers", maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_attention_heads")]
     num_kv_heads: Annotated[int, FileKey("num_key_value_heads")]
     rms_norm_eps: Annotated[float, FileKey("rms_norm_eps")]
@@ -115,7 +115,7 @@ class ConformerConfig:
     hidden_size: Annotated[int, FileKey("output_size")]
     num_heads: Annotated[int, FileKey("attention_heads")]
     feed_forward_size: Annotated[int, FileKey("linear_units")]
-    num_blocks: Annotated[int, FileKey("num_blocks", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("num_blocks", maximum=MAX_BLOCKS)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class TokenEncoderConfig:
     hidden_size: Annotated[int, FileKey("encoder.output_size")]
     num_heads: Annotated[int, FileKey("encoder.attention_heads")]
     feed_forward_size: Annotated[int, FileKey("encoder.linear_units")]
-    num_blocks: Annotated[int, FileKey("encoder.num_blocks", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("encoder.num_blocks", maximum=MAX_BLOCKS)]
     num_up_blocks: int
     lookahead: Annotated[int, FileKey("pre_lookahead_len")]
     chunk: Annotated[int, FileKey("encoder.static_chunk_size")]
@@ -194,8 +194,8 @@ class UNetConfig:
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
     channels: int
-    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
-    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("n_blocks", maximum=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_heads")]
     head_dim: Annotated[int, FileKey("attention_head_dim")]
     chunk: Annotated[int, FileKey("static_chunk_size")]
@@ -206,7 +206,7 @@ class DiTConfig:
     """The transformer that estimates the flow's velocity in CosyVoice3; chunk: see `UNetConfig`."""
 
     size: Annotated[int, FileKey("dim")]
-    num_blocks: Annotated[int, FileKey("depth", most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("depth", maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("heads")]
     head_dim: Annotated[int, FileKey("dim_head")]
     expansion: Annotated[int, FileKey("ff_mult")]
@@ -239,8 +239,8 @@ class HourglassConfig:
     in_channels: Annotated[int, FileKey("in_channels")]
     out_channels: Annotated[int, FileKey("out_channels")]
     channels: int
-    num_blocks: Annotated[int, FileKey("n_blocks", most=MAX_BLOCKS)]
-    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", least=0, most=MAX_BLOCKS)]
+    num_blocks: Annotated[int, FileKey("n_blocks", maximum=MAX_BLOCKS)]
+    num_mid_blocks: Annotated[int, FileKey("num_mid_blocks", minimum=0, maximum=MAX_BLOCKS)]
     num_heads: Annotated[int, FileKey("num_heads")]
     head_dim: Annotated[int, FileKey("attention_head_dim")]
 
@@ -264,7 +264,7 @@ class VocoderConfig:
     sample_rate: Annotated[int, FileKey("sampling_rate")]
     num_mel_bins: Annotated[int, FileKey("in_channels")]
     base_channels: Annotated[int, FileKey("base_channels")]
-    num_harmonics: Annotated[int, FileKey("nb_harmonics", least=0)]
+    num_harmonics: Annotated[int, FileKey("nb_harmonics", minimum=0)]
     sine_amplitude: Annotated[float, FileKey("nsf_alpha")]
     noise_std: Annotated[float, FileKey("nsf_sigma")]
     voiced_threshold_hz: Annotated[float, FileKey("nsf_voiced_threshold")]

@@ -1,8 +1,8 @@
 """Download a known model: only what inference needs, resumable, verified, pinned to the hub's revision.
 
 Both hubs share one path: each has its own list of files, then files are fetched by plain HTTP. The library
-huggingface_hub would be a second path beside it: it compares sizes only, reads listings of any length, and cannot
-keep the folder of an older revision usable until a new one is complete.
+huggingface_hub would be a second path beside it: it compares sizes only, reads listings of any length, and replaces
+the files of an older revision one by one.
 """
 
 from __future__ import annotations

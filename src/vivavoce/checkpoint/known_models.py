@@ -190,7 +190,7 @@ def size_of(path: Path) -> int:
 
 
 def read_record(folder: Path) -> DownloadRecord | None:
-    """The record in `folder`; None if there is none, or if it is malformed."""
+    """The record in `folder`; None if it is missing or malformed."""
     try:
         fields = read_json(folder / RECORD)
         files = {path: FileRecord(int(file["size"]), str(file["sha256"])) for path, file in fields["files"].items()}

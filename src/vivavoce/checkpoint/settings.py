@@ -109,7 +109,7 @@ class Section:
         for group in groups:
             section = section.section(group)
         if kind is int:
-            return section.integer(key, setting.least, setting.most)
+            return section.integer(key, setting.minimum, setting.maximum)
         if kind is float:
             return section.number(key)
         return section.integers(key) if kind == tuple[int, ...] else section._integer_rows(key)

@@ -64,9 +64,9 @@ def read_torch_file(path: Path) -> Any:
 class _SmallReads(io.FileIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """Refuse large reads: `zipfile` reads a directory of any size at once."""
-        most = MAX_BYTES + 1
-        data = super().read(most if size is None or size < 0 else min(size, most)) or b""
-        if len(data) == most:
+        limit = MAX_BYTES + 1
+        data = super().read(limit if size is None or size < 0 else min(size, limit)) or b""
+        if len(data) == limit:
             raise ValueError(f"its names take more than {MAX_BYTES} bytes, which is the limit")
         return data
 
@@ -126,10 +126,10 @@ class _Reader:
         return stack.pop()
 
     def _storage(self, _: str, kind: str, key: str, *__: Any) -> _Storage:
-        place = "data/" + key
-        if place not in self._storages:
-            self._storages[place] = self._mapped[self._place(place)]
-        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[place])
+        name = "data/" + key
+        if name not in self._storages:
+            self._storages[name] = self._mapped[self._span(name)]
+        return _Storage(_DTYPES[kind.removeprefix("torch ").removesuffix("Storage")], self._storages[name])
 
     def _call(self, function: str, *arguments: Any) -> Any:
         if function == "torch._utils _rebuild_tensor_v2":
@@ -162,11 +162,11 @@ class _Reader:
             raise ValueError("a name that is no text")
 
     def _bytes(self, name: str) -> bytes:
-        place = self._place(name)
-        self._file.seek(place.start)
-        return self._file.read(place.stop - place.start)
+        span = self._span(name)
+        self._file.seek(span.start)
+        return self._file.read(span.stop - span.start)
 
-    def _place(self, name: str) -> slice:
+    def _span(self, name: str) -> slice:
         """The position of a member's bytes, after its header: 30 bytes, a name, and extra fields."""
         member = self._members[name]
         self._file.seek(member.header_offset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from vivavoce.cli.console import Reporter, print_error, print_table
+from vivavoce.cli.console import Reporter, print_error, print_json, print_table
 from vivavoce.cli.flags import JsonOption, QuietOption, argument, command, group
 from vivavoce.errors import MissingDependency
 
@@ -57,7 +56,7 @@ def show(file: Path | None = _FILE, as_json: JsonOption = False) -> None:
     values = {name: plain(resolved.value(name)) for name in resolved.origins}
     if as_json:
         shown = {name: {"value": values[name], "origin": origin} for name, origin in resolved.origins.items()}
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown)
         return
     rows = [(name, written(values[name]), origin) for name, origin in resolved.origins.items()]
     print_table(rows, ("setting", "value", "origin"))
@@ -68,7 +67,7 @@ def schema() -> None:
     """Print the JSON schema of a settings file."""
     with needs_server():
         from vivavoce.server.settings import ServerSettings
-    print(json.dumps(ServerSettings.model_json_schema(), indent=2, ensure_ascii=False))
+    print_json(ServerSettings.model_json_schema())
 
 
 @command(app, "vivavoce config example > vivavoce.toml")

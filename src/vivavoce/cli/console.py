@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import typer
 
@@ -40,6 +41,11 @@ def one_line(text: str) -> str:
 
 def print_error(text: str) -> None:
     print(one_line(text), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on stdout; values of other types, such as dates, become text."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
 def size_text(num_bytes: int) -> str:
@@ -88,7 +94,7 @@ class Reporter:
 
 
 Show = Callable[[str, int, int | None, str], None]
-"""(part of the work, amount done, total amount, line to print where there is no bar)."""
+"""(part of the work, amount done, total amount, line to print without a bar)."""
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -15,9 +14,8 @@ from typing import Literal
 
 import typer
 
-from vivavoce.cli.console import Reporter, one_line, print_table, size_text
+from vivavoce.cli.console import Reporter, one_line, print_json, print_table, size_text
 from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
-from vivavoce.cli.info import problem_line
 from vivavoce.cli.output import check_writable
 from vivavoce.errors import VivavoceError
 from vivavoce.version import __version__
@@ -73,7 +71,7 @@ def doctor(
     with Reporter().working("looking …"):
         findings = list(examine(model))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=2))
+        print_json([asdict(finding) for finding in findings])
     else:
         print_table([(finding.subject, finding.state, finding.text) for finding in findings])
     if any(finding.state == "broken" for finding in findings):
@@ -164,6 +162,6 @@ def _model(model: str | None) -> Finding:
     except VivavoceError as error:
         return Finding("model", "broken", str(error))
     if report.problems:
-        return Finding("model", "broken", problem_line(report))
+        return Finding("model", "broken", report.problem_line)
     described = f" ({report.card.description})" if report.card.description else ""
     return Finding("model", "ok", f"{report.card.name}{described} is whole: {report.folder}")

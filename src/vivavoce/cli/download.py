@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivavoce.cli.console import Reporter, print_table, progress, size_text
+from vivavoce.cli.console import Reporter, print_json, print_table, progress, size_text
 from vivavoce.cli.flags import JsonOption, QuietOption, argument, flag
 from vivavoce.errors import InvalidRequest
 
@@ -64,7 +63,7 @@ def _list_known(as_json: bool) -> None:
 
     models = [_described(model) for model in KNOWN_MODELS.values()]
     if as_json:
-        print(json.dumps(models, indent=2))
+        print_json(models)
         return
     rows = [
         (

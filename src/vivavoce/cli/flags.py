@@ -59,7 +59,7 @@ def with_flags(function: Command) -> Command:
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
 
-    def take(name: str, kind: Any, default: Any) -> None:
+    def add(name: str, kind: Any, default: Any) -> None:
         declared = default.metadata.get(_DECLARED) if isinstance(default, dataclasses.Field) else None
         kind = kind if declared is None else Annotated[kind, declared(name)]
         default = default.default if isinstance(default, dataclasses.Field) else default
@@ -69,22 +69,24 @@ def with_flags(function: Command) -> Command:
     for parameter in inspect.signature(function).parameters.values():
         kind = hints[parameter.name]
         if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-            take(parameter.name, kind, parameter.default)
+            add(parameter.name, kind, parameter.default)
             continue
         kinds, fields = get_type_hints(kind, include_extras=True), dataclasses.fields(kind)
         groups[parameter.name] = (kind, [field.name for field in fields])
         for field in fields:
-            take(field.name, kinds[field.name], field)
+            add(field.name, kinds[field.name], field)
 
     @functools.wraps(function)
-    def called(**given: Any) -> None:
-        made = {name: kind(**{field: given.pop(field) for field in names}) for name, (kind, names) in groups.items()}
-        function(**made, **given)
+    def run(**values: Any) -> None:
+        grouped = {
+            name: kind(**{field: values.pop(field) for field in names}) for name, (kind, names) in groups.items()
+        }
+        function(**grouped, **values)
 
-    called.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-    del called.__wrapped__
-    return called
+    run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    del run.__wrapped__
+    return run
 
 
 class PlainCommand(TyperCommand):

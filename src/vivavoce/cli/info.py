@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.checkpoint.config import DiTConfig, FlowConfig, TokenEncoderConfig, UNetConfig, WholeFlowConfig
-from vivavoce.cli.console import Reporter, print_table, size_text
+from vivavoce.cli.console import Reporter, print_json, print_table, size_text
 from vivavoce.cli.flags import MODEL_VARIABLE, JsonOption, argument
 from vivavoce.errors import CheckpointError
 
@@ -33,19 +32,11 @@ def info(
 
         report = inspect_model(model_folder(model))
     if as_json:
-        print(json.dumps(report_json(report), ensure_ascii=False, indent=2))
+        print_json(report_json(report))
     elif report.generation or report.parts:  # otherwise the problems say it all
         print_table(describe(report))
     if report.problems:
-        raise CheckpointError(problem_line(report))
-
-
-def problem_line(report: ModelReport) -> str:
-    """All problems in one line, numbered if there are several."""
-    problems = report.problems
-    if len(problems) > 1:
-        problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
-    return f"model {report.card.name}: {' '.join(problems)}"
+        raise CheckpointError(report.problem_line)
 
 
 def report_json(report: ModelReport) -> dict[str, Any]:

@@ -83,6 +83,14 @@ class ModelReport:
     fingerprint: str | None = None
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def problem_line(self) -> str:
+        """All problems in one line, numbered if there are several."""
+        problems = self.problems
+        if len(problems) > 1:
+            problems = [f"({number}) {problem}" for number, problem in enumerate(problems, start=1)]
+        return f"model {self.card.name}: {' '.join(problems)}"
+
     def add(self, problem: str) -> None:
         plain = problem.removeprefix("model: ")
         if plain not in self.problems:
@@ -238,11 +246,11 @@ def is_whole_onnx(path: Path) -> bool:
 def _read_varint(file: BinaryIO) -> int | None:
     """A number in groups of seven bits, the lowest first; None at the end of the file."""
     number = 0
-    for place in range(10):
+    for index in range(10):
         byte = file.read(1)
         if not byte:
             return None
-        number |= (byte[0] & 0x7F) << (7 * place)
+        number |= (byte[0] & 0x7F) << (7 * index)
         if byte[0] < 0x80:
             return number
     return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import fileinput
-import json
 import os
 import time
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vivavoce.cli.console import Reporter, confirm_removal, print_table
+from vivavoce.cli.console import Reporter, confirm_removal, print_json, print_table
 from vivavoce.cli.flags import REQUIRED, JsonOption, QuietOption, argument, command, flag, group
 from vivavoce.errors import InvalidRequest
 
@@ -47,7 +46,7 @@ def add(
     requests_per_minute: float | None = flag("Requests per minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text per minute.  [default: no limit]", "NUMBER"),
     concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
-    expires: str | None = flag("Expiry day, such as 2027-01-01.  [default: never]", "DATE"),
+    expires: str | None = flag("Refuse the key from this day on, such as 2027-01-01.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
     """Create a key and print it, only this once.
@@ -77,7 +76,7 @@ def list_(file: Path = _FILE, as_json: JsonOption = False) -> None:
         shown = [{**asdict(one), "expired": one.has_expired(time.time())} for one in entries]
         for one in shown:
             del one["sha256"]
-        print(json.dumps(shown, ensure_ascii=False, indent=2, default=str))
+        print_json(shown)
     elif rows := [_row(entry) for entry in entries]:
         print_table(rows, ("name", "owner", "publishes", "requests/min", "characters/min", "at once", "expires"))
     else:
@@ -154,7 +153,7 @@ def usage(
     except OSError as error:
         raise InvalidRequest(f"log: {error.filename} cannot be read ({error.strerror}); name another file") from None
     if as_json:
-        print(json.dumps({name: asdict(used) for name, used in found.items()}, indent=2))
+        print_json({name: asdict(used) for name, used in found.items()})
     elif found:
         rows = [(name or "–", *map(str, astuple(used))) for name, used in sorted(found.items())]
         print_table(rows, ("name", "requests", "refused", "characters", "audio [s]", "last"))

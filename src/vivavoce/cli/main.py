@@ -1,7 +1,7 @@
 """The command line: finds the command, and turns every failure into one line on stderr and an exit code.
 
 0: done. 1: an internal error, or `doctor` found something broken. 2: a mistake that the user can mend.
-130: interrupted. 141: the reader of stdout has left.
+130: interrupted. 141: the reader of stdout has closed it.
 """
 
 from __future__ import annotations

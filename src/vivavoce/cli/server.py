@@ -82,10 +82,10 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             stack.callback(tracing.close)
             request_log.observers.append(tracing.write)
         began = time.perf_counter()
-        speaker, engine = await _speaker(settings, lexicons, stack, stop)
-        if speaker is None:
+        backend, engine = await _open_backend(settings, lexicons, stack, stop)
+        if backend is None:
             return
-        dispatcher = RequestDispatcher(speaker, request_log=request_log, rules=settings.requests)
+        dispatcher = RequestDispatcher(backend, request_log=request_log, rules=settings.requests)
         state = AppState(dispatcher, keys, settings)
         listeners = await _listen(state, sockets, server, stack)
         if engine is not None:
@@ -94,7 +94,7 @@ async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
             await _unless(stop, engine.start())
             if stop.is_set():
                 return
-        for line in _ready_lines(settings, speaker, listeners, time.perf_counter() - began):
+        for line in _ready_lines(settings, backend, listeners, time.perf_counter() - began):
             report(line)
         for line in await _other_protocols(dispatcher, keys, server, home, stack):
             report(line)
@@ -194,7 +194,7 @@ async def _listen(
     return listeners
 
 
-async def _speaker(
+async def _open_backend(
     settings: ServerSettings, lexicons: Lexicons | None, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[SpeechBackend | None, EngineClient | EngineFleet | None]:
     """The backend (None: a signal came first), and our own engine or engines, if there are any."""
@@ -214,10 +214,10 @@ async def _speaker(
 
 
 def _ready_lines(
-    settings: ServerSettings, speaker: SpeechBackend, at: dict[str, Listener], seconds: float
+    settings: ServerSettings, backend: SpeechBackend, at: dict[str, Listener], seconds: float
 ) -> list[str]:
     """Lines that say where the server can be reached, and by whom."""
-    server, about = settings.server, speaker.about
+    server, about = settings.server, backend.about
     lines = [f"{about.name} speaks at {_address(server, at['port'])} (ready after {seconds:.1f} s)"]
     for field, what in (("legacy_port", "CosyVoice's own routes"), ("health_port", "health and metrics")):
         if field in at:

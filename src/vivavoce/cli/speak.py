@@ -222,11 +222,11 @@ def parts_of(text: str, natural: bool = False) -> list[tuple[int, str]]:
 
     if natural and is_ssml(text):
         return [(0, text)]
-    place, parts = 0, []
+    start, parts = 0, []
     for part in blocks(text, "zh" if contains_chinese(text) else "en", PART_CHARS):
-        parts.append((place, part))
-        place += len(part)
-    return [(place, part) for place, part in parts if is_speakable(part)] or [(0, text)]
+        parts.append((start, part))
+        start += len(part)
+    return [(start, part) for start, part in parts if is_speakable(part)] or [(0, text)]
 
 
 @dataclass(eq=False)
@@ -245,27 +245,28 @@ class PartwiseSpeech:
     def pieces(self) -> Generator[NDArray[np.float32], None, None]:
         """The samples, in order; closing the generator ends the speech."""
         speeches = self.tts.speak_many((part for _, part in self.parts), self.voice, **self.keywords)
-        for place, part in self.parts:
+        for start, part in self.parts:
             before, begins_s = len(self.marks), self.marks[-1].end_s if self.marks else 0.0
             if not self.streamed:
                 self.last = next(speeches)
-                self._keep(before, self.last.marks, place, begins_s)
+                self._keep(before, self.last.marks, start, begins_s)
                 yield self.last.samples
                 continue
             with closing(self.tts.stream(part, self.voice, **self.keywords)) as stream:
                 for chunk in stream:
-                    self._keep(before, stream.marks, place, begins_s)
+                    self._keep(before, stream.marks, start, begins_s)
                     yield chunk.samples
 
-    def _keep(self, before: int, marks: Sequence[Mark], place: int, begins_s: float) -> None:
-        moved: dict[str, Any] = {
-            "start_character": place,
-            "end_character": place,
-            "start_s": begins_s,
-            "end_s": begins_s,
-        }
+    def _keep(self, before: int, marks: Sequence[Mark], start: int, begins_s: float) -> None:
         self.marks[before:] = [
-            replace(mark, **{name: getattr(mark, name) + by for name, by in moved.items()}) for mark in marks
+            replace(
+                mark,
+                start_character=mark.start_character + start,
+                end_character=mark.end_character + start,
+                start_s=mark.start_s + begins_s,
+                end_s=mark.end_s + begins_s,
+            )
+            for mark in marks
         ]
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivavoce.cli import flags
-from vivavoce.cli.console import Reporter, confirm_removal, print_table, size_text
+from vivavoce.cli.console import Reporter, confirm_removal, print_json, print_table, size_text
 from vivavoce.cli.flags import REQUIRED, argument, command, flag, group
 from vivavoce.cli.model import note_if_no_real_model
 from vivavoce.cli.output import check_writable, explaining
@@ -87,7 +86,7 @@ def list_(model: str | None = _MATCH, voices: flags.VoicesOption = None, as_json
         except VivavoceError as error:  # one damaged file must not hide the others
             reporter.note(str(error))
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found)
     elif found:
         print_table([_row(voice) for voice in found], ("name", "speech", "transcript", "model"))
     else:
@@ -105,7 +104,7 @@ def show(
     voice = _store(voices).load(name)
     about = _described(voice, _model_names(model))
     if as_json:
-        print(json.dumps(about, ensure_ascii=False, indent=2))
+        print_json(about)
         return
     frames, bins = voice.mel.shape
     rows = {
@@ -195,10 +194,10 @@ def export(
     Reporter(quiet).report(f"{out}: {', '.join(names)}")
 
 
-def _store(place: str | None) -> VoiceStore:
+def _store(location: str | None) -> VoiceStore:
     from vivavoce.frontend.voices.stores import open_voice_store
 
-    return open_voice_store(place)
+    return open_voice_store(location)
 
 
 def _refuse_taken(names: list[str], store: VoiceStore, replace: bool) -> None:
@@ -215,7 +214,7 @@ def _model_names(model: str | None) -> ModelNames:
 
 
 def _described(voice: Voice, models: ModelNames) -> dict[str, Any]:
-    """A voice as JSON values; model: a local model that it fits, None if there is none, or if it fits any model."""
+    """A voice as JSON values; model: a local model that it fits; None: not here, or it fits any model."""
     known = ((models.of(one.fingerprint), one.fingerprint) for one in (voice, *voice.others) if one.fingerprint)
     model, fingerprint = next((one for one in known if one[0]), (None, voice.fingerprint))
     return {
