@@ -102,7 +102,7 @@ def world(tmp_path: Path, babble: Path, babble_v3: Path, monkeypatch: pytest.Mon
     for name in ("me.wav", "said.wav", "anna.wav", "recordings/anna/001.wav"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / "tests" / "data" / "audio" / "speech_24k_float.wav", work / name)
-    template = ROOT / "src" / "vivavoce" / "entrypoints" / "triton" / "repository" / "token2wav" / "config.pbtxt"
+    template = ROOT / "src" / "vivavoce_triton" / "repository" / "token2wav" / "config.pbtxt"
     for name in ("model_repo/token2wav/config.pbtxt", "config.pbtxt"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(template, work / name)
