@@ -1,8 +1,8 @@
 """One vocabulary of text and speech, for runtimes that know a single table of ids.
 
-The merged language model has the text ids first, then the speech ids, then what ends speech and the two control ids
-that frame the text. Where speech begins depends on the text tokenizer: 151,663 in the CosyVoice2 release, less in small
-models, so it is always worked out.
+The merged vocabulary has the text ids first, then the speech ids, then the ids that end speech and the two control ids
+that frame the text. The first speech id depends on the text tokenizer (151,663 in the CosyVoice2 release, less in small
+models), so it is always computed.
 """
 
 from __future__ import annotations
