@@ -75,7 +75,7 @@ def test_schema_and_example_are_whole(run: Run, file: Path) -> None:
 
 def test_without_the_servers_packages_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic", None)
-    for name in [name for name in sys.modules if name.startswith("vivavoce.server.settings")]:
+    for name in [name for name in sys.modules if name.startswith(("vivavoce.server.settings", "vivavoce.cli.serve"))]:
         monkeypatch.delitem(sys.modules, name)
     for command in ("config check", "config show", "config schema", "config example", "serve", "serve --help"):
         assert "pip install 'vivavoce[server]'" in run(command).error

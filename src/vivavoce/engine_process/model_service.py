@@ -185,7 +185,7 @@ class ModelService:
     def _statistics(self) -> BackendStatistics:
         engine, recordings = self.synthesizer.engine, self.registry.recordings
         used, total = _memory(engine.models.device)
-        return BackendStatistics(engine.statistics, used, total, recordings.made, recordings.remembered)
+        return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
 
     async def _extracted(self, recording: Recording) -> Voice:
         """The voice of a recording; what is not remembered has to wait, and to find room beside the streams."""
