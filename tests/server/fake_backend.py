@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -68,7 +68,7 @@ class FakeStream:
         self.cancelled.set()
         self.texts.put_nowait(None)
 
-    async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+    async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         audio_s, given, spoken, pieces = 0.0, 0, 0, 0
         offset = 0
         async for text in self._texts():

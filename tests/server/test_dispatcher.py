@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import pytest
@@ -84,7 +84,7 @@ async def test_an_unexpected_failure_is_not_a_cancellation() -> None:
             return DefectiveStream(order, None)
 
     class DefectiveStream(FakeStream):
-        async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
             yield SegmentText(0, 0, 1)
             raise KeyError("a defect")
 
@@ -203,7 +203,7 @@ async def test_speech_in_time_ends_as_ever() -> None:
 
 async def test_an_arriving_text_with_nothing_to_say_is_silent_and_whole() -> None:
     class Wordless(FakeStream):
-        async def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+        async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
             async for _ in self._texts():
                 pass
             raise InvalidText("text: all pieces are empty; send some text", nothing_to_say=True)
@@ -227,6 +227,41 @@ async def test_an_arriving_text_with_nothing_to_say_is_silent_and_whole() -> Non
         assert events[0] == SegmentText(0, 0, 1)
         assert active.whole().audio_s == SILENCE_S
         assert dispatcher.request_log.get("a", ANONYMOUS).segments_spoken == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_backends_generator_is_closed_when_a_request_ends_early(leaves: bool) -> None:
+    """Either its listener leaves, or the server ends it while the listener has a piece."""
+    closed: list[str] = []
+
+    class Watched(FakeStream):
+        async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
+            try:
+                yield SegmentText(0, 0, 6)
+                yield SegmentText(1, 6, 12)
+            finally:
+                await asyncio.sleep(0)  # only `aclose` waits for this; a collection would leave it to a later task
+                closed.append(self.order.text or "")
+
+    class Watching(FakeSpeaker):
+        async def speak(self, order: SpeechRequest) -> FakeStream:
+            return Watched(order, None)
+
+    dispatcher = RequestDispatcher(Watching())
+    active = await dispatcher.speak(ANONYMOUS, HELLO, door="http", request_id="a")
+    if leaves:
+        async with active:
+            async for _ in active:
+                break
+    else:
+
+        async def listen() -> None:
+            async for _ in active:
+                await dispatcher.drain(0.0)
+
+        with pytest.raises(EngineStopped, match="not finished"):
+            await listen()
+    assert closed == ["Hello."]
 
 
 async def test_who_leaves_at_its_deadline_has_been_too_late() -> None:

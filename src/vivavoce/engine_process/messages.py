@@ -1,8 +1,8 @@
-"""What a server and its engine's process send one another, and how it is framed on their socket.
+"""The messages between a server and its engine's process, and their framing on the socket.
 
-Both ends are the same program on the same machine, and the socket is theirs alone: frames are pickled values, each
-after its length in four bytes. The first one to the process is its `EngineProcessSettings`, all others are `Message`s.
-The process leaves when the socket is closed.
+Both ends are the same program on the same machine, and only they use the socket: a frame is a pickled value after its
+length in four bytes. The first one to the process is its `EngineProcessSettings`, and the first one from it `Opening`.
+The process ends when the socket is closed. All messages about one request or question carry the same number.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import pickle
 import struct
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from vivavoce.errors import VivavoceError
+from vivavoce.frontend.speech import SpeechEvent, SpeechRequest, Verdict
+from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
 from vivavoce_textnorm.lexicon import Lexicons
 
-OPENING = 0
-"""The number of the first answer: the model is loaded and warm (a `ModelInfo`), or cannot be loaded (an error)."""
 _LENGTH = struct.Struct("!I")
 
 
 class EngineProcessSettings(NamedTuple):
-    """The sections of a server's settings that its engine's process needs, and the lexicons that it has read."""
+    """The sections of a server's settings that its engine's process needs, and the lexicons, which the server reads."""
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
@@ -30,26 +32,101 @@ class EngineProcessSettings(NamedTuple):
     lexicons: Lexicons | None = None
 
 
-class Message(NamedTuple):
-    """One message; all about a request, or a question and its answer, carry one number. By kind, its value is:
+@dataclass(frozen=True)
+class Speak:
+    """To the process: a request. `Answer` tells whether it is accepted."""
 
-    to the process: speak: a `SpeechRequest`, whose answer (None) tells that it is accepted; text: more of a text that
-    arrives, None: all of it has come; heard: the segment of which the listener has taken audio; cancel: None; call: the
-    name of a `ModelService` method and its arguments, answered with its result; ping: None, answered with the voice
-    store's state ("ok", or what is wrong) and the streams that the engine keeps up with (`EngineLoad.capacity`) as long
-    as the process gets on with texts and recordings. A process whose engine has failed ends.
+    number: int
+    request: SpeechRequest
 
-    from it: answer: what was asked for, or the `VivavoceError` that it was refused with; event: the next `SpeechEvent`
-    of a request; end: its `Verdict`, or the `VivavoceError` that it failed with.
+
+@dataclass(frozen=True)
+class Text:
+    """To the process: more of a streamed text; None: its end."""
+
+    number: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class Heard:
+    """To the process: the listener has taken audio of this segment."""
+
+    number: int
+    segment: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """To the process: end a request or question."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """To the process: call a method of `ModelService`."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Ping:
+    """To the process: a health check, answered with a `Pulse` while texts and recordings make progress.
+
+    A process whose engine has failed ends instead.
     """
 
     number: int
-    kind: Literal["speak", "text", "heard", "cancel", "call", "ping", "answer", "event", "end"]
+
+
+class Pulse(NamedTuple):
+    """voice_store: "ok", or the problem; capacity: streams that the engine keeps up with, see `EngineLoad`."""
+
+    voice_store: str
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Opening:
+    """From the process: the model is loaded and warm, or cannot be loaded."""
+
+    outcome: ModelInfo | VivavoceError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """From the process: the result for `Speak` (None: accepted), `Call` or `Ping`, or the error that refuses it."""
+
+    number: int
     value: Any = None
 
 
+@dataclass(frozen=True)
+class Event:
+    """From the process: the next event of a request."""
+
+    number: int
+    event: SpeechEvent
+
+
+@dataclass(frozen=True)
+class End:
+    """From the process: a request has ended or failed."""
+
+    number: int
+    outcome: Verdict | VivavoceError
+
+
+Question = Speak | Call | Ping
+ToProcess = Question | Text | Heard | Cancel
+FromProcess = Opening | Answer | Event | End
+
+
 async def read_message(reader: asyncio.StreamReader) -> Any:
-    """The next message; None: the other end has gone. Bytes that are not a message raise what pickle raises."""
+    """The next message; None: the other end has closed. Bytes that are not a message raise what pickle raises."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))
@@ -57,7 +134,7 @@ async def read_message(reader: asyncio.StreamReader) -> Any:
         return None
 
 
-def framed(message: Message | EngineProcessSettings) -> bytes:
-    """A message as it is written."""
+def framed(message: ToProcess | FromProcess | EngineProcessSettings) -> bytes:
+    """The bytes of a message on the socket."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data

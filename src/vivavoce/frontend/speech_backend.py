@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class SpeechStream(Protocol):
     def verdict(self) -> Verdict | None:
         """How it ended; None while it goes on."""
 
-    def __aiter__(self) -> AsyncIterator[SpeechEvent]:
+    def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         """Each segment's text before its audio, and audio (chunks of one sample or more), in order.
 
         Raises what it failed with; leaving the iteration early does not end it, `cancel` does.

@@ -82,7 +82,7 @@ class KeyRing:
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized: it is needed, and missing, unknown or expired; the error does not quote it.
+        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired.
 
         The time taken does not depend on how much of a key is right.
         """
@@ -113,7 +113,7 @@ class KeyRing:
         return found
 
     def named(self, name: str) -> Principal:
-        """The principal of the key of this name, for clients that cannot send a key; Unauthorized: unknown or expired."""
+        """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if (found := self._find(self._path, name, lambda entry: entry.name)) is None:

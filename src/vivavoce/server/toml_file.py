@@ -12,7 +12,7 @@ from vivavoce.errors import InvalidRequest, MissingDependency
 
 
 def read_toml(path: Path, field: str) -> dict[str, Any]:
-    """A file's values; InvalidRequest names `field`, the setting that names the file: missing, unreadable or no TOML."""
+    """A file's values; InvalidRequest names `field`, the file's setting: missing, unreadable or malformed."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -25,7 +25,7 @@ def read_toml(path: Path, field: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The values of this text; InvalidRequest: it is no TOML, with the line."""
+    """The values of this text; InvalidRequest: malformed, with the line."""
     try:
         if sys.version_info >= (3, 11):
             import tomllib
