@@ -1,10 +1,10 @@
-"""Logs: one event a line, as JSON for machines or as text for terminals; all loggers of the process write here.
+"""Logs: one event a line, as JSON for machines or as text for terminals, for all loggers of the process.
 
-An event's name is a constant: what `log_event` is given, or what a message has before its first colon. Values are
-fields, by name: `log.error("engine ended: exit %(code)d", {"code": 1})`. What libraries say is the event `library`.
+The name of an event is constant: the argument of `log_event`, or a message up to its first colon. Values are named
+fields: `log.error("engine ended: exit %(code)d", {"code": 1})`. Messages of libraries are the event `library`.
 
-Texts, recordings, transcripts and keys are not written. `log_event` takes plain fields; the messages of errors that
-clients cause are left out, because they quote what was sent; addresses lose their query strings.
+Texts, recordings, transcripts and keys are never written. The messages of errors that clients cause are left out,
+because they quote the request; addresses lose their query strings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Field = str | int | float | bool | None
 _FIELDS = "vivavoce_fields"
 _QUIET_LIBRARIES = ("httpx", "httpcore", "hpack", "websockets", "multipart", "python_multipart", "opentelemetry")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Controls, line ends of Unicode, marks that turn the direction of writing or do not show, halves of pairs."""
+"""Controls, line ends of Unicode, marks of direction, invisible characters, and surrogates."""
 _QUERY = re.compile(r"\?[^\s\"']*")
 _MAX_MESSAGE = 4000
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -40,10 +40,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(
 
 @dataclass
 class RequestScope:
-    """What is known of the request, or the connection, that a task works on; filled in step by step.
+    """The known facts of a task's request or connection, filled in step by step.
 
-    request_id, principal_name: "" until they are known; traceparent, tracestate: W3C's trace context as the client
-    sent it, or "".
+    request_id, principal_name: "" until known; traceparent, tracestate: the client's W3C trace context, or "".
     """
 
     request_id: str = ""
@@ -68,7 +67,7 @@ def current_scope() -> RequestScope | None:
 
 @contextmanager
 def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: str = "") -> Iterator[RequestScope]:
-    """Everything that is logged inside belongs to one request."""
+    """Log lines inside belong to one request."""
     limit = 512  # W3C asks servers to pass on this many
     scope = RequestScope(request_id, traceparent=traceparent[:limit], tracestate=tracestate[:limit])
     token = _current.set(scope)
@@ -79,7 +78,7 @@ def request_scope(request_id: str = "", *, traceparent: str = "", tracestate: st
 
 
 def note_principal(name: str) -> None:
-    """The running request was sent with the key of this name."""
+    """Note that the running request was sent with the key of this name."""
     if (scope := _current.get()) is not None:
         scope.principal_name = name
 
@@ -107,14 +106,14 @@ def configure(form: str, level: str = "info", *, log_text: bool = False, stream:
 
 
 def log_event(logger: logging.Logger, level: int, event: str, **fields: Field) -> None:
-    """Log an event with its fields, by name; None: not known, left out."""
+    """Log an event with its fields; those with None are left out."""
     if logger.isEnabledFor(level):
         known = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, event, extra={_FIELDS: known})
 
 
 def log_text(request_id: str, text: str) -> None:
-    """Log the text of a request, if the operator wants that."""
+    """Log the text of a request, if `configure` allows it."""
     log_event(_text_log, logging.INFO, "text", request_id=request_id, text=text)
 
 
@@ -132,7 +131,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, event, the request's fields, the event's, message and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; keys come in that order."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         message, event = _message(record), "library"
         if record.name.startswith("vivavoce"):
@@ -149,15 +147,14 @@ class JsonFormatter(logging.Formatter):
             line["message"] = message
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        # json escapes what is below a space; the rest is escaped here, where all of it is inside of strings.
+        # json escapes ASCII controls; this escapes the others, which are all inside of strings.
         return printable(json.dumps(line, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time with its zone, level, message, fields as name=value; tracebacks below, indented."""
+    """For people: time with zone, level, message, fields as name=value; below, an indented traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback's lines."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(record.created))
         words = [moment, f"{record.levelname.lower():<7}", printable(_message(record))]
         for name, value in _fields(record).items():
@@ -173,7 +170,7 @@ class TextFormatter(logging.Formatter):
 def _message(record: logging.LogRecord) -> str:
     try:
         text = record.getMessage()
-    except Exception:  # a logging call with wrong arguments must not end what it reports on
+    except Exception:  # wrong arguments of a log call must not raise
         text = str(record.msg)
     if record.name.startswith("uvicorn"):
         text = _QUERY.sub("?…", text)  # a WebSocket's address may hold a key
@@ -181,15 +178,12 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProxyType({})) -> dict[str, Field]:
-    """Those of the running request, those that the message was given, then the event's own.
-
-    JSON cannot write numbers that are not finite.
-    """
+    """The fields of the running request, of the message's arguments, then of the event."""
     scope = current_scope() or RequestScope()
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}
     for name, value in {**given, **getattr(record, _FIELDS, {})}.items():
-        if isinstance(value, float):
+        if isinstance(value, float):  # JSON has no infinity and NaN
             value = round(value, 4) if isfinite(value) else str(value)
         fields[name] = value if value is None or isinstance(value, (str, int, float)) else str(value)
     return fields

@@ -1,4 +1,4 @@
-"""A speaker that needs no engine: every letter is a hundredth of a second of a tone, every sentence a segment."""
+"""A backend without an engine: each letter is a hundredth of a second of a tone, each sentence a segment."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def tone(letters: int, seed: int) -> np.ndarray:
 
 
 class Gate(asyncio.Event):
-    """Lets some pieces of audio through, then holds the others until it is set."""
+    """Lets some pieces of audio pass, and blocks the others until it is set."""
 
     def __init__(self, pieces: int) -> None:
         super().__init__()
-        self._left = pieces
+        self._remaining = pieces
 
     async def wait(self) -> Literal[True]:
-        self._left -= 1
-        return True if self._left >= 0 else await super().wait()
+        self._remaining -= 1
+        return True if self._remaining >= 0 else await super().wait()
 
 
 @dataclass
 class FakeStream:
-    """Speaks what it was given; `gate`, if there is one, is awaited before every piece of audio."""
+    """Speaks its request; waits for the `gate`, if any, before each piece of audio."""
 
     order: SpeechRequest
     gate: asyncio.Event | None
     fails_after: int | None = None
-    """Pieces of audio after which it fails, or ends with this verdict."""
+    """Pieces of audio until it fails, or ends with `ends_with`."""
     ends_with: Verdict | None = None
     sample_rate: int = RATE
     verdict: Verdict | None = None
@@ -115,7 +115,7 @@ class FakeStream:
 
 @dataclass
 class FakeSpeaker:
-    """Public voices "anna" (built in) and whatever is added."""
+    """Has the built-in public voice "anna", and those that are added."""
 
     gate: asyncio.Event | None = None
     refuses_with: VivavoceError | None = None
@@ -125,7 +125,7 @@ class FakeSpeaker:
     stuck: bool = False
     voice_store: str = "ok"
     rate: int = RATE
-    """Of its samples, which stay the same: a letter is then more than a hundredth of a second, or less."""
+    """The claimed sample rate; the samples stay the same, so that it changes the duration of a letter."""
     orders: list[SpeechRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     stored: dict[tuple[str, str], VoiceSummary] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class FakeSpeaker:
 
 
 class Unguided(FakeSpeaker):
-    """Its model follows no instructions."""
+    """Its model cannot follow instructions."""
 
     @property
     def about(self) -> ModelInfo:

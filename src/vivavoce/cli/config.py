@@ -81,7 +81,7 @@ def example() -> None:
 
 @contextmanager
 def needs_server() -> Iterator[None]:
-    """`MissingDependency` says what to install where a package of the server is missing."""
+    """Raise `MissingDependency` with the way to install a missing package of the server."""
     try:
         yield
     except ModuleNotFoundError as error:

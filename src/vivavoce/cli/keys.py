@@ -31,7 +31,7 @@ _FILE = flag(
     envvar="VIVAVOCE_AUTH_KEYS_FILE",
     callback=lambda path: Path(os.path.expanduser(path)),  # as the server reads it
 )
-_NAME = argument("Whose key it is, as logs and traces call it.", "NAME", default=REQUIRED)
+_NAME = argument("The name of the key, in logs and traces.", "NAME", default=REQUIRED)
 
 
 @command(
@@ -42,17 +42,17 @@ _NAME = argument("Whose key it is, as logs and traces call it.", "NAME", default
 def add(
     name: str = _NAME,
     file: Path = _FILE,
-    owner: str | None = flag("Whose voices it sees and keeps.  [default: its own, under NAME]", "NAME"),
-    may_publish: bool = flag("It may add and remove voices that everybody sees.", default=False),
+    owner: str | None = flag("Owner of the voices that it sees and stores.  [default: NAME]", "NAME"),
+    may_publish: bool = flag("It may add and remove public voices.", default=False),
     requests_per_minute: float | None = flag("Requests in a minute.  [default: no limit]", "NUMBER"),
     characters_per_minute: float | None = flag("Characters of text in a minute.  [default: no limit]", "NUMBER"),
     concurrent: int | None = flag("Requests at once.  [default: no limit]", "NUMBER"),
-    expires: str | None = flag("From that day on it is refused.  [default: never]", "DATE"),
+    expires: str | None = flag("Day from which it is refused.  [default: never]", "DATE"),
     quiet: QuietOption = False,
 ) -> None:
-    """Make a key and print it, this once.
+    """Make a key and print it once.
 
-    The file keeps only its SHA-256. A server that runs takes the new key at once.
+    The file keeps only its SHA-256. A running server accepts the new key at once.
     """
     from vivavoce.server.keys import add_key, new_entry, new_key
 
@@ -91,7 +91,7 @@ def remove(
     yes: bool = flag("Do not ask.", None, "-y", default=False),
     quiet: QuietOption = False,
 ) -> None:
-    """Take a key back. A server that runs refuses it from then on."""
+    """Remove a key. A running server refuses it from then on."""
     from vivavoce.server.keys import remove_key
 
     if not yes:
@@ -111,9 +111,9 @@ def sign_url(
     file: Path = _FILE,
     expires_in: float = flag("For how long, in seconds, up to a week.", "SECONDS", default=3600.0),
 ) -> None:
-    """Print the URL as one that plays without a key for a while, on the account of the key of that name.
+    """Print the URL with a signature, so that it plays without a key for a while.
 
-    Who has the URL can have that text spoken until then, as often as the key's limits allow. Its URLs end with the key.
+    Each use counts for the key of that name, within its limits. Removing the key makes its URLs invalid.
     """
     from urllib.parse import parse_qsl
 
@@ -140,9 +140,9 @@ def usage(
     logs: list[Path] = argument("Logs of a server as JSON.  [default: stdin]", "LOG", default=None),
     as_json: JsonOption = False,
 ) -> None:
-    """Add up what each key has had, from a server's log.
+    """Add up the usage of each key, from a server's log.
 
-    The log is the record: it reaches back as far as it is kept. It has to be JSON (logging.format).
+    The log has to be JSON (logging.format). The sums reach back as far as the log.
     """
     from vivavoce.server.request_log import usage_in
 

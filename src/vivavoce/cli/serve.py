@@ -36,7 +36,7 @@ _TYPES: Mapping[str, tuple[Any, str | None]] = {
     "string": (str, "NAME"),
     "path": (Path, "FILE"),
 }
-"""A setting's kind: the type of its option, and what stands for its value in the help."""
+"""For each kind of setting: the type of its option, and the name of its value in the help."""
 
 
 def serve() -> None:
@@ -47,32 +47,30 @@ def serve() -> None:
 
 
 class ServeCommand(TyperCommand):
-    """`serve`, whose options are made of the settings when it is used: other commands need no pydantic."""
+    """`serve`. Its options are made from the settings on first use, so that other commands do not import pydantic."""
 
     @cached_property
-    def _made(self) -> TyperCommand:
+    def _built(self) -> TyperCommand:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command()(_command())
-        made = typer.main.get_command(app)
-        assert isinstance(made, TyperCommand)
-        return made
+        built = typer.main.get_command(app)
+        assert isinstance(built, TyperCommand)
+        return built
 
     @property
     def params(self) -> list[Any]:
-        """The options."""
-        return self._made.params
+        return self._built.params
 
     @params.setter
     def params(self, _: object) -> None:
-        """Those of the function above are none."""
+        """Ignored: `TyperCommand` sets the options of `serve()`, which has none."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it."""
-        return self._made.invoke(ctx)
+        return self._built.invoke(ctx)
 
 
 def _command() -> Any:
-    """The function of the command: its parameters are --config, a flag for each setting that has one, and --quiet."""
+    """The command's function, with the parameters --config, a flag for each setting that has one, and --quiet."""
 
     def run(
         *,
@@ -92,19 +90,19 @@ def _command() -> Any:
 
 
 def flag_values(parameters: Mapping[str, object]) -> dict[str, object]:
-    """The flags among a command's parameters (`typer.Context.params`), by the names of their settings."""
+    """The flags among the parameters of a command (`typer.Context.params`), by setting."""
     return {setting.name: parameters[name] for name, setting in _flags().items()}
 
 
 def _flags() -> dict[str, Setting]:
-    """The settings that have flags, by the name of the command's parameter."""
+    """The settings with flags, by the name of the command's parameter."""
     with needs_server():
         from vivavoce.server.settings_sources import SETTINGS
     return {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.values() if setting.flag}
 
 
 def _option(setting: Setting) -> tuple[Any, Any]:
-    """The type and the option of a setting; one that is not given is None, so that file and environment hold."""
+    """Type and option of a setting; its default is None, so that file and environment apply."""
     declaration, _, text = setting.flag_spec.partition(": ")
     names = [word for word in declaration.split() if word.startswith("-")]
     kind, usual = _TYPES["path" if setting.kind.get("format") == "path" else setting.kind["type"]]

@@ -17,25 +17,8 @@ from typing import Any
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
 from vivavoce.engine.routing import EngineLoad
-from vivavoce.engine_process.messages import (
-    Answer,
-    Call,
-    Cancel,
-    End,
-    EngineProcessSettings,
-    Event,
-    FromProcess,
-    Heard,
-    Opening,
-    Ping,
-    Pulse,
-    Question,
-    Speak,
-    Text,
-    ToProcess,
-    framed,
-    read_message,
-)
+from vivavoce.engine_process import messages
+from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.errors import EngineStopped, RequestCancelled, VivavoceError
 from vivavoce.frontend.speech import FinishReason, Recording, SpeechEvent, SpeechRequest, Verdict
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
@@ -67,7 +50,7 @@ MOST_UNSENT_BYTES = 64 << 20
 class RemoteStream:
     """A `SpeechStream` of the engine's process. The process is told what was heard, and limits the waiting events."""
 
-    def __init__(self, number: int, sample_rate: int, send: Callable[[ToProcess], None]) -> None:
+    def __init__(self, number: int, sample_rate: int, send: Callable[[messages.ToProcess], None]) -> None:
         self._number, self.sample_rate, self._send = number, sample_rate, send
         self.verdict: Verdict | None = None
         self._events: asyncio.Queue[SpeechEvent | Verdict | VivavoceError] = asyncio.Queue()
@@ -76,22 +59,22 @@ class RemoteStream:
         while not isinstance(event := await self._events.get(), (Verdict, VivavoceError)):
             yield event
             if isinstance(event, AudioChunk):
-                self._send(Heard(self._number, event.segment))
+                self._send(messages.Heard(self._number, event.segment))
         if isinstance(event, VivavoceError):
             raise event
 
     async def push(self, text: str) -> None:
         check_text(text)
         if self.verdict is None:
-            self._send(Text(self._number, text))
+            self._send(messages.Text(self._number, text))
 
     async def end(self) -> None:
         if self.verdict is None:
-            self._send(Text(self._number, None))
+            self._send(messages.Text(self._number, None))
 
     def cancel(self) -> None:
         if self.verdict is None:
-            self._send(Cancel(self._number))
+            self._send(messages.Cancel(self._number))
             while not self._events.empty():  # the listener has left
                 self._events.get_nowait()
             self.on_end(Verdict(FinishReason.CANCELLED))
@@ -179,11 +162,11 @@ class EngineClient:
         number = next(self._numbers)
         stream = self._streams[number] = RemoteStream(number, self.about.sample_rate, self._send)
         try:
-            await self._ask(Speak(number, request))
+            await self._ask(messages.Speak(number, request))
         except BaseException as error:
             self._streams.pop(number, None)  # missing already if the process has ended
             if isinstance(error, asyncio.CancelledError):
-                self._send(Cancel(number))
+                self._send(messages.Cancel(number))
             raise
         return stream
 
@@ -228,14 +211,14 @@ class EngineClient:
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of `ModelService`."""
-        return await self._ask(Call(next(self._numbers), method, arguments))
+        return await self._ask(messages.Call(next(self._numbers), method, arguments))
 
-    async def _ask(self, question: Question) -> Any:
+    async def _ask(self, question: messages.Question) -> Any:
         """The answer of the process; raises the error that it answers with."""
         if not self._can_speak.is_set():
             raise _not_ready()
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
-        if not isinstance(question, Ping) and (self.stuck or unsent > MOST_UNSENT_BYTES):
+        if not isinstance(question, messages.Ping) and (self.stuck or unsent > MOST_UNSENT_BYTES):
             trouble = "does not answer" if self.stuck else "takes no requests"
             raise EngineStopped(f"engine: its process {trouble} just now; ask again in some seconds")
         answer = self._questions[question.number] = asyncio.get_running_loop().create_future()
@@ -245,7 +228,7 @@ class EngineClient:
         finally:
             self._questions.pop(question.number, None)
 
-    def _send(self, message: ToProcess | EngineProcessSettings) -> None:
+    def _send(self, message: messages.ToProcess | EngineProcessSettings) -> None:
         """Write to the process. A message to an ended process is lost; `_lose_all` tells its sender."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(framed(message))
@@ -314,16 +297,16 @@ class EngineClient:
         except EngineStopped:
             return
 
-    async def _pulse(self) -> Pulse:
+    async def _pulse(self) -> messages.Pulse:
         """The answer to a health check; TimeoutError: none."""
-        asking = asyncio.ensure_future(self._ask(Ping(next(self._numbers))))
+        asking = asyncio.ensure_future(self._ask(messages.Ping(next(self._numbers))))
         try:
             # In steps: if this process itself was suspended, the first step finds the answer.
             for step in range(round(STUCK_S / PULSE_S)):
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
                     self.stuck = False
-                    pulse: Pulse = await asking
+                    pulse: messages.Pulse = await asking
                     return pulse
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
@@ -359,16 +342,16 @@ class EngineClient:
         self._send(self._settings)
         return reader
 
-    def _take(self, message: FromProcess) -> None:
+    def _take(self, message: messages.FromProcess) -> None:
         match message:
-            case Opening(outcome):
+            case messages.Opening(outcome):
                 self._take_opening(outcome)
-            case Answer(number, value):
+            case messages.Answer(number, value):
                 self._answer(number, value)
-            case Event(number, event):
+            case messages.Event(number, event):
                 if number in self._streams:  # else it was cancelled meanwhile
                     self._streams[number].on_event(event)
-            case End(number, outcome):
+            case messages.End(number, outcome):
                 if number in self._streams:
                     self._streams.pop(number).on_end(outcome)
             case _:

@@ -32,90 +32,81 @@ class EngineProcessSettings(NamedTuple):
     lexicons: Lexicons | None = None
 
 
+# To the engine's process.
+
+
 @dataclass(frozen=True)
 class Speak:
-    """To the process: a request. `Answer` tells whether it is accepted."""
-
     number: int
     request: SpeechRequest
 
 
 @dataclass(frozen=True)
 class Text:
-    """To the process: more of a streamed text; None: its end."""
-
     number: int
     text: str | None
+    """More of a streamed text; None: its end."""
 
 
 @dataclass(frozen=True)
 class Heard:
-    """To the process: the listener has taken audio of this segment."""
-
     number: int
     segment: int
+    """The listener has taken audio of this segment."""
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """To the process: end a request or question."""
-
     number: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """To the process: call a method of `ModelService`."""
-
     number: int
     method: str
+    """Of `ModelService`."""
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Ping:
-    """To the process: a health check, answered with a `Pulse` while texts and recordings make progress.
-
-    A process whose engine has failed ends instead.
-    """
+    """A health check, answered while texts and recordings make progress. A process whose engine has failed ends."""
 
     number: int
 
 
-class Pulse(NamedTuple):
-    """voice_store: "ok", or the problem; capacity: streams that the engine keeps up with, see `EngineLoad`."""
-
-    voice_store: str
-    capacity: int
+# From the engine's process.
 
 
 @dataclass(frozen=True)
 class Opening:
-    """From the process: the model is loaded and warm, or cannot be loaded."""
+    """The first message: the model is loaded and warm, or cannot be loaded."""
 
     outcome: ModelInfo | VivavoceError
 
 
 @dataclass(frozen=True)
 class Answer:
-    """From the process: the result for `Speak` (None: accepted), `Call` or `Ping`, or the error that refuses it."""
-
     number: int
     value: Any = None
+    """The result of a `Call`, the `Pulse` after a `Ping`, None after an accepted `Speak`; or the error that refuses."""
+
+
+class Pulse(NamedTuple):
+    voice_store: str
+    """ "ok", or the problem."""
+    capacity: int
+    """See `EngineLoad`."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """From the process: the next event of a request."""
-
     number: int
     event: SpeechEvent
 
 
 @dataclass(frozen=True)
 class End:
-    """From the process: a request has ended or failed."""
-
     number: int
     outcome: Verdict | VivavoceError
 

@@ -23,24 +23,8 @@ from typing import Any
 from vivavoce.child import end_with_parent
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
-from vivavoce.engine_process.messages import (
-    Answer,
-    Call,
-    Cancel,
-    End,
-    EngineProcessSettings,
-    Event,
-    FromProcess,
-    Heard,
-    Opening,
-    Ping,
-    Pulse,
-    Speak,
-    Text,
-    ToProcess,
-    framed,
-    read_message,
-)
+from vivavoce.engine_process import messages
+from vivavoce.engine_process.messages import EngineProcessSettings, framed, read_message
 from vivavoce.engine_process.model_service import ModelService, open_model_service
 from vivavoce.errors import EngineStopped, Overloaded, RequestCancelled, StageFailed, VivavoceError
 from vivavoce.frontend.session import RequestSession, in_thread
@@ -82,20 +66,20 @@ class EngineServer:
         for task in self._tasks.values():
             task.cancel()
 
-    def _take(self, message: ToProcess) -> None:
+    def _take(self, message: messages.ToProcess) -> None:
         number = message.number
         match message:
-            case Speak():
+            case messages.Speak():
                 self._start(number, self._speak(number, message.request))
-            case Call():
+            case messages.Call():
                 self._start(number, self._call(message))
-            case Ping():
+            case messages.Ping():
                 self._start(number, self._pulse(number))
-            case Text() if number in self._pieces:
+            case messages.Text() if number in self._pieces:
                 self._pieces[number].put(message.text)
-            case Heard() if number in self._sessions:
+            case messages.Heard() if number in self._sessions:
                 self._sessions[number].on_heard(message.segment)
-            case Cancel() if number in self._tasks:
+            case messages.Cancel() if number in self._tasks:
                 self._tasks[number].cancel()
 
     def _start(self, number: int, work: Coroutine[Any, Any, None]) -> None:
@@ -120,13 +104,13 @@ class EngineServer:
                     await self._service.read(request.text, partial(session.start, request.text, voice, request))
                     await self._begun(session)
                 accepted = True
-                self._send(Answer(number))
+                self._send(messages.Answer(number))
                 if request.text is None:
                     # In a thread of its own, since it waits for text.
                     await in_thread(partial(session.start, iter(pieces.get, None), voice, request), session.close)
                     await self._begun(session)
             async for event in session.events():
-                self._send(Event(number, event))
+                self._send(messages.Event(number, event))
                 await self._writer.drain()
             outcome = session.verdict()
         except asyncio.CancelledError:
@@ -137,7 +121,7 @@ class EngineServer:
             session.close()
             pieces.put(None)
             del self._sessions[number], self._pieces[number]
-        self._send(End(number, outcome) if accepted else Answer(number, outcome))
+        self._send(messages.End(number, outcome) if accepted else messages.Answer(number, outcome))
 
     async def _begun(self, session: RequestSession) -> None:
         """With admission auto, wait until the engine begins this request; Overloaded: that took too long."""
@@ -165,12 +149,12 @@ class EngineServer:
         finally:
             coming.remove(owner)
 
-    async def _call(self, call: Call) -> None:
+    async def _call(self, call: messages.Call) -> None:
         try:
             answer = await getattr(self._service, call.method)(*call.arguments)
         except Exception as failure:
             answer = self._public(failure)
-        self._send(Answer(call.number, answer))
+        self._send(messages.Answer(call.number, answer))
 
     async def _pulse(self, number: int) -> None:
         asked = time.monotonic()
@@ -180,7 +164,7 @@ class EngineServer:
         voice_store = await self._service.check_store()
         while not self._service.moved_since(asked):
             await asyncio.sleep(POLL_S)
-        self._send(Answer(number, Pulse(voice_store, self._service.synthesizer.engine.capacity)))
+        self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.synthesizer.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
         """The error for the client; the log has the details of an unexpected one."""
@@ -191,7 +175,7 @@ class EngineServer:
         log.error("request failed", exc_info=failure)
         return StageFailed(f"engine: the request failed with {type(failure).__name__}, which was logged; ask again")
 
-    def _send(self, message: FromProcess) -> None:
+    def _send(self, message: messages.FromProcess) -> None:
         if not self._writer.is_closing():
             self._writer.write(framed(message))
 
@@ -215,10 +199,10 @@ async def run(connection: socket.socket) -> int:
             log.error("engine not started", exc_info=failure)
             reason = " ".join(str(failure).split())
             failure = EngineStopped(f"engine: it cannot be started ({type(failure).__name__}: {reason})")
-        writer.write(framed(Opening(failure)))
+        writer.write(framed(messages.Opening(failure)))
         await writer.drain()
         return failure.exit_code
-    writer.write(framed(Opening(service.about)))
+    writer.write(framed(messages.Opening(service.about)))
     server = EngineServer(service, writer)
     serving, failing = asyncio.ensure_future(server.serve(reader)), asyncio.ensure_future(server.failed.wait())
     await asyncio.wait((serving, failing), return_when=asyncio.FIRST_COMPLETED)

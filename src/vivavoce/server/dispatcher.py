@@ -286,8 +286,11 @@ class ActiveRequest:
     def cancel(self) -> None:
         """End it because its client wants so or has disconnected; the iteration ends."""
         deadline = self._record.deadline
-        if self.verdict is None and deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
+        if self.verdict is not None:
+            return
+        if deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
             self.fail(_too_late("its speech was whole"))
+            return
         self._stream.cancel()
         self._finish(FinishReason.CANCELLED)
 

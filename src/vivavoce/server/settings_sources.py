@@ -1,6 +1,6 @@
-"""One set of settings from all sources: default < file < environment < flag, with the origin of each value.
+"""Merge the settings of all sources, default < file < environment < flag, and keep the origin of each value.
 
-Each source is validated by itself, so that a value which another source overrules is checked too.
+Each source is validated alone, so that a value which another source overrides is checked too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vivavoce.server.settings_checks import contradictions
 from vivavoce.server.toml_file import closest, read_toml
 
 DEFAULT = "default"
-"""The origin of a value that no source gives."""
+"""The origin of a value without a source."""
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
 _OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
-"""Variables that are no settings; those of `training` are not a server's."""
+"""Variables that are not settings; the server does not read those of `training`."""
 _CLUSTER = re.compile(r"_SERVICE_(HOST|PORT\w*)$|_PORT_\d+_(TCP|UDP)(_\w+)?$")
 _LOGIN = re.compile(r"://.*@", re.DOTALL)
 _SECRET = re.compile(r"([?&][a-z_]*(?:password|token|secret|key)=)[^&]*", re.IGNORECASE)
@@ -96,7 +96,7 @@ def _settings() -> Iterator[Setting]:
 
 
 def _wanted(kind: Mapping[str, Any]) -> str:
-    """The values of a schema: "a whole number in 0 … 65535"."""
+    """The values that a schema allows: "a whole number in 0 … 65535"."""
     if "enum" in kind:
         return f"one of {', '.join(kind['enum'])}"
     if kind.get("format") == "path":
@@ -113,13 +113,12 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a server; origins: where each value comes from, by its name ("server.port")."""
+    """The settings of a server, and the origin of each value by its name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
 
     def value(self, name: str) -> Any:
-        """A setting's value by its name."""
         return attrgetter(name)(self.settings)
 
 
@@ -128,10 +127,10 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server; InvalidRequest names the first thing that is wrong: field, value, origin and limits.
+    """The settings of a server; InvalidRequest names the first problem: field, value, origin and limits.
 
-    config: the TOML file; None: the one that VIVAVOCE_CONFIG names in the environment, if it does. flags: values by
-    the settings' names ("server.port"); None: not given.
+    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: values by the settings' names
+    ("server.port"), None: not given.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -143,7 +142,7 @@ def resolve_settings(
 def try_settings(
     config: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[Resolved | None, list[str]]:
-    """The settings, or one line for each thing that is wrong."""
+    """The settings, or a line for each problem."""
     named = str(config) if config else environment.get("VIVAVOCE_CONFIG")
     try:
         sources = [_file(Path(os.path.expanduser(named)))] if named else []
@@ -271,7 +270,7 @@ def _flags(flags: Mapping[str, object]) -> _Source:
 
 
 def example_file() -> str:
-    """A TOML file with every setting, its meaning, limits, default and variable; it sets nothing."""
+    """A TOML file with every setting, its meaning, limits, default and variable, all commented out."""
     blocks = [_EXAMPLE_HEAD]
     for section, about in SECTIONS.items():
         blocks.append(f"\n[{section}]  # {about}\n")
@@ -296,7 +295,7 @@ def reference() -> str:
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as TOML and JSON have it, secrets in addresses masked."""
+    """A setting's value for TOML or JSON, with secrets masked."""
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
     if isinstance(value, Enum):
@@ -305,14 +304,14 @@ def plain(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as TOML writes it, which for these types is JSON; "unset" for None."""
+    """A value as TOML, which for these types equals JSON; "unset" for None."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{written(name)} = {written(one)}' for name, one in value.items())}}}"
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def masked(text: str) -> str:
-    """The text with the secrets of an address masked: redis://***@host."""
+    """The text without the secrets of an address: redis://***@host."""
     return _LOGIN.sub("://***@", _SECRET.sub(r"\1***", text))
 
 
@@ -326,8 +325,7 @@ def _shown(value: object) -> str:
 
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for setting in _settings()})
-"""All settings by name, in the order of the models."""
 SECTIONS: Mapping[str, str] = MappingProxyType(
     {name: str(part.annotation and part.annotation.__doc__) for name, part in ServerSettings.model_fields.items()}
 )
-"""The sections and what they are about."""
+"""The sections and their meanings."""
