@@ -80,7 +80,7 @@ class RayBackend:
         self._pools = pools
         self._about: ModelInfo | None = None
         self._states: list[tuple[bool, str] | None] = [None] * len(pools)
-        """Of each pool whether it is ready, and its voice store; None: unreachable."""
+        """For each pool whether it is ready, and its voice store; None: unreachable."""
         self._mailbox = ray.remote(TextMailbox).options(num_cpus=0, max_restarts=-1, max_concurrency=100_000).remote()
         self._watching = [asyncio.ensure_future(self._watch(index)) for index in range(len(pools))]
 

@@ -44,7 +44,7 @@ first start has no limit: it may download a model, and an operator watches it.""
 ENDING_S = 5.0
 """Seconds that a process has to end after it was asked to, and again after it was killed."""
 MOST_UNSENT_BYTES = 64 << 20
-"""Of messages that the process has not read; it reads at once unless it is stuck."""
+"""The limit of unread messages; the process reads at once unless it is stuck."""
 
 
 class RemoteStream:

@@ -87,7 +87,7 @@ class FleetStream:
                 break
             except VivavoceError as error:
                 if self.verdict is not None:
-                    return  # cancelled: there is no listener
+                    return  # its listener has cancelled it
                 await self._move(error)
         self.verdict = self.verdict or self._stream.verdict
 

@@ -64,7 +64,7 @@ class Cancel:
 class Call:
     number: int
     method: str
-    """Of `ModelService`."""
+    """Its name in `ModelService`."""
     arguments: tuple[Any, ...]
 
 

@@ -52,8 +52,8 @@ CHECK_S = 1.5
 EXTRACTION_THREADS, RECORDINGS_WAITING, EXTRACTION_S = 2, 8, 30.0
 """Recordings that are extracted at once, that may wait, and the seconds for each, on a slow processor."""
 NICENESS = 5
-"""Of extraction, which then gets a third of the processor time of other threads. With much less, an extracting thread
-that holds the interpreter's lock would block all others."""
+"""The niceness of extraction: it gets a third of the processor time of other threads. With much less, an extracting
+thread that holds the interpreter's lock would block all others."""
 
 
 class ModelService:

@@ -52,7 +52,7 @@ class EngineServer:
         self._service, self._writer = service, writer
         self._sessions: dict[int, RequestSession] = {}
         self._pieces: dict[int, SimpleQueue[str | None]] = {}
-        """Of streamed texts; None at the end."""
+        """The pieces of streamed texts; None at the end."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._coming: dict[bool, list[str]] = {True: [], False: []}
         """The owners of requests that the engine has not got yet, by whether their text is streamed."""
