@@ -114,7 +114,7 @@ class FakeStream:
 
 
 @dataclass
-class FakeSpeaker:
+class FakeBackend:
     """Has the built-in public voice "anna", and those that are added."""
 
     gate: asyncio.Event | None = None
@@ -183,7 +183,7 @@ class FakeSpeaker:
         return BackendStatistics(Statistics().snapshot(), 1, 2, 0, 0, "ok")
 
 
-class Unguided(FakeSpeaker):
+class Unguided(FakeBackend):
     """Its model cannot follow instructions."""
 
     @property

@@ -48,13 +48,13 @@ class RequestDispatcher:
 
     def __init__(
         self,
-        speaker: SpeechBackend,
+        backend: SpeechBackend,
         *,
         request_log: RequestLog | None = None,
         rules: RequestsSection = RequestsSection(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.speaker, self.rules, self.clock = speaker, rules, clock
+        self.backend, self.rules, self.clock = backend, rules, clock
         self.request_log = RequestLog() if request_log is None else request_log
         self.metrics = RequestMetrics()
         self.request_log.observers.append(self.metrics.ended)
@@ -69,7 +69,7 @@ class RequestDispatcher:
 
     @property
     def ready(self) -> bool:
-        return self.speaker.ready and not self.draining
+        return self.backend.ready and not self.draining
 
     @property
     def active(self) -> int:
@@ -91,7 +91,13 @@ class RequestDispatcher:
             self._note_end()
 
     async def speak(
-        self, principal: Principal, request: SpeechRequest, *, door: str, request_id: str, deadline: float | None = None
+        self,
+        principal: Principal,
+        request: SpeechRequest,
+        *,
+        protocol: str,
+        request_id: str,
+        deadline: float | None = None,
     ) -> ActiveRequest:
         """Accept a request; in any case the caller has to cancel it or leave its context in the end.
 
@@ -99,7 +105,7 @@ class RequestDispatcher:
         VivavoceError: it is refused: bad input, no room, a limit, no time left, shutting down.
         """
         began, permit = self.clock(), None
-        record = self.request_log.begin(request_id, principal.name, door, time.time())
+        record = self.request_log.begin(request_id, principal.name, protocol, time.time())
         record.deadline = deadline
         self._empty.clear()
         try:
@@ -112,7 +118,7 @@ class RequestDispatcher:
             record.notes = request.notes
             stream: SpeechStream
             try:
-                stream = await asyncio.wait_for(self.speaker.speak(request), left_s)
+                stream = await asyncio.wait_for(self.backend.speak(request), left_s)
             except InvalidText as error:
                 stream = self.silence_for(error, len(request.text or ""))
             except (TimeoutError, asyncio.TimeoutError):
@@ -147,7 +153,7 @@ class RequestDispatcher:
 
     def _without_unusable_instructions(self, request: SpeechRequest) -> SpeechRequest:
         """Drop instructions that the model cannot follow, or raise InvalidRequest, as the settings say."""
-        if not request.instruct or self.speaker.about.instructions:
+        if not request.instruct or self.backend.about.instructions:
             return request
         if self.rules.instructions == "refuse":
             raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
@@ -157,7 +163,7 @@ class RequestDispatcher:
         """A silence in place of a text with nothing to say; raises every other error, and this one if so set."""
         if not error.nothing_to_say or self.rules.empty_text == "refuse":
             raise error
-        return SilentStream(self.speaker.about.sample_rate, characters)
+        return SilentStream(self.backend.about.sample_rate, characters)
 
     def _check_draining(self) -> None:
         if self.draining:

@@ -66,21 +66,21 @@ class RequestMetrics:
         self._usage = [counter(f"caller_{name}", text, "caller", of=self._of_callers) for name, text in usage.items()]
 
     def admitted(self, record: RequestRecord) -> None:
-        self._show(record.door)
+        self._show(record.protocol)
         self._active.inc()
 
     def first_audio(self, record: RequestRecord) -> None:
-        self._first_audio.labels(record.door).observe(record.first_audio_s or 0.0)
+        self._first_audio.labels(record.protocol).observe(record.first_audio_s or 0.0)
 
     def ended(self, record: RequestRecord) -> None:
         """Count a request that ended or was refused."""
         if record.admission_s is None:
-            self.refuse(record.door, record.error_code or "")
+            self.refuse(record.protocol, record.error_code or "")
             return
         assert record.reason is not None
         self._active.dec()
-        self._requests.labels(record.door, record.reason.value).inc()
-        self._wall.labels(record.door).observe(record.total_s or 0.0)
+        self._requests.labels(record.protocol, record.reason.value).inc()
+        self._wall.labels(record.protocol).observe(record.total_s or 0.0)
         self._audio_s.inc(record.audio_s)
         if name := record.principal_name:
             name = name if name in self._callers or len(self._callers) < MOST_CALLERS else OTHERS

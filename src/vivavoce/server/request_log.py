@@ -30,7 +30,7 @@ _log = logging.getLogger("vivavoce.speech")
 class RequestRecord:
     """One request, running or finished.
 
-    principal_name: of the key, "" on a server without keys; door: its protocol, "openai", "grpc" …; started: Unix time
+    principal_name: of the key, "" on a server without keys; protocol: "openai", "grpc" …; started: Unix time
     in seconds; characters: of accepted text; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
     runs; reason, error, error_code: of its verdict, None while it runs; figures: the engine's, if it had no room;
     admission_s: seconds from the start until it was accepted, None before and if refused; first_audio_s, total_s:
@@ -40,7 +40,7 @@ class RequestRecord:
 
     request_id: str
     principal_name: str
-    door: str
+    protocol: str
     started: float
     characters: int = 0
     audio_s: float = 0.0
@@ -87,13 +87,13 @@ class RequestLog:
         """The finished requests in memory, the oldest first."""
         return list(self._finished.values())
 
-    def begin(self, request_id: str, principal_name: str, door: str, at: float) -> RequestRecord:
+    def begin(self, request_id: str, principal_name: str, protocol: str, at: float) -> RequestRecord:
         """Record a new request; at: Unix time in seconds. InvalidRequest: the principal has used the id already."""
         if self._find(request_id, principal_name) is not None:
             raise InvalidRequest(
                 f"x-request-id: {request_id!r} is another request's; choose a new one, or leave it out"
             )
-        record = RequestRecord(request_id, principal_name, door, at, scope=current_scope())
+        record = RequestRecord(request_id, principal_name, protocol, at, scope=current_scope())
         self._running[principal_name, request_id] = record
         note_principal(principal_name)
         self._forget()
@@ -146,7 +146,7 @@ def _write_line(record: RequestRecord) -> None:
         logging.WARNING if failed else logging.INFO,
         _REFUSED if refused else _ENDED,
         request_id=record.request_id,
-        door=record.door,
+        door=record.protocol,
         caller=record.principal_name or None,
         reason=record.reason.value if record.reason else None,
         seconds=record.total_s,

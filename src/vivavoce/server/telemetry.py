@@ -90,7 +90,7 @@ def _parts(record: RequestRecord, total_s: float) -> list[tuple[str, float, floa
 def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
     known: dict[str, str | int | float | None] = {
         "vivavoce.request_id": record.request_id,
-        "vivavoce.door": record.door,
+        "vivavoce.door": record.protocol,
         "vivavoce.audio_seconds": record.audio_s,
         "vivavoce.segments_spoken": record.segments_spoken,
         "vivavoce.segments_given": record.segments_given,

@@ -44,7 +44,7 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
         responses={200: {"content": {kind: {} for kind in _TYPES}}, **failures(401)},
     )
     async def metrics(request: Request) -> Response:
-        speaker = dispatcher.speaker
+        speaker = dispatcher.backend
         engines = engines_of(speaker)
         told = await asyncio.gather(*(_of_speaker(one, patience_s) for one in (engines or {"": speaker}).values()))
         try:
