@@ -185,7 +185,7 @@ def _fields(record: logging.LogRecord, given: Mapping[str, object] = MappingProx
     known = {"request_id": scope.request_id, "caller": scope.principal_name, "trace_id": scope.trace_id}
     fields: dict[str, Field] = {name: text for name, text in known.items() if text}
     for name, value in {**given, **getattr(record, _FIELDS, {})}.items():
-        if isinstance(value, float):
+        if isinstance(value, float):  # JSON has no infinity and NaN
             value = round(value, 4) if isfinite(value) else str(value)
         fields[name] = value if value is None or isinstance(value, (str, int, float)) else str(value)
     return fields

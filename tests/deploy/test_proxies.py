@@ -17,7 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.deploy.proxies import MISSING, Front, Upstream, proxy
-from tests.server.fake_backend import FakeSpeaker, Gate, tone
+from tests.server.fake_backend import FakeBackend, Gate, tone
 from tests.server.grpc.calling import METHOD, audio, sft, spoken
 from tests.server.http.websocket_serving import (
     END,
@@ -51,7 +51,7 @@ PROXIES = [
 
 
 @dataclass
-class Asked(FakeSpeaker):
+class Asked(FakeBackend):
     """Counts what it is asked for, refused requests too."""
 
     asked: int = 0

@@ -38,7 +38,7 @@ _FLAGS = {setting.flag[2:].replace("-", "_"): setting for setting in SETTINGS.va
 
 
 def _option(setting: Setting) -> tuple[Any, Any]:
-    """The type and the option of a setting; one that is not given is None, so that file and environment hold."""
+    """Type and option of a setting; its default is None, so that file and environment apply."""
     declaration, _, text = setting.flag_spec.partition(": ")
     names = [word for word in declaration.split() if word.startswith("-")]
     kind, usual = _TYPES["path" if setting.kind.get("format") == "path" else setting.kind["type"]]

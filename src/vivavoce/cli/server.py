@@ -50,7 +50,7 @@ GRPC_GRACE_S = 5.0
 async def run_server(settings: ServerSettings, reporter: Reporter) -> None:
     """Serve until a signal; then let running requests finish. A second signal ends them.
 
-    VivavoceError: the model cannot be loaded, a port is taken, the keys or lexicons cannot be read.
+    VivavoceError: the model cannot be loaded, a port is in use, the keys or lexicons cannot be read.
     """
     logging_to, server = settings.logging, settings.server
     configure(logging_to.format, logging_to.level, log_text=logging_to.log_text)
@@ -174,8 +174,8 @@ def fit_open_files(server: ServerSection, ports: int) -> ServerSection:
         return server
     fitting = max(1, (soft - min(FILES_BESIDE, soft // 2)) // ports - MARGIN)
     log.warning(
-        "max_connections: %(fitting)d instead of %(set)d, since %(files)d files may be open; allow %(wanted)d (ulimit "
-        "-Hn, LimitNOFILE of systemd)",
+        "max_connections: %(fitting)d instead of %(set)d, since the limit of open files is %(files)d; allow %(wanted)d "
+        "(ulimit -Hn, LimitNOFILE of systemd)",
         {"fitting": fitting, "set": server.max_connections, "files": soft, "wanted": wanted},
     )
     return server.model_copy(update={"max_connections": fitting})

@@ -210,7 +210,7 @@ class _Connection:
             note_principal(principal.name)
             wanted = SpeechRequest(text, voice, principal.owner)
             speak = self._dispatcher.speak
-            active = self._active = await speak(principal, wanted, door=ENTRY_POINT, request_id=request_id)
+            active = self._active = await speak(principal, wanted, protocol=ENTRY_POINT, request_id=request_id)
             if self._is_over:
                 active.cancel()
             feeding = None if texts is None else asyncio.create_task(_feed(active, texts))
@@ -241,9 +241,9 @@ class _Connection:
 
     async def _info(self) -> dict[str, Any]:
         """What can be asked for: every voice of the caller, with the languages of the model."""
-        about, principal = self._dispatcher.speaker.about, self._principal()
+        about, principal = self._dispatcher.backend.about, self._principal()
         with self._dispatcher.permitted(principal):
-            voices = await self._dispatcher.speaker.voices(principal.owner)
+            voices = await self._dispatcher.backend.voices(principal.owner)
         common = {"attribution": {"name": "vivavoce", "url": ""}, "installed": True, "version": __version__}
         described = [
             {**common, "name": one.name, "description": one.description or one.name, "languages": about.languages}

@@ -29,7 +29,7 @@ async def infer(call: Call) -> Metadata:
     deadline, speak, response = call.port.deadline(call), call.port.dispatcher.speak, message("cosyvoice.Response")
     async with call.port.speaking(call) as content:
         wanted, identity = _speech_request(content, call.principal.owner), call.request_id
-        active = await speak(call.principal, wanted, door=ENTRY_POINT, request_id=identity, deadline=deadline)
+        active = await speak(call.principal, wanted, protocol=ENTRY_POINT, request_id=identity, deadline=deadline)
         async with active:
             waited = (ADMISSION, f"{active.admission_s:.3f}")
             notes = ((WARNING, "; ".join(active.request.notes)),) if active.request.notes else ()

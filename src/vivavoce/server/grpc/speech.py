@@ -33,8 +33,8 @@ async def speak(call: Call) -> Metadata:
         utterance = StreamedUtterance(
             call.request_id,
             parse_format(start.response_format or "pcm", start.sample_rate or None),
-            call.port.dispatcher.speaker.about.sample_rate,
-            partial(ask, door=ENTRY_POINT, deadline=deadline),
+            call.port.dispatcher.backend.about.sample_rate,
+            partial(ask, protocol=ENTRY_POINT, deadline=deadline),
             talk.send,
             _refuse,
             grpc.aio.BaseError,
@@ -59,7 +59,7 @@ async def list_voices(call: Call) -> Metadata:
     """`ListVoices`: the public ones, and the caller's own."""
     await call.receive(f"{PACKAGE}.ListVoicesRequest")
     with call.port.dispatcher.permitted(call.principal):
-        found = await call.port.dispatcher.speaker.voices(call.principal.owner)
+        found = await call.port.dispatcher.backend.voices(call.principal.owner)
     await call.send(f"{PACKAGE}.ListVoicesResponse", voices=[asdict(voice) for voice in found])
     return ()
 
@@ -72,7 +72,7 @@ async def add_voice(call: Call) -> Metadata:
         raise InvalidRequest("name: is missing; give the voice a name")
     more = {"description": asked.description, "replace": asked.replace}
     with call.port.dispatcher.permitted(call.principal):
-        voice = await call.port.dispatcher.speaker.add_voice(
+        voice = await call.port.dispatcher.backend.add_voice(
             owner, name, Recording(sent.content, sent.transcript), **more
         )
     await call.send(f"{PACKAGE}.Voice", **asdict(voice))
@@ -83,7 +83,7 @@ async def remove_voice(call: Call) -> Metadata:
     """`RemoveVoice`: forget a stored one."""
     asked = await call.receive(f"{PACKAGE}.RemoveVoiceRequest")
     with call.port.dispatcher.permitted(call.principal):
-        await call.port.dispatcher.speaker.remove_voice(voice_owner(call.principal, asked.public), asked.name)
+        await call.port.dispatcher.backend.remove_voice(voice_owner(call.principal, asked.public), asked.name)
     await call.send(f"{PACKAGE}.RemoveVoiceResponse")
     return ()
 

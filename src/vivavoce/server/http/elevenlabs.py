@@ -110,7 +110,7 @@ def router(state: AppState) -> APIRouter:
 
     async def voices_of(principal: Principal) -> list[dict[str, Any]]:
         with dispatcher.permitted(principal):
-            return [_voice(voice) for voice in await dispatcher.speaker.voices(principal.owner)]
+            return [_voice(voice) for voice in await dispatcher.backend.voices(principal.owner)]
 
     @routes.get("/v1/voices", summary="All voices, for ElevenLabs' clients", responses=failures(401, 429, 503))
     async def voices(principal: ListReader) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _endpoint(
         output = output_format(request.query_params.get("output_format", DEFAULT_FORMAT))
         fields = validated(CommonFields, _fields(voice_id, body.voice_settings, body.seed, body.language_code))
         wanted = await fields.request(
-            body.text, principal, state.dispatcher.speaker.about, rules=state.dispatcher.rules
+            body.text, principal, state.dispatcher.backend.about, rules=state.dispatcher.rules
         )
         made = None if form is None else partial(form, body.text)
         return await speak(

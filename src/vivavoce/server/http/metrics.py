@@ -18,7 +18,7 @@ from vivavoce.errors import EngineStopped
 from vivavoce.frontend.speech_backend import SpeechBackend, engines_of
 from vivavoce.server.http.app_state import AppState, current_principal
 from vivavoce.server.http.errors import failures
-from vivavoce.server.metrics import labelled, server_families, speaker_families
+from vivavoce.server.metrics import backend_families, labelled, server_families
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def router(state: AppState, patience_s: float = PATIENCE_S) -> APIRouter:
         responses={200: {"content": {kind: {} for kind in _TYPES}}, **failures(401)},
     )
     async def metrics(request: Request) -> Response:
-        speaker = dispatcher.speaker
+        speaker = dispatcher.backend
         engines = engines_of(speaker)
         told = await asyncio.gather(*(_of_speaker(one, patience_s) for one in (engines or {"": speaker}).values()))
         try:
@@ -83,11 +83,11 @@ async def _of_speaker(speaker: SpeechBackend, patience_s: float) -> list[Metric]
     """The speaker's metrics, that it is down if it did not answer, however that failed: monitoring outlives it."""
     try:
         statistics = await asyncio.wait_for(speaker.statistics(), patience_s)
-        return list(speaker_families(statistics, speaker.ready))
+        return list(backend_families(statistics, speaker.ready))
     except (TimeoutError, asyncio.TimeoutError):
         log.warning("metrics: the engine did not tell its figures within %(seconds)g s", {"seconds": patience_s})
     except EngineStopped:
         pass  # it is being started or stopped: vivavoce_engine_up says so
     except Exception as error:
         log.warning("metrics: the engine could not tell its figures", exc_info=error)
-    return list(speaker_families(None, False))
+    return list(backend_families(None, False))

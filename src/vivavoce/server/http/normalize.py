@@ -59,7 +59,7 @@ def router(state: AppState) -> APIRouter:
         with dispatcher.permitted(principal):
             asked = await read_json(request, NormalizeFields)
             how = asked.model_dump(exclude={"input", "voice"})
-            found = await dispatcher.speaker.normalize(SpeechRequest(asked.input, asked.voice, principal.owner, **how))
+            found = await dispatcher.backend.normalize(SpeechRequest(asked.input, asked.voice, principal.owner, **how))
         return ReadingAnswer(
             text=found.spoken,
             changes=[ReadingChange(written=asked.input[one.start : one.end], **vars(one)) for one in found.changes],

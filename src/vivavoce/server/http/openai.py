@@ -104,13 +104,13 @@ def router(state: AppState) -> APIRouter:
     @routes.get("/v1/audio/models", response_model=ModelList, include_in_schema=False)  # where Open WebUI asks first
     async def models(request: Request, _: ListReader) -> ModelList | Response:
         if elevenlabs.is_elevenlabs(request.headers):  # whose packages read a list
-            return JSONResponse(elevenlabs.models(dispatcher.speaker.about))
-        served = _model(dispatcher.speaker.about, began)
+            return JSONResponse(elevenlabs.models(dispatcher.backend.about))
+        served = _model(dispatcher.backend.about, began)
         return ModelList(data=[served], models=[ModelLabel(id=served.id, name=served.id)])
 
     @routes.get("/v1/models/{name}", summary="One model", responses={**ENGINE_FAILURES, **NOT_FOUND})
     async def model(name: str, _: ListReader) -> ModelEntry:
-        about = dispatcher.speaker.about
+        about = dispatcher.backend.about
         check_model(name, about)
         return _model(about, began).model_copy(update={"id": name})
 
@@ -126,7 +126,7 @@ async def spoken(
 ) -> Response:
     """The answer to these fields, and to a recording that came beside them."""
     dispatcher = state_of(request).dispatcher
-    wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
+    wanted = await fields.request(fields.input, principal, dispatcher.backend.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
     output = parse_format(fields.response_format, rate)
     form, media_type = (speech_events, "text/event-stream") if fields.stream_format == "sse" else (None, "")
@@ -154,7 +154,7 @@ def _entry(entry: RequestRecord) -> RequestEntry:
     return RequestEntry(
         id=entry.request_id,
         status=entry.status,
-        door=entry.door,
+        door=entry.protocol,
         created=int(entry.started),
         finish_reason=None if entry.reason is None else entry.reason.value,
         audio_seconds=round(entry.audio_s, 6),

@@ -63,9 +63,9 @@ def health_router(state: AppState) -> APIRouter:
         told: dict[str, object] = {"status": "ready"}
         if reason is not None:
             told = {"status": "unavailable", "reason": reason}
-        if engines := engines_of(state.dispatcher.speaker):
+        if engines := engines_of(state.dispatcher.backend):
             told["engines"] = {name: "ready" if one.ready else "unavailable" for name, one in engines.items()}
-        if state.dispatcher.speaker.voice_store != "ok":
+        if state.dispatcher.backend.voice_store != "ok":
             told["voice_store"] = "unavailable"  # what is wrong is in the log: it may name folders and machines
         wait = {} if reason is None else {"retry-after": str(RETRY_AFTER_S)}
         return JSONResponse(told, status_code=503 if reason else 200, headers={**_UNCACHED, **wait})
@@ -77,12 +77,12 @@ def _unready_reason(dispatcher: RequestDispatcher) -> str | None:
     """Why no requests are taken; None: they are."""
     if dispatcher.draining:
         return "draining"
-    if dispatcher.speaker.ready:
+    if dispatcher.backend.ready:
         return None
-    if dispatcher.speaker.stuck:
+    if dispatcher.backend.stuck:
         return "engine_stuck"  # it may go on; else its process is ended soon
     try:
-        _ = dispatcher.speaker.about
+        _ = dispatcher.backend.about
     except EngineStopped:
         return "engine_starting"  # the model was never ready
     return "engine_stopped"  # its process has ended, and is started again

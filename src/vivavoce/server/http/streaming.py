@@ -127,14 +127,14 @@ async def speak(
     """
     state, scope = state_of(request), current_scope()
     if request.state.is_head:
-        media_type = media_type or output.content_type(state.dispatcher.speaker.about.sample_rate)
+        media_type = media_type or output.content_type(state.dispatcher.backend.about.sample_rate)
         looked_at = Response(media_type=media_type, headers=_HEADERS)
         del looked_at.headers["content-length"]
         return looked_at
     identity = request.state.request_id = state.dispatcher.request_log.accept_request_id(request_id(request), principal)
     if scope is not None:
         scope.request_id = identity
-    taking = state.dispatcher.speak(principal, wanted, door=door, request_id=identity, deadline=deadline)
+    taking = state.dispatcher.speak(principal, wanted, protocol=door, request_id=identity, deadline=deadline)
     leaving, taken, active = asyncio.ensure_future(_until_left(request.receive)), asyncio.ensure_future(taking), None
     try:
         await asyncio.wait((leaving, taken), return_when=asyncio.FIRST_COMPLETED)

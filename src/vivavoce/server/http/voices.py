@@ -80,7 +80,7 @@ class VoiceDeleted(BaseModel):
 def router(state: AppState) -> APIRouter:
     """`/v1/audio/voices`."""
     routes = APIRouter()
-    dispatcher, speaker = state.dispatcher, state.dispatcher.speaker
+    dispatcher, speaker = state.dispatcher, state.dispatcher.backend
 
     @routes.get("/v1/audio/voices", summary="Voices that may be asked for", responses=failures(401, 429, 503))
     async def voices(principal: ListReader) -> VoiceList:

@@ -224,13 +224,13 @@ class Session:
         self._stray = "is ignored"  # until it is known to be good
         dispatcher = self._state.dispatcher
         principal = self._state.keys.authenticate(self._token)  # it may have been removed since the last utterance
-        about = dispatcher.speaker.about
+        about = dispatcher.backend.about
         wanted = await start.request(None, principal, about, rules=dispatcher.rules)
         self._dialect.is_base64 = start.audio == "base64"
         identity = dispatcher.request_log.accept_request_id(self._next_id, principal)
         self._next_id = None
         deadline = await deadline_of(self._socket)
-        start_request = partial(dispatcher.speak, principal, wanted, door=DOOR, deadline=deadline)
+        start_request = partial(dispatcher.speak, principal, wanted, protocol=DOOR, deadline=deadline)
         send = partial(self._send, context=context)
         output, rate, left = start.output(), about.sample_rate, WebSocketDisconnect
         utterance = StreamedUtterance(
