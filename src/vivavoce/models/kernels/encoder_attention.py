@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels, launched
+from vivavoce.models.kernels.common import HIDDEN, channels, launched, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
 SPARE = 128
@@ -28,20 +28,20 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class RelativeTile:
-    """How the work is cut: queries of one program, 16 to 64; warps and pipeline stages of its loop."""
+    """Queries of one program, 16 to 64; warps and pipeline stages of its loop."""
 
     queries: int
     warps: int
     stages: int
 
     def __post_init__(self) -> None:
-        # With more of them a tile would read past a table of distances, of which `SPARE` rows are to spare.
+        # More queries would read past a table of distances, which ends with `SPARE` rows of zeros.
         if not 16 <= self.queries <= SPARE - KEY_TILE:
             raise ValueError(f"a tile of {self.queries} queries; it takes 16 to {SPARE - KEY_TILE}")
 
 
 class RelativeWeights(NamedTuple):
-    """What an attention knows of distances.
+    """Weights of relative positions.
 
     distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
     of distance d, query − key, which lies between −reach and reach; content_bias, position_bias: [heads · head], u
@@ -69,11 +69,10 @@ class RelativePlaces(NamedTuple):
 
 
 @triton.jit
-def _absorb(query, asker, key, value, distant, pick, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more: their scores, into the running softmax."""
+def _absorb(query, asker, key, value, distant, pick, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
     score = tl.gather(tl.dot(asker, distant, input_precision="ieee"), pick, 1)
     score = tl.dot(query, key, input_precision="ieee") + score
-    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
+    return online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED)
 
 
 @triton.jit
@@ -85,7 +84,7 @@ def _sources(
     line = tl.arange(0, KEYS)
     source = products + ((fresh + place + line) * (3 * INNER) + INNER)
     if PAGED:
-        # As few numbers, not one for each key: so any layout of the tile works out its pointers without an exchange.
+        # Few scalars instead of one for each key: threads compute their pointers without exchanging them.
         base = tl.zeros([KEYS], tl.int64)
         for part in tl.static_range(KEYS // PAGE):
             begin = place + part * PAGE
@@ -131,8 +130,8 @@ def _attend(
     wide = tl.arange(0, WIDTH)[None, :] * HEAD + channel[:, None]
     pick = (QUERIES - 1 - line)[:, None] + key_line[None, :]
     table, products_here, keys_here = pages + row * pages_width, products + head * HEAD, keys + head * HEAD
-    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
+    m_i, l_i = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, BLOCK], tl.float32)
     for place in range(0, seen_by_all, KEYS):
         source = _sources(
             products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
@@ -140,25 +139,25 @@ def _attend(
         key = channels(source[None, :] + channel[:, None], inside[:, None], whole)
         value = channels(source[:, None] + inner + channel[None, :], inside[None, :], whole)
         distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
-        peak, total, mixed = _absorb(
-            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, False
+        m_i, l_i, acc = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, m_i, l_i, acc, False
         )
     for place in range(seen_by_all, last, KEYS):
         source = _sources(
             products_here, keys_here, fresh, table, site, place, row_past, PAGED, PAGE, SITES, inner, KEYS
         )
-        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
         seen = place + key_line < last
         key = tl.load(source[None, :] + channel[:, None], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(source[:, None] + inner + channel[None, :], seen[:, None] & inside[None, :], 0.0)
         distant = channels(furthest + place * HEAD + wide, inside[:, None], whole)
-        peak, total, mixed = _absorb(
-            query, asker, key, value, distant, pick, scale, end, place + key_line, peak, total, mixed, True
+        m_i, l_i, acc = _absorb(
+            query, asker, key, value, distant, pick, scale, end, place + key_line, m_i, l_i, acc, True
         )
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # What sees nothing, as padding does, is zero.
-        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        # Padding sees no key: its output is 0.
+        (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         there,
     )
     if PAGED:

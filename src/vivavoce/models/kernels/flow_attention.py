@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 import triton
-from vivavoce.models.kernels.common import HIDDEN, absorb_scores, channels
+from vivavoce.models.kernels.common import HIDDEN, channels, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
 _FRAMES = 4
@@ -77,8 +77,8 @@ def _keep(
 def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Tensor | None = None) -> None:
     """Copy new keys and values to their places; products, site: as in `attend`.
 
-    rotation: [positions, head], cosines and sines of each position's angles: the first head's queries, in place, and
-    keys are rotated by them; the keys in place, too, where there are no pages. None: nothing is.
+    rotation: [positions, head], cosines and sines of each position's angles, by which the first head's queries (in
+    place) and keys (in place without pages) are rotated; None: without rotation.
     """
     inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -95,7 +95,7 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the work is cut: queries of one program, 16 or more; warps and pipeline stages of its loop."""
+    """Queries of one program, 16 or more; warps and pipeline stages of its loop."""
 
     queries: int
     warps: int
@@ -103,10 +103,9 @@ class AttentionTile:
 
 
 @triton.jit
-def _absorb(query, key, value, scale, end, position, peak, total, out, MASKED: tl.constexpr):
-    """One tile of keys more: their scores, into the running softmax."""
+def _absorb(query, key, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
     score = tl.dot(query, key, input_precision="ieee")
-    return absorb_scores(score, value, scale, end, position, peak, total, out, MASKED)
+    return online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED)
 
 
 @triton.jit(do_not_specialize=["site", "frames", "pages_width"])
@@ -139,8 +138,8 @@ def _attend(
     else:
         base = products + (copy * frames + tl.load(first + row)).to(tl.int64) * stride + inner + head * HEAD
         table = pages
-    peak, total = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, BLOCK], tl.float32)
+    m_i, l_i = tl.full([QUERIES], HIDDEN, tl.float32), tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, BLOCK], tl.float32)
     for place in range(0, seen_by_all, KEYS):
         if PAGED:
             source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
@@ -148,23 +147,23 @@ def _attend(
             source = base + place * stride
         key = channels(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None], whole)
         value = channels(source + inner + (key_line * stride)[:, None] + channel[None, :], inside[None, :], whole)
-        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, False)
+        m_i, l_i, acc = _absorb(query, key, value, scale, end, place + key_line, m_i, l_i, acc, False)
     for place in range(seen_by_all, last, KEYS):
         if PAGED:
             source = base + tl.load(table + place // KEYS).to(tl.int64) * (PAGE_SLABS * KEYS * stride)
         else:
             source = base + place * stride
-        # What lies behind the row's end may be anything, and nothing times anything is not always nothing.
+        # Memory past the row's end may hold NaN, and 0 · NaN is not 0: it is not loaded.
         seen = place + key_line < last
         key = tl.load(source + channel[:, None] + (key_line * stride)[None, :], inside[:, None] & seen[None, :], 0.0)
         value = tl.load(
             source + inner + (key_line * stride)[:, None] + channel[None, :], seen[:, None] & inside[None, :], 0.0
         )
-        peak, total, mixed = _absorb(query, key, value, scale, end, place + key_line, peak, total, mixed, True)
+        m_i, l_i, acc = _absorb(query, key, value, scale, end, place + key_line, m_i, l_i, acc, True)
     tl.store(
         out + at[:, None] * inner + head * HEAD + channel[None, :],
-        # What sees nothing, as padding does, is zero.
-        (mixed / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty),
+        # Padding sees no key: its output is 0.
+        (acc / tl.maximum(l_i, 1e-30)[:, None]).to(out.dtype.element_ty),
         real[:, None] & inside[None, :],
     )
 

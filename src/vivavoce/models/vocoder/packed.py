@@ -70,7 +70,7 @@ class PackedVocoderWeights(NamedTuple):
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
     """Lay the weights out anew; dtype: of the products and of what they read, but for the pitch's."""
     config, exact = vocoder.config, torch.float32
-    # What layers hear after their own positions; None: as much as before them.
+    # Positions that layers hear after their own; None: as many as before.
     ahead = pitch_ahead = first_ahead = None
     if isinstance(config, CausalVocoderConfig):
         exact, ahead, pitch_ahead, first_ahead = torch.float64, 0, PITCH_LOOKAHEAD, config.lookahead
@@ -124,7 +124,7 @@ def _laid(
 
 
 def _pitch(linear: nn.Linear, dtype: torch.dtype) -> Convolution:
-    # As many columns as a product has at least; those behind the first stay zero.
+    # A product has at least 16 columns; those behind the first stay zero.
     weight = linear.weight.new_zeros(1, linear.in_features, 16)
     weight[0, :, 0] = linear.weight[0]
     bias = linear.bias.new_zeros(16)
@@ -215,7 +215,7 @@ def _together(entries: list[Activated]) -> Activated:
 
 
 PADDING, INSIDE, AFTER, FIRST = range(4)
-"""What a packed frame is: between rows, of a row, the frame right after a row, a row's first frame."""
+"""Tags of packed frames: between rows, within a row, right after a row, a row's first frame."""
 
 
 class PackedFrames(NamedTuple):
