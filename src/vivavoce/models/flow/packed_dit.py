@@ -50,8 +50,8 @@ class PackedDiT(PackedEstimator):
         first, condition, mu, speaker = dit.input.weight.chunk(4, dim=1)
         self._input = torch.cat((first, mu, speaker, condition), dim=1), dit.input.bias
         self._convs = [
-            grouped_weights(cast(nn.Conv1d, conv), place * config.size)
-            for place, conv in enumerate(dit.position_conv.convs)
+            grouped_weights(cast(nn.Conv1d, conv), index * config.size)
+            for index, conv in enumerate(dit.position_conv.convs)
         ]
         self._blocks = [_block(block) for block in blocks]
         self._velocity = dit.out.weight, dit.out.bias

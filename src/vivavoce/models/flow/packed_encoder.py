@@ -186,7 +186,7 @@ def _blocks(modules: nn.ModuleList, reach: int) -> tuple[tuple[EncoderBlock, ...
     """The blocks, and the sum of their output biases: [size] float32; reach: positions of the longest row."""
     blocks = [cast(ConformerBlock, block) for block in modules]
     ahead = biases_ahead([bias for one in blocks for bias in (one.attention.out.bias, one.feed_forward.contract.bias)])
-    packed = [_block(block, -ahead[2 * place], -ahead[2 * place + 1], reach) for place, block in enumerate(blocks)]
+    packed = [_block(block, -ahead[2 * index], -ahead[2 * index + 1], reach) for index, block in enumerate(blocks)]
     return tuple(packed), ahead[0]
 
 

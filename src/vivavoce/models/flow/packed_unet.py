@@ -131,7 +131,7 @@ def _level(level: Level) -> LevelWeights:
         (_conv(resnet.conv1), _conv(resnet.conv2)),
         ((resnet.norm1.weight, resnet.norm1.bias), (resnet.norm2.weight, resnet.norm2.bias)),
         (resnet.shortcut.weight[..., 0].contiguous(), resnet.shortcut.bias.float() + ahead[0]),
-        tuple(_block(block, -ahead[2 * place], -ahead[2 * place + 1]) for place, block in enumerate(blocks)),
+        tuple(_block(block, -ahead[2 * index], -ahead[2 * index + 1]) for index, block in enumerate(blocks)),
         _conv(level.conv) if hasattr(level, "conv") else None,
     )
 
@@ -211,8 +211,8 @@ class PackedUNet(PackedEstimator):
             weights = self._levels[number]
             h = conv(x, weights.convs[0], weights.norms[0], time=(self._times, batch.step, number))
             h = conv(h, weights.convs[1], weights.norms[1], skip=(x, *weights.shortcut))
-            for place, block in enumerate(weights.blocks):
-                self._block(h, block, batch, cuts, number * len(weights.blocks) + place)
+            for index, block in enumerate(weights.blocks):
+                self._block(h, block, batch, cuts, number * len(weights.blocks) + index)
             return h
 
         last = len(self._levels) - 1

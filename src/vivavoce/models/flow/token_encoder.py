@@ -138,6 +138,6 @@ def _up_to_ends(x: Tensor, lookahead_ends: Tensor, weight: Tensor, bias: Tensor 
     """`convolve`, each window being zeros from its end on; lookahead_ends: [batch, time]."""
     batch, time = lookahead_ends.shape
     windows = x.unfold(1, weight.shape[2], 1).transpose(2, 3)
-    place = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
-    heard = windows * (place < lookahead_ends[..., None])[..., None]
+    position = torch.arange(time, device=x.device)[:, None] + torch.arange(weight.shape[2], device=x.device)
+    heard = windows * (position < lookahead_ends[..., None])[..., None]
     return convolve(heard.flatten(0, 1), weight, bias).view(batch, time, -1)

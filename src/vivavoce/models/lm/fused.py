@@ -35,7 +35,7 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 class TiledRows:
     """Packed rows of n sequences, each from a multiple of `ROW_TILE` rows on; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and place in it; slots, positions: [rows] where each row's
+    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
     key goes; last: [n] each sequence's last row. Rows that only pad a tile have position 0 and a slot that never runs.
     """
 

@@ -144,7 +144,7 @@ class SlotCache:
 class PackedRows:
     """Rows of n sequences, one sequence after another, and where they belong; all int64 on the model's device.
 
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and place in it; slots, positions: [rows] where each row's
+    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
     key goes; sequences: [n] slots; starts: [n] position of each one's first row; padded: [n, longest] the packed row
     that stands at each place of a rectangle; unpadded: [rows] the place in the rectangle of each packed row;
     last: [n] each one's last packed row. Rows that only pad belong to a slot's last position, which is never read.

@@ -53,8 +53,8 @@ class CausalF0Predictor(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
         """`F0Predictor.forward`; pitches past a row's end are meaningless."""
         x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
-        for place, conv in enumerate(self.convs):
-            x = pad(x, (F0_KERNEL - 1 if place else 0, 0))
+        for index, conv in enumerate(self.convs):
+            x = pad(x, (F0_KERNEL - 1 if index else 0, 0))
             assert isinstance(conv, nn.Conv1d)
             assert conv.bias is not None
             x = elu(torch.conv1d(x, conv.weight.double(), conv.bias.double()))
@@ -125,21 +125,21 @@ class CausalHiFT(nn.Module):
         """Frames before its own that a sample hears: of mel and source, then of what each stage makes."""
         config = self.config
         # The first position that the first sample hears, layer by layer down to the mel.
-        place = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
+        position = -((config.n_fft // 2 - 1) // config.hop) - (OUTER_KERNEL - 1)
         first, stages = -(F0_CONVS - 1) * (F0_KERNEL - 1), list[int]()
         for stage in range(len(self.ups) - 1, -1, -1):
             blocks = zip(config.resblock_kernels, config.resblock_dilations, strict=True)
-            place -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
+            position -= max(_heard(kernel, dilations) for kernel, dilations in blocks)
             down = self.source_downs[stage]
             assert isinstance(down, nn.Conv1d)
-            entry = place - _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
+            entry = position - _heard(config.source_resblock_kernels[stage], config.source_resblock_dilations[stage])
             stages.insert(0, -(entry // math.prod(config.upsample_rates[: stage + 1])))
             spectrum = entry * down.stride[0] - (down.stride[0] - 1)
             first = min(first, (spectrum * config.hop - config.n_fft // 2) // config.samples_per_frame)
             # The last stage's mirrored position puts all behind it one further.
-            place -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
-            place //= config.upsample_rates[stage]
-        return -min(first, place), *stages
+            position -= config.upsample_kernels[stage] - 1 + (stage == len(self.ups) - 1)
+            position //= config.upsample_rates[stage]
+        return -min(first, position), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         """`HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""

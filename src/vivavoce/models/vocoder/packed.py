@@ -88,7 +88,7 @@ def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocode
         leaving = Activated(Activation.LEAKY, slope=LAST_SLOPE) if ends else leaky
         stages.append(PackedStage(up, down, source, blocks, _together([block.entry for block in blocks]), leaving))
     pitch = [
-        _convolution(conv, 1, exact, ahead if place else pitch_ahead) for place, conv in enumerate(vocoder.f0.convs)
+        _convolution(conv, 1, exact, ahead if index else pitch_ahead) for index, conv in enumerate(vocoder.f0.convs)
     ]
     return PackedVocoderWeights(
         pitch=(*pitch, _pitch(vocoder.f0.out, exact)),
@@ -142,19 +142,19 @@ def _up(conv: nn.Module, rate: int, fan: int, last: bool, dtype: torch.dtype) ->
     size, kernel = conv.kernel_size[0], conv.weight
     assert conv.bias is not None
     phases = [phase - int(last) for phase in range(fan)]
-    # seen: output position u · fan + phase sees input u + reach through a place of the kernel.
+    # seen: output position u · fan + phase sees input u + reach through a tap of the kernel.
     if isinstance(conv, nn.ConvTranspose1d):
         pad = int(conv.padding[0])
         seen = [(phase, reach, phase + pad - reach * fan) for phase in phases for reach in range(-size, size)]
-        seen = [(phase, reach, place) for phase, reach, place in seen if 0 <= place < size]
+        seen = [(phase, reach, tap) for phase, reach, tap in seen if 0 <= tap < size]
     else:
         kernel = kernel.transpose(0, 1)
-        seen = [(phase, (phase + place + 1 - size) // fan, place) for phase in phases for place in range(size)]
+        seen = [(phase, (phase + tap + 1 - size) // fan, tap) for phase in phases for tap in range(size)]
     least, most = min(reach for _, reach, _ in seen), max(reach for _, reach, _ in seen)
     channels, columns = kernel.shape[:2]
     weight = kernel.new_zeros(most - least + 1, channels, fan, columns)
-    for phase, reach, place in seen:
-        weight[reach - least, :, phase - phases[0]] += kernel[:, :, place]
+    for phase, reach, tap in seen:
+        weight[reach - least, :, phase - phases[0]] += kernel[:, :, tap]
     return Convolution(
         weight=weight.reshape(-1, fan * columns).to(dtype).contiguous(),
         bias=conv.bias.float().repeat(fan),
