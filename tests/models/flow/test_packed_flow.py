@@ -211,8 +211,7 @@ def path(request, monkeypatch):
     def cuts(frames, *, invariant):
         return cuts_of(sizes[request.param], invariant=request.param == "invariant")
 
-    for module in (packed_unet, packed_dit):
-        monkeypatch.setattr(module, "cuts_of", cuts)
+    monkeypatch.setattr(packed_unet, "cuts_of", cuts)
     return request.param
 
 
