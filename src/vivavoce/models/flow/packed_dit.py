@@ -28,7 +28,7 @@ NORM_ROWS = 4
 """Rows of a program of LayerNorm: few, as there is one at every turn, and a first chunk's batch is small."""
 
 
-class BlockWeights(NamedTuple):
+class DiTBlockWeights(NamedTuple):
     """A block: matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
 
     queries_and_keys: tuple[Tensor, Tensor]
@@ -82,10 +82,10 @@ class PackedDiT(PackedEstimator):
         return product(h, *self._velocity, cut)
 
 
-def _block(block: DiTBlock) -> BlockWeights:
+def _block(block: DiTBlock) -> DiTBlockWeights:
     attention, feed_forward = block.attention, block.feed_forward
     parts = (attention.query, attention.key, attention.value)
-    return BlockWeights(
+    return DiTBlockWeights(
         (joined([part.weight for part in parts]), torch.cat([part.bias for part in parts])),
         attention.out.weight,
         (feed_forward.expand.weight, feed_forward.expand.bias),
