@@ -13,7 +13,7 @@ from vivavoce.engine.backends.registry import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
-from vivavoce.models.exported.onnx_estimator import OnnxEstimator
+from vivavoce.models.exported.runtimes import onnx_estimator
 
 ONNX = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAIRS = [
@@ -215,4 +215,4 @@ def test_code_for_another_device_is_told(models_of, tmp_path):
 
 def test_an_onnxruntime_without_cuda_is_refused_at_once(tmp_path):
     with pytest.raises(MissingDependency, match="knows no CUDA; pip install onnxruntime-gpu"):
-        OnnxEstimator(tmp_path / "any.onnx", torch.device("cuda"))
+        onnx_estimator(tmp_path / "any.onnx", torch.device("cuda"))
