@@ -364,7 +364,7 @@ class Listener(uvicorn.Server):
                 if loop.time() - logged_at >= 1.0:
                     logged_at = loop.time()
                     log.warning(
-                        "connections: none can be accepted now (%(error)s); allow more open files (ulimit -n)",
+                        "connections: none can be taken now (%(error)s); allow more open files (ulimit -n)",
                         {"error": error},
                     )
                 self._make_room()

@@ -130,9 +130,7 @@ async def spoken(
     wanted = await fields.request(fields.input, principal, dispatcher.speaker.about, uploaded, dispatcher.rules)
     rate = fields.sample_rate or (PCM_RATE if fields.response_format == "pcm" else None)
     output = parse_format(fields.response_format, rate)
-    body, media_type = AudioBody, ""
-    if fields.stream_format == "sse":
-        body, media_type = EventBody, "text/event-stream; charset=utf-8"
+    is_sse = fields.stream_format == "sse"
     return SpeechAnswer(
         request,
         principal,
@@ -140,8 +138,8 @@ async def spoken(
         output,
         protocol=PROTOCOL,
         deadline=deadline,
-        body=body,
-        media_type=media_type,
+        body=EventBody if is_sse else AudioBody,
+        media_type="text/event-stream; charset=utf-8" if is_sse else "",
     )
 
 
