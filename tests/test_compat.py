@@ -33,7 +33,8 @@ from vivavoce.errors import (
     VivavoceError,
     VoiceNotFound,
 )
-from vivavoce.frontend.speech import MAX_SEED, SpeakOptions
+from vivavoce.frontend.speech import SpeakOptions
+from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.models.build import build_models
 from vivavoce.models.exported.estimator import ExportedEstimator
 from vivavoce_export.network_files import export_part

@@ -38,7 +38,8 @@ from vivavoce.frontend.audio.decode import decode_audio
 from vivavoce.frontend.audio.resample import resample_sinc
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder
 from vivavoce.frontend.session import RequestSession
-from vivavoce.frontend.speech import MAX_SEED, Mode, SpeakOptions
+from vivavoce.frontend.speech import Mode, SpeakOptions
+from vivavoce.frontend.speech_options import MAX_SEED
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.names import unknown_voice

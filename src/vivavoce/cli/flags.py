@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from vivavoce.frontend.speech_options import SEED, SPEED
+
 MODEL_VARIABLE = "VIVAVOCE_MODEL"
 """Default model of all commands."""
 REQUIRED = dataclasses.MISSING
@@ -164,8 +166,8 @@ TranscriptsOption = Annotated[
 ]
 ModelOption = Annotated[str | None, shared(MODEL_HELP, "NAME|FOLDER", "--model", "-m", envvar=MODEL_VARIABLE)]
 VoicesOption = Annotated[str | None, shared(_VOICES, "FOLDER|URL", "--voices", envvar="VIVAVOCE_VOICES")]
-SpeedOption = Annotated[float, shared("0.5 to 2.0; the pitch stays.", "NUMBER", "--speed")]
-SeedOption = Annotated[int, shared("The same seed gives the same audio.", "NUMBER", "--seed")]
+SpeedOption = Annotated[float, shared(SPEED.flag_help, "NUMBER", "--speed")]
+SeedOption = Annotated[int, shared(SEED.flag_help, "NUMBER", "--seed")]
 TokensOption = Annotated[
     int | None, shared("Exact length of the speech in tokens (25 per second; CosyVoice 1: 50).", "NUMBER", "--tokens")
 ]

@@ -17,6 +17,7 @@ from vivavoce.cli.flags import REQUIRED, argument, flag
 from vivavoce.cli.model import BackendChoice, ModelChoice, load_model, note_if_no_real_model
 from vivavoce.cli.output import Output, check_subtitles, write_subtitles
 from vivavoce.errors import InvalidRequest, InvalidText
+from vivavoce.frontend.speech_options import CODE, EMOJIS, INSTRUCTIONS, LEXICON, MODE, READING, TOP_K, TOP_P
 from vivavoce.frontend.text.checks import check_characters
 
 if TYPE_CHECKING:
@@ -65,20 +66,16 @@ class SpeechManner:
 
     voice: flags.VoiceOption = None
     transcript: flags.TranscriptOption = ""
-    mode: str | None = flag(
-        "zero_shot, cross_lingual, instruct or sft.  [default: the fullest that the voice allows]", "NAME"
-    )
-    instructions: str | None = flag('How to say it, such as "speak slowly and calmly".', "TEXT")
+    mode: str | None = flag(MODE.flag_help, "NAME")
+    instructions: str | None = flag(INSTRUCTIONS.flag_help, "TEXT")
     speed: flags.SpeedOption = 1.0
     seed: flags.SeedOption = 0
-    reading: str = flag(
-        "Whose rules read numbers, dates and signs: natural, official or off.", "RULES", default="natural"
-    )
-    lexicon: Path | None = flag("Words and how they are to be said, with natural rules: see the manual.", "FILE")
-    emojis: str = flag("Silent or named, with natural rules.", "CHOICE", default="silent")
-    code: str = flag("Read or silent, with natural rules: code between backticks.", "CHOICE", default="read")
-    top_p: float | None = flag("0 to 1.  [default: as the model is set]", "NUMBER")
-    top_k: int | None = flag("1 or more.  [default: as the model is set]", "NUMBER")
+    reading: str = flag(READING.flag_help, "RULES", default=READING.default)
+    lexicon: Path | None = flag(LEXICON.flag_help, "FILE")
+    emojis: str = flag(EMOJIS.flag_help, "CHOICE", default=EMOJIS.default)
+    code: str = flag(CODE.flag_help, "CHOICE", default=CODE.default)
+    top_p: float | None = flag(TOP_P.flag_help, "NUMBER")
+    top_k: int | None = flag(TOP_K.flag_help, "NUMBER")
 
     def keywords(self) -> dict[str, Any]:
         """The keywords that `Vivavoce.speak` and `Vivavoce.stream` share; `InvalidRequest` if one is out of limits."""

@@ -30,7 +30,7 @@ from tests.server.http.serving import Served, make_state, serving
 from vivavoce.frontend.voices.names import VoiceSummary
 from vivavoce.server.http.app import build_app, build_legacy_app
 from vivavoce.server.http.app_state import AppState
-from vivavoce.server.http.speech_input import SamplingFields, SpeechFields
+from vivavoce.server.http.speech_fields import SamplingFields, SpeechFields
 from vivavoce.server.keys import SPEECH_PATH, KeyRing
 
 ROOT = Path(__file__).parents[3]
