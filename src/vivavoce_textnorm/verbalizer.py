@@ -15,14 +15,14 @@ from vivavoce_textnorm.types import Forms, Number
 
 MODULES = {
     "en": "english.English",
-    "zh": "myriad.Myriad",
-    "yue": "myriad.Myriad",
-    "ja": "myriad.Myriad",
-    "ko": "myriad.Korean",
+    "zh": "cjk.Myriad",
+    "yue": "cjk.Myriad",
+    "ja": "cjk.Myriad",
+    "ko": "cjk.Korean",
     "de": "german.German",
-    "es": "european.European",
-    "fr": "european.European",
-    "it": "european.European",
+    "es": "romance.European",
+    "fr": "romance.European",
+    "it": "romance.European",
     "ru": "russian.Russian",
 }
 """A language → its class in a module beside this one, which the language makes a verbalizer of."""
