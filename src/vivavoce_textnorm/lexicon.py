@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vivavoce.errors import InvalidRequest, InvalidText
-from vivavoce.frontend.text.checks import check_characters
+from vivavoce_textnorm.checks import check_characters
 
 MAX_WORDS = 10_000
 MAX_BYTES = 1 << 20

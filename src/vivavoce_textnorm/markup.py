@@ -5,32 +5,13 @@ from __future__ import annotations
 import html
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import regex
 
 from vivavoce_textnorm.grammar import Match, any_of, compiled
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
-from vivavoce_textnorm.types import Piece
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a request chooses, and what the loaded model knows.
-
-    named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
-    is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
-    they are written → how they are to be written for the model, in letters or in its marks; unread: languages that the
-    model is not read in: their sentences are read as text that shows no language.
-    """
-
-    named_emojis: bool = False
-    silent_code: bool = False
-    marks: frozenset[str] = frozenset()
-    lexicon: Lexicon = NO_WORDS
-    unread: frozenset[str] = frozenset()
-
+from vivavoce_textnorm.lexicon import Lexicon
+from vivavoce_textnorm.types import Piece, Settings
 
 _HTML = (
     "a|abbr|address|article|aside|audio|b|big|blockquote|body|br|button|caption|center|cite|code|col|del|desc|details|dd|div|"

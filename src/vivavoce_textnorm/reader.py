@@ -10,17 +10,16 @@ from itertools import accumulate, pairwise
 
 import regex
 
-from vivavoce.frontend.text.recognition import FREQUENT_WORDS
 from vivavoce_textnorm import addresses
 from vivavoce_textnorm import semiotic_classes as classes
 from vivavoce_textnorm.grammar import CJK, Grammar, Match, any_of, compiled, load_grammar
-from vivavoce_textnorm.inline_tags import Say, put_in_words
-from vivavoce_textnorm.language_id import detect_language
+from vivavoce_textnorm.inline_tags import put_in_words
+from vivavoce_textnorm.language_id import FREQUENT_WORDS, detect_sentence_language
 from vivavoce_textnorm.lexicon import NO_WORDS
-from vivavoce_textnorm.markup import Settings, strip_markup
+from vivavoce_textnorm.markup import strip_markup
 from vivavoce_textnorm.semiotic_classes import Cursor, Found
 from vivavoce_textnorm.ssml import find_runs
-from vivavoce_textnorm.types import NormalizedText, Piece
+from vivavoce_textnorm.types import NormalizedText, Piece, Say, Settings
 from vivavoce_textnorm.verbalizer import load_verbalizer
 
 _LETTER = rf"(?<![[\p{{L}}\p{{M}}\p{{N}}_]--[{CJK}]])[\p{{L}}--[{CJK}]]"
@@ -222,7 +221,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
         if not told and language in _TIGHT and few:
             told = language
         if not told:
-            told = detect_language(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
+            told = detect_sentence_language(_ADDRESS.sub(" ", written), before if few or before not in _TIGHT else None)
             told = told if any(map(str.isalpha, written)) else language or before or told
             yield start, end, told
             before = told
@@ -233,7 +232,7 @@ def segments(text: str, language: str | None) -> Iterator[tuple[int, int, str]]:
             words = _LATIN_WORD.findall(run[0])
             if len(words) >= 3 and sum(map(str.islower, words)) >= 2:  # no name of a product
                 yield at, run.start(), told
-                yield run.start(), run.end(), detect_language(run[0], "en")
+                yield run.start(), run.end(), detect_sentence_language(run[0], "en")
                 at = run.end()
         yield at, end, told
 

@@ -8,13 +8,14 @@ from itertools import pairwise
 from typing import Any
 from xml.parsers import expat
 
-from vivavoce.engine.request import MAX_SPEED, MIN_SPEED
 from vivavoce.errors import InvalidText
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, Say, TextRun, seconds_of
+from vivavoce_textnorm.inline_tags import FORMS, SECONDS, Runs, seconds_of
 from vivavoce_textnorm.markup import line_end
-from vivavoce_textnorm.verbalizer import MODULES
+from vivavoce_textnorm.types import Say, TextRun
+from vivavoce_textnorm.verbalizer import VERBALIZERS
 
+MIN_RATE, MAX_RATE = 0.5, 2.0  # as the engine has them
 MAX_DEPTH = 32
 """Elements that are open at once."""
 
@@ -85,7 +86,7 @@ class _Document:
         if name in _REPLACED:
             self._replaced = start, len(self._open), name, attributes, []
         code = attributes.get("xml:lang", "").partition("-")[0].lower()
-        runs.language = code if code in MODULES else runs.language
+        runs.language = code if code in VERBALIZERS else runs.language
         if name == "prosody" and "rate" in attributes:
             runs.rate = self._rate(start, attributes["rate"])
         emphatic = name == "emphasis" and attributes.get("level") not in ("none", "reduced")
@@ -138,9 +139,9 @@ class _Document:
         if found and found["sign"]:
             rate = 1 + rate if found["sign"] == "+" else 1 - rate
         rate *= self.runs.rate
-        if not MIN_SPEED <= rate <= MAX_SPEED:
+        if not MIN_RATE <= rate <= MAX_RATE:
             raise InvalidText(
-                f"text: rate {rate:g} at character {start} is outside of {MIN_SPEED} … {MAX_SPEED}; choose one inside"
+                f"text: rate {rate:g} at character {start} is outside of {MIN_RATE} … {MAX_RATE}; choose one inside"
             )
         return rate
 

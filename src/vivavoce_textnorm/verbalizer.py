@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 
+from vivavoce_textnorm import chinese_rules, english_number_rules, english_word_rules
 from vivavoce_textnorm.grammar import compiled
-from vivavoce_textnorm.rules import written_rules
+from vivavoce_textnorm.rules import bind, table_rules
 from vivavoce_textnorm.tables import load_locale
 from vivavoce_textnorm.types import Forms, Number
 
-MODULES = {
+VERBALIZERS = {
     "en": "english.English",
     "zh": "cjk.Myriad",
     "yue": "cjk.Myriad",
@@ -26,6 +27,13 @@ MODULES = {
     "ru": "russian.Russian",
 }
 """A language → its class in a module beside this one, which the language makes a verbalizer of."""
+
+RULES = {
+    "en": (*english_number_rules.RULES, *english_word_rules.RULES),
+    "zh": chinese_rules.RULES,
+    "yue": chinese_rules.RULES,
+}
+"""The rules of a language that are tried after those of its table."""
 
 _GROUP = compiled(r"[^ -]+")
 _RUN = compiled(r"\d+|\p{L}+")
@@ -41,7 +49,7 @@ class Verbalizer(ABC):
 
     def __init__(self, language: str) -> None:
         self.locale = load_locale(language)
-        self.rules = written_rules(self.locale)
+        self.rules = bind((*table_rules(self.locale), *RULES.get(language, ())), self.locale)
         self._fixes = {name: self.locale.fixes(name) for name in self.locale.sections if name.endswith("_fixes")}
         self.numeral = lru_cache(maxsize=4096)(self._numeral)
 
@@ -209,8 +217,8 @@ class Verbalizer(ABC):
 @cache
 def load_verbalizer(language: str) -> Verbalizer | None:
     """The verbalizer of a language, which is imported here; None where there is none."""
-    if language not in MODULES:
+    if language not in VERBALIZERS:
         return None
-    module, name = MODULES[language].split(".")
+    module, name = VERBALIZERS[language].split(".")
     found: Verbalizer = getattr(import_module(f"{__package__}.{module}"), name)(language)
     return found

@@ -14,6 +14,7 @@ from vivavoce.frontend.text.official import Languages, NumberWords
 from vivavoce.frontend.text.segmentation import split_paragraph
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import blocks, contains_chinese
 
 UNBOUNDED = 10**9
 
@@ -54,14 +55,14 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
         return len(tokenizer.encode(text))
 
     def read(text: str) -> str:
-        reader = chinese if rules.contains_chinese(text) or text.isdigit() else english
-        return "".join(map(reader, rules.blocks(text.strip(), reader.language)))
+        reader = chinese if contains_chinese(text) or text.isdigit() else english
+        return "".join(map(reader, blocks(text.strip(), reader.language)))
 
     def split(text: str, *arguments: Any, **options: Any) -> list[str]:
         return [piece for piece, _ in split_paragraph([text], *arguments, **options)]
 
     return {
-        "contains_chinese": rules.contains_chinese,
+        "contains_chinese": contains_chinese,
         "is_only_punctuation": rules.is_only_punctuation,
         "replace_blank": rules.replace_blank,
         "replace_corner_mark": rules.replace_corner_mark,

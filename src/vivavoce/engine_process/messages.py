@@ -13,7 +13,7 @@ import struct
 from typing import Any, Literal, NamedTuple
 
 from vivavoce.server.settings import EngineSection, LoggingSection, ModelSection, VoicesSection
-from vivavoce_textnorm.lexicon import Lexicons
+from vivavoce_textnorm import Lexicons
 
 OPENING = 0
 """The number of the first answer: the model is loaded and warm (a `ModelInfo`), or cannot be loaded (an error)."""

@@ -33,8 +33,7 @@ from vivavoce.frontend.voices.registry import ToBeExtractedError, VoiceRegistry
 from vivavoce.frontend.voices.stores import Quota, copies_home, open_voice_store
 from vivavoce.frontend.voices.voice import Voice, built_in_voices
 from vivavoce.server.settings import EngineSection, ModelSection
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon, Lexicons
-from vivavoce_textnorm.types import NormalizedText
+from vivavoce_textnorm import NO_WORDS, Lexicon, Lexicons, NormalizedText
 
 STUCK_S = 300.0
 """An engine that is at one step for so long waits for a device that does not answer; compiling a kernel takes less."""

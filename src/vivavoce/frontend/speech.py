@@ -11,8 +11,7 @@ from typing import TypeVar
 from vivavoce.engine.request import AudioChunk, SamplingParams, check_speed
 from vivavoce.errors import InvalidRequest
 from vivavoce.frontend.text.official import Code, Emojis, Normalization, check_choices, parse_language, parse_reading
-from vivavoce_textnorm.lexicon import NO_WORDS, Lexicon
-from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm import NO_WORDS, Lexicon, Settings
 
 Options = TypeVar("Options", bound="SpeakOptions")
 

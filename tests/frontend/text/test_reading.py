@@ -19,10 +19,8 @@ from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     NumberWords,
     WetextNormalizer,
-    blocks,
     close_trailing_comma,
     is_only_punctuation,
-    is_speakable,
     load_languages,
     load_reader,
     remove_bracket,
@@ -32,6 +30,7 @@ from vivavoce.frontend.text.official import (
     spoken_form,
 )
 from vivavoce.frontend.text.official_processes import ReadingProcesses
+from vivavoce_textnorm import blocks, is_speakable
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,8 @@ from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
 from vivavoce.frontend.text.official import (
     WHOLE_CHARS,
     Languages,
-    blocks,
     close_trailing_comma,
-    contains_chinese,
     is_only_punctuation,
-    is_speakable,
     remove_bracket,
     replace_blank,
     replace_corner_mark,
@@ -30,6 +27,7 @@ from vivavoce.frontend.text.text_front_end import (
     drop_symbols,
 )
 from vivavoce.frontend.text.tokenizer import TextTokenizer
+from vivavoce_textnorm import blocks, contains_chinese, is_speakable
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=80)  # surrogates and control characters included
 PUZZLING = st.text(alphabet="ab 1230.,:/$€%#&@\\\"'<>|[]{}-\n\t😀❤️é한好。²½", max_size=200)

@@ -21,7 +21,8 @@ from threading import Condition
 
 from vivavoce.child import python_command
 from vivavoce.errors import RequestCancelled
-from vivavoce.frontend.text.official import WHOLE_CHARS, CancelCheck, Rules, load_languages, never_cancelled
+from vivavoce.frontend.text.official import WHOLE_CHARS, Rules, load_languages
+from vivavoce_textnorm import CancelCheck, never_cancelled
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import regex
 
-from vivavoce.frontend.text.arriving import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
-from vivavoce.frontend.text.official import Language, Ruled
+from vivavoce.frontend.text.official import Ruled
+from vivavoce.frontend.text.sentence_stream import GERMAN_CLOSING, LOOKAHEAD, MARK, MAX_HELD, ends_sentence
+from vivavoce_textnorm import Language
 
 _SENTENCE_MARKS: dict[Ruled, str] = {"zh": "。？！；：、.?!;", "en": ".?!;:"}
 _COMMAS = "，,"

@@ -8,10 +8,11 @@ from starlette.requests import Request
 
 from vivavoce.frontend.speech import SpeechRequest
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
-from vivavoce.frontend.text.official import Code, Emojis, Language, Normalization
+from vivavoce.frontend.text.official import Code, Emojis, Normalization
 from vivavoce.server.http.app_state import AppState, KnownPrincipal
 from vivavoce.server.http.errors import BODY_FAILURES, NOT_FOUND
 from vivavoce.server.http.speech_input import VoiceName, json_schema, read_json
+from vivavoce_textnorm import Language
 
 
 class NormalizeFields(BaseModel):

@@ -24,11 +24,12 @@ from vivavoce.frontend.audio.encode import SAMPLE_RATES
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import ModelInfo
 from vivavoce.frontend.text.checks import MAX_TEXT_CHARS
-from vivavoce.frontend.text.official import Code, Emojis, Language, Normalization
+from vivavoce.frontend.text.official import Code, Emojis, Normalization
 from vivavoce.server.http.app_state import state_of
 from vivavoce.server.http.errors import invalid
 from vivavoce.server.rate_limiter import Principal
 from vivavoce.server.settings import RequestsSection
+from vivavoce_textnorm import Language
 
 MULTIPART, URLENCODED = "multipart/form-data", "application/x-www-form-urlencoded"
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")

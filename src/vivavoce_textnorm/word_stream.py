@@ -7,17 +7,13 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain
 
-from vivavoce.frontend.text.arriving import Sentence, located_sentences
-from vivavoce.frontend.text.checks import check_length
-from vivavoce.frontend.text.official import is_speakable
-from vivavoce.frontend.text.recognition import FREQUENT_WORDS, recognise
+from vivavoce_textnorm.checks import check_length
 from vivavoce_textnorm.grammar import CJK, compiled, heads
-from vivavoce_textnorm.inline_tags import HOW
-from vivavoce_textnorm.markup import Settings
+from vivavoce_textnorm.language_id import FREQUENT_WORDS
 from vivavoce_textnorm.reader import read, read_run, segments
-from vivavoce_textnorm.ssml import find_runs, is_ssml
-from vivavoce_textnorm.types import Piece
-from vivavoce_textnorm.verbalizer import MODULES, load_verbalizer
+from vivavoce_textnorm.ssml import is_ssml
+from vivavoce_textnorm.types import Piece, Settings
+from vivavoce_textnorm.verbalizer import VERBALIZERS, load_verbalizer
 
 MOST_HELD = 300
 """Characters that are held back at most, of an address without an end."""
@@ -49,40 +45,19 @@ _MARKED = compiled(r"(?:(?<=\n)|\A)[ \t]*(?:[-*+•▪◦‣·–>|]|#{1,6}|\d{1
 _LETTER, _FIRST = compiled(r"\p{L}"), compiled(rf"{_LETTERS}|.")
 _FENCED = compiled(r"(?:(?<=\n)|\A)[ \t]*```[^`]*\Z")
 _STOPS = frozenset("。！？")
-_BRACKET = compiled(rf"\s*\[(?:pause [^\[\]\n]{{0,20}}|(?:{HOW}):[^\[\]\n]{{0,101}}|\p{{Ll}}{{0,8}})\Z")  # an open one
 _BEGINS = "<speak"
 
 
-def control_sentences(pieces: Iterable[str], marks: frozenset[str]) -> Iterator[Sentence]:
-    """As `located_sentences`, and none ends inside of a bracket; pauses before the first words stand in one with these.
-
-    SSML is one sentence. marks: of the model. InvalidText: see `find_runs`.
-    """
-    ssml, pieces = _gather(pieces)
-    if ssml:
-        yield Sentence(ssml, 0, recognise("".join(run.plain for run in find_runs(ssml, marks))))
-    held, begun = None, False
-    for one in located_sentences(pieces):
-        if held:
-            one = Sentence(held.text + " " * (one.start - held.end) + one.text, held.start, one.language)
-        begun = begun or any(run.said or is_speakable(run.plain) for run in find_runs(one.text, marks))
-        held = None if begun and not _BRACKET.search(one.text) else one
-        if held is None:
-            yield one
-    if held:
-        yield held
-
-
-def read_arriving(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
+def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
     """As `whole_words`, with the words read; language: of what shows none; None: told from the text so far.
 
     Each number is that of the characters of the text that have been said by then. SSML is read when all of it is there.
     InvalidText: see `find_runs`.
     """
-    ssml, pieces = _gather(pieces)
+    ssml, pieces = gather_ssml(pieces)
     if ssml:
         yield _in_words(read(ssml, language, settings).pieces), len(ssml)
-    text = ArrivingReader(language, settings)
+    text = WordStream(language, settings)
     for piece in pieces:
         check_length(piece)
         for start in range(0, len(piece), _STEP):
@@ -111,7 +86,7 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     """What may begin something in any language: words in small letters, how words end, and what is one by itself."""
-    locales = [voice.locale for voice in map(load_verbalizer, MODULES) if voice]
+    locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
     days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]
     shorts = (word for locale in locales for word in (*locale.abbreviations, *locale.signs))
@@ -119,7 +94,7 @@ def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
     return frozenset().union(*(heads(locale) for locale in locales)), tuple(endings), frozenset(alone)
 
 
-class ArrivingReader:
+class WordStream:
     """Gathers pieces of a text; gives what is said, with the number of characters of the text that have been said.
 
     An ordinary word is given as soon as the character behind it is there. What may begin something (a digit, a sign, an
@@ -247,7 +222,7 @@ class ArrivingReader:
         self._ends = [one - cut for one in self._ends]
 
 
-def _gather(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
+def gather_ssml(pieces: Iterable[str]) -> tuple[str, Iterator[str]]:
     """All of a text that begins as SSML, once its last piece has come, and no pieces; of others "" and their pieces.
 
     InvalidText: it is too long, or no text.
