@@ -29,12 +29,14 @@ with vivavoce.load(device="cpu") as tts:
     sys.setprofile(profile)
     list(tts.stream("Hello there."))
     sys.setprofile(None)
-files = (Path(file).resolve() for file in entered)
-print("\\n".join(sorted(file.relative_to(root).as_posix() for file in files if file.is_relative_to(root))))
+beside = root.with_name("vivavoce_textnorm")
+for file in (Path(file).resolve() for file in entered):
+    if file.is_relative_to(root) or file.is_relative_to(beside):
+        print(file.relative_to(root if file.is_relative_to(root) else beside.parent).as_posix())
 """
 
 
 def test_the_page_lists_the_files_of_a_request() -> None:
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     traced = subprocess.run([sys.executable, "-c", TRACE], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert sorted(listed) == traced.stdout.split()
+    assert sorted(listed) == sorted(traced.stdout.split())

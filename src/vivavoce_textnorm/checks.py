@@ -1,4 +1,4 @@
-"""What text may hold at all, before any rule of a language is applied to it."""
+"""Limits of a text, checked before any rule of a language is applied to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_characters(text: str) -> None:
 
 
 def check_length(text: str) -> None:
-    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is no text."""
+    """Raise `InvalidText` if the text has more than `MAX_TEXT_CHARS` characters, or is not a string."""
     if not isinstance(text, str):
         raise InvalidText(f"text: {type(text).__name__} is no text; give a string")
     if len(text) > MAX_TEXT_CHARS:
@@ -43,7 +43,7 @@ def check_length(text: str) -> None:
 
 
 def check_surrogates(text: str) -> None:
-    """Raise `InvalidText` for a half of a surrogate pair: it is no character and has no bytes in UTF-8."""
+    """Raise `InvalidText` for half of a surrogate pair, which cannot be written in UTF-8."""
     surrogate = _SURROGATE.search(text)
     if surrogate:
         raise InvalidText(

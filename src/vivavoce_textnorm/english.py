@@ -7,8 +7,6 @@ from vivavoce_textnorm.types import Number
 
 
 class English(European):
-    """English."""
-
     def __init__(self, language: str) -> None:
         super().__init__(language)
         self.year_cues, self.number_cues, self.not_years = map(

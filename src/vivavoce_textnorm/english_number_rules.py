@@ -16,7 +16,7 @@ _INCH = compiled(r"(?<=\d)\"")
 
 
 def decade(voice: English, found: Match) -> str:
-    """1990s, '80s; so many of a thing: B-52s, under-6s."""
+    """1990s, '80s; also a number of things: B-52s, under-6s."""
     digits = found["d"]
     last = voice.numeral(int(digits[-2:])) if digits[-2:] != "00" else ""
     plural = f"{last[:-1]}ies" if last.endswith("y") else f"{last}es" if last.endswith("x") else f"{last}s"

@@ -32,7 +32,7 @@ FORMS: Mapping[str, Match] = {
     "time": compiled(r".*\d.*"),
     "phone": compiled(r"(?=.*\d)[+\d\s./()-]+"),
 }
-"""What may be said in a way of its own → how it is written."""
+"""Names in `[name: …]` → the pattern of a content that can be said so."""
 SECONDS = r"(?P<number>\d{1,6}(?:\.\d{0,6})?|\.\d{1,6})\s?(?P<unit>m?s)"
 HOW = "|".join(FORMS)
 _BRACKET = compiled(rf"\[(?:pause {SECONDS}|(?P<how>{HOW}): ?(?P<content>[^\[\]\n]{{1,100}}))\]")
@@ -104,18 +104,16 @@ class Runs:
 
 
 def seconds_of(found: Match) -> float:
-    """The value of what `SECONDS` matched."""
     return float(found["number"]) / (1000 if found["unit"] == "ms" else 1)
 
 
 def check_paused(seconds: float) -> None:
-    """Refuse more silence than one text may ask for."""
     if seconds > MAX_PAUSES_S:
         raise InvalidText(f"text: its pauses are {seconds:g} s in all, the limit is {MAX_PAUSES_S:g} s; shorten some")
 
 
 def put_in_words(what: Say, voice: Verbalizer) -> str | None:
-    """What is said for it; None: it is nothing of the kind in this language."""
+    """The words for it; None if this language has no such thing."""
     content, locale = what.content.strip(), voice.locale
     place = Cursor(load_grammar(voice), content, 0, len(content))
     digits, groups = "".join(filter(str.isdecimal, content)), _NUMBERS.findall(content)

@@ -30,9 +30,9 @@ _FREQUENT: dict[Language, str] = {
         questa ore poi mi si ho se può essere viene tutti à è é ì ò ù""",
 }
 FREQUENT_WORDS = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
-"""Of each language in Latin script, its frequent words that the others do not have or that tell it from them."""
+"""Language in Latin script → frequent words that tell it from the others."""
 _KNOWN = frozenset().union(*FREQUENT_WORDS.values())
-# What names begin with (Los Angeles) counts in small letters only; a short word in capitals may be an acronym.
+# Words that names begin with (Los Angeles) count in small letters only; a short word in capitals may be an acronym.
 _NO_EVIDENCE = regex.compile(r"Al|Del|Des|Les|Los|Las|\p{Lu}{1,3}")
 
 # A の alone is written in Chinese as well, and single Cyrillic letters in formulas.
@@ -135,7 +135,7 @@ _MARKS: dict[str, tuple[set[str], set[str], Match]] = {
 
 
 def detect_sentence_language(text: str, before: str | None) -> str:
-    """As `detect_language`, for one sentence: in Latin script a single word or ending counts.
+    """The language of one sentence: like `detect_language`, but in Latin script a single word or ending counts.
 
     before: the language of the sentence before it or of the request, which wins ties.
     """

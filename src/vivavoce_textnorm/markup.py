@@ -65,7 +65,7 @@ def _pattern(marks: frozenset[str], lexicon: Lexicon) -> Match:
     named = r"\L<words>" if lexicon else any_of(())
     word = rf"(?P<lexicon>(?<!{letter}|\d(?=[\p{{Latin}}\d])){named}(?!{letter}))"
     words = {"words": list(lexicon)} if lexicon else {}
-    # CosyVoice3's [x] is no box of a list.
+    # CosyVoice3's [x] does not begin a line of a to-do list.
     parts = (part.replace("[ xX]", "[ X]") if "[x]" in marks else part for part in _PARTS)
     return regex.compile("|".join((tag, word, *parts)), regex.V1, cache_pattern=False, **words)
 
@@ -126,7 +126,6 @@ _KINDS = (
 
 
 def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[Piece]:
-    """The pieces of one find."""
     start, end = found.span()
 
     def within(group: str, rule: str) -> Iterator[Piece]:
@@ -157,7 +156,6 @@ def _said(found: Match, kind: str, settings: Settings, pause: str) -> Iterator[P
 
 
 def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
-    """What stands for a find in the plain text."""
     match kind:
         case "lexicon":
             return settings.lexicon[found[0]]
@@ -185,7 +183,7 @@ def _plain(found: Match, kind: str, settings: Settings, pause: str) -> str:
 
 
 def line_end(before: list[Piece], last: bool) -> str:
-    """What a line ends with: a full stop unless there is a mark already."""
+    """The end of a line: a full stop unless there is a mark already."""
     said = "".join(piece.spoken for piece in before[-6:]).rstrip()
     if not said or _ENDED.search(said):
         return "" if last else " "

@@ -47,7 +47,6 @@ def never_cancelled() -> bool:
 
 
 def check_wanted(cancelled: CancelCheck) -> None:
-    """Raise RequestCancelled if the request was cancelled."""
     if cancelled():
         raise RequestCancelled("request: was cancelled")
 

@@ -72,7 +72,6 @@ class BoundRule:
 
 
 def following(found: Match) -> str:
-    """What follows in the text."""
     return str(found.string[found.end() : found.end() + 40].lstrip())
 
 
@@ -109,7 +108,7 @@ _WAYS: Mapping[str, Callable[[Any, str, str], str]] = {
 
 
 def _names(locale: Locale) -> dict[str, str]:
-    """What `{name}` may be: an abbreviation, a month, a day, a currency, a sign, and the rows of `[names]`."""
+    """The names that `{name}` looks up: abbreviations, months, days, currencies, signs, and the rows of `[names]`."""
     names = {**locale.abbreviations, **locale.signs, **dict.fromkeys("-−–", locale.words["minus"])}
     names |= {sign: main[-1] for sign, (main, _) in locale.currencies.items()}
     names |= {one: locale.month_names[at - 1] for name, at in locale.months.items() for one in (name, name.title())}
@@ -117,7 +116,7 @@ def _names(locale: Locale) -> dict[str, str]:
 
 
 def _meaning(locale: Locale, place: str) -> str:
-    """What stands for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
+    """The pattern for `%place%`: one of `_PATTERNS`, any of the locale's names, a word or a pattern of the table."""
     lists = {
         "months": [*locale.months, *map(str.title, locale.months)],
         "days": locale.weekdays,
@@ -141,8 +140,6 @@ def _meaning(locale: Locale, place: str) -> str:
 
 
 def table_rules(locale: Locale) -> tuple[Rule, ...]:
-    """The rules of a language's table, in its order."""
-
     def rule(row: Match) -> Rule:
         is_own = row["language"] in (None, locale.language)
         examples = {row["written"]: row["spoken"] or ""} if row["written"] and is_own else {}
@@ -152,7 +149,6 @@ def table_rules(locale: Locale) -> tuple[Rule, ...]:
 
 
 def bind(rules: Iterable[Rule], locale: Locale) -> tuple[BoundRule, ...]:
-    """Rules as one locale has them."""
     names = _names(locale)
 
     def pattern(written: str) -> str:

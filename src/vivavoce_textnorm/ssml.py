@@ -44,8 +44,7 @@ def is_ssml(text: str) -> bool:
 def find_runs(text: str, marks: frozenset[str]) -> list[TextRun]:
     """The runs of any text, which cover it in order; marks: of the model, which pass as they are.
 
-    InvalidText: what begins as SSML is no well-formed XML, or holds what it must not; a pause or a rate is outside of
-    its limits.
+    InvalidText: the SSML is not well-formed XML, or holds a forbidden part; a pause or a rate is outside of its limits.
     """
     if is_ssml(text):
         return _Document(text, marks).runs.runs
@@ -113,7 +112,7 @@ class _Document:
         self.runs.language, self.runs.rate = language, rate
 
     def _line_end(self) -> str:
-        """What ends a paragraph or a sentence: a mark, unless there is one."""
+        """The end of a paragraph or a sentence: a mark, unless there is one already."""
         before = self.runs.runs[-1].pieces[-6:] if self.runs.runs else []
         return line_end(before, last=not any(one.spoken for one in before))
 
@@ -147,7 +146,7 @@ class _Document:
 
 
 def _events(text: str) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """What the XML holds, each with the character at which it begins; the first one begins the text."""
+    """The events of the XML, each with the character at which it begins; the first one begins the text."""
     events: list[tuple[int, str, tuple[Any, ...]]] = []
     parser, begin = expat.ParserCreate("utf-8"), len(text) - len(text.lstrip())
     data, byte, character = text[begin:].encode(), 0, begin

@@ -33,7 +33,6 @@ class NormalizedText:
 
     @property
     def spoken(self) -> str:
-        """All that is said."""
         return "".join(piece.spoken for piece in self.pieces)
 
     @property
@@ -62,12 +61,12 @@ class Number:
 
 
 Forms = tuple[str, ...]
-"""Of a noun that is counted, from the form for one to that for many; how many there are is up to the language."""
+"""The forms of a noun that is counted, from the form for one to the form for many; each language has its own number."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a request chooses, and what the loaded model knows.
+    """The choices of a request, and the abilities of the loaded model.
 
     named_emojis: said by their Unicode names, in English, instead of being silent; silent_code: code between backticks
     is left out; marks: the model's own (`[laughter]`), which pass unchanged and win over every rule; lexicon: words as
@@ -84,7 +83,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Say:
-    """What is said in a way of its own: how is one of `FORMS`; order: of a date's numbers, "dmy"; "": it is told."""
+    """Text that is said in a certain way, whatever the rules say.
+
+    how: one of `FORMS`; order: that of a date's numbers, such as "dmy"; "" if it is not given."""
 
     how: str
     content: str
@@ -108,7 +109,6 @@ class TextRun:
 
     @property
     def plain(self) -> str:
-        """What the rules read."""
         return "".join(piece.spoken for piece in self.pieces)
 
 

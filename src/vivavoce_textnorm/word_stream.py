@@ -22,7 +22,7 @@ _ENOUGH_HELD = 100
 _LOOKAHEAD = 48
 _WORD, _CHARACTER = 3, 1
 _FOLLOWING = 2 * _WORD
-"""How much ordinary text settles what stands before it: two words, or six Chinese characters."""
+"""The weight of ordinary text that settles what stands before it: two words, or six Chinese characters."""
 _CONTEXT = 64
 """Characters that are read again before those that are held, at least; the rules look back less far."""
 _STEP = 200
@@ -30,7 +30,7 @@ _STEP = 200
 # Scripts that are written without spaces, with their marks.
 _TIGHT = rf"{CJK}\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}。，！？；：、（）《》〈〉「」『』【】“”‘’"
 _LETTERS = rf"[[\p{{L}}\p{{M}}]--[{_TIGHT}！-～]]++"
-# What a text is made of; each alternative matches as soon as the character behind it is there, however the text is cut.
+# The tokens of a text; each alternative matches as soon as the character behind it is there, however the text is cut.
 _TOKEN = compiled(
     rf"(?P<space>\s{{2,}}(?=\S)|[\s--[ ]](?=\S))| ?(?P<tight>[{_TIGHT}])"
     rf"| ?[(\"'¿¡«„]{{0,3}}(?P<word>{_LETTERS}(?:['-]{_LETTERS})*+)(?=[\s,;!?)\"…{_TIGHT}]|[.:'][\s{_TIGHT}])"
@@ -49,7 +49,9 @@ _BEGINS = "<speak"
 
 
 def natural_words(pieces: Iterable[str], language: str | None, settings: Settings) -> Iterator[tuple[str, int]]:
-    """As `whole_words`, with the words read; language: of what shows none; None: told from the text so far.
+    """The words of a text that arrives, as they are said.
+
+    language: the language of text that shows none; None: it is told from the text so far.
 
     Each number is that of the characters of the text that have been said by then. SSML is read when all of it is there.
     InvalidText: see `find_runs`.
@@ -66,13 +68,12 @@ def natural_words(pieces: Iterable[str], language: str | None, settings: Setting
 
 
 def _joined(given: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """All that is given at once, as one."""
     if words := list(given):
         yield "".join(word for word, _ in words), words[-1][1]
 
 
 def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
-    """What pieces say behind other words; a pause becomes a comma where no mark stands."""
+    """The words of pieces that follow other words; a pause becomes a comma unless a mark stands there."""
     said = ""
     for one in pieces:
         if one.rule == "pause":
@@ -85,7 +86,7 @@ def _in_words(pieces: Iterable[Piece], before: str = "") -> str:
 
 @cache
 def _heads() -> tuple[frozenset[str], tuple[str, ...], frozenset[str]]:
-    """What may begin something in any language: words in small letters, how words end, and what is one by itself."""
+    """Beginnings of classes in any language: words in small letters, endings, and words that are a class alone."""
     locales = [voice.locale for voice in map(load_verbalizer, VERBALIZERS) if voice]
     endings = (ending for locale in locales for ending in locale.words.get("head_endings", "").split("|") if ending)
     days = [day for locale in locales for day, name in locale.weekdays.items() if day.lower() != name.lower()]
@@ -113,7 +114,6 @@ class WordStream:
         self._alone = alone.union(_FIRST.match(word)[0] for word in settings.lexicon)
 
     def add(self, piece: str) -> Iterator[tuple[str, int]]:
-        """What a piece settles."""
         self._text += piece
         while True:
             limit = self._given + MOST_HELD
@@ -149,7 +149,7 @@ class WordStream:
             yield from self._give(self._seen, _LOOKAHEAD)
 
     def _weight(self, kind: str, written: str) -> int:
-        """How much of what has to follow this is; negative: so much has to follow it."""
+        """The weight of a token as context for text before it; negative: the weight that has to follow the token."""
         if kind != "word":
             if written in self._alone:
                 return -_FOLLOWING
@@ -166,7 +166,7 @@ class WordStream:
         return -_WORD if odd else _WORD
 
     def _give(self, end: int, lookahead: int = 0) -> Iterator[tuple[str, int]]:
-        """What is said up to a place, or so far before it as to be certain."""
+        """Say the text up to a place; with lookahead, only so far that later text cannot change it."""
         pieces = self._read(end) if self._odd else [Piece(self._given, end, self._text[self._given : end])]
         if lookahead:
             inner = [one for one in reversed(self._ends) if one <= end - lookahead]
@@ -188,7 +188,6 @@ class WordStream:
         self._forget()
 
     def _read(self, end: int) -> list[Piece]:
-        """The pieces of what is held, up to a place."""
         written = self._text[:end]
         written += "\n```" * bool(_FENCED.search(written))
         pieces: list[Piece] = []

@@ -278,10 +278,10 @@ class StandIns:
         self.log, self.go, self.threads = log, Path(f"{log}.go"), ThreadPoolExecutor(8)
         self.processes = ReadingProcesses(number, digits_in_chinese=False)
 
-    def read(self, block, length, left=lambda: False):
+    def read(self, block, length, cancelled=lambda: False):
         """A block whose process is asked or waited for."""
         waiting = len(self.processes._waiting)
-        future = self.threads.submit(self.processes.read, block, "en", length, left)
+        future = self.threads.submit(self.processes.read, block, "en", length, cancelled)
         until(lambda: block in self.seen or len(self.processes._waiting) > waiting)
         return future
 

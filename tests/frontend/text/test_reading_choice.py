@@ -119,7 +119,7 @@ def test_long_texts_are_read_block_by_block_and_wholly(front_end: TextFrontEnd, 
 
 def test_a_text_that_nobody_waits_for_is_given_up(front_end: TextFrontEnd) -> None:
     with pytest.raises(RequestCancelled):
-        list(front_end.located(TEXT, left=lambda: True, reading="natural"))
+        list(front_end.located(TEXT, cancelled=lambda: True, reading="natural"))
 
 
 def test_another_name_is_refused() -> None:

@@ -5,7 +5,7 @@ The rules reproduce the official front end, quirks included: the language model 
 wetext reads a text as one path through a large automaton. Two things follow, both measured with wetext 0.1.8:
 
 - It fails, as a whole, on ordinary English such as "costs 3€", "#1 fan", "[3]" or two spaces in a row. Such text is
-  read in smaller and smaller parts, so that only the part at fault is left as it was written.
+  read in smaller and smaller parts, so that only the part at fault is cancelled as it was written.
 - It holds the interpreter lock, 0.1 s for 1,000 characters and 6 s for 20,000, with up to 1.2 GB of memory. Text of
   more than `WHOLE_CHARS` characters is read in blocks of sentences: the first can be spoken before the rest is read,
   and each takes a short time.
@@ -40,15 +40,15 @@ from vivavoce_textnorm import (
 
 Ruled = Literal["zh", "en"]  # with rules for numbers, dates and signs; the others are spoken as they are written
 Rules = Literal["zh", "en", "digits"]
-"""Those of a language; "digits": for English text that is nothing but digits."""
+"""The rules of a language; "digits" are for English text of nothing but digits."""
 
 Normalization = Literal["official", "natural", "off"]
-"""Whose rules read a text: the official front end's, our own (natural), or nobody's: it is spoken as it is written."""
+"""The rules that read a text: the official front end's, our own (natural), or none (off)."""
 
 Emojis = Literal["silent", "named"]
-"""What natural rules do with emojis: nothing is said for them, or their Unicode names, in English."""
+"""Emojis by natural rules: silent, or named by their Unicode names, in English."""
 Code = Literal["read", "silent"]
-"""What natural rules do with code between backticks."""
+"""Code between backticks by natural rules."""
 
 WHOLE_CHARS = MAX_BLOCK_CHARS
 """Characters of a text up to which the official rules read it as one."""
@@ -56,7 +56,7 @@ _MOST_HELD = 2_000
 """Spoken characters that wait at most for a place between two letters."""
 
 _ONLY_PUNCTUATION = regex.compile(r"[\p{P}\p{S}]*")
-# a space with anything but an ASCII character that is no space on either side of it
+# a space that does not stand between two ASCII characters other than spaces
 _LOOSE_BLANK = regex.compile(r"(?<![\x00-\x1f\x21-\x7f]) | (?![\x00-\x1f\x21-\x7f])")
 _SUPERSCRIPTS = str.maketrans({"²": "平方", "³": "立方"})
 _BRACKETS = str.maketrans(dict.fromkeys("（）【】`"))
@@ -191,7 +191,7 @@ class WetextNormalizer:
         return self._attempt(_DIGIT_EDGE.sub(" ", text)) or text
 
     def _attempt(self, text: str) -> str | None:
-        """What wetext makes of the text; None where it finds no way through, or swallows the text."""
+        """The text as wetext reads it; None where it finds no way through, or swallows the text."""
         try:
             spoken = self.normalize(text)
         except AssertionError:  # wetext's token parser, handed the empty result of its automaton
@@ -242,9 +242,9 @@ class Languages:
     digits: Callable[[str], str]
     spell: Callable[[str], str] = field(default_factory=NumberWords)
 
-    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = never_cancelled) -> str:
+    def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str:
         """A block of a text of any length, with numbers, dates and units in words."""
-        check_wanted(left)
+        check_wanted(cancelled)
         if rules == "zh":
             return self.chinese(block)
         return spell_out_number((self.digits if rules == "digits" else self.english)(block), self.spell)
@@ -274,7 +274,7 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
 class Reads(Protocol):
     """Reads blocks by the official rules: `Languages`, or processes that do."""
 
-    def read(self, block: str, rules: Rules, length: int = 0, left: CancelCheck = never_cancelled) -> str: ...
+    def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class OfficialNormalizer(AsWritten):
         if language not in ("zh", "en"):
             yield Piece(0, len(text), " ".join(_INVISIBLE.sub("", text).split()))
             return
-        rules: Callable[[str, Rules], str] = partial(self.languages.read, length=len(text), left=cancelled)
+        rules: Callable[[str, Rules], str] = partial(self.languages.read, length=len(text), cancelled=cancelled)
         read = partial(self._around_tags, rules) if self.parts else rules
         for words, end in spoken_form(text, "zh" if language == "zh" else "en", read):
             yield Piece(start, end, words)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 TOO_LONG_S = 30.0
 """A process that reads one block for so long is replaced; the slowest block takes 0.3 s of a processor."""
 _ASKED_EVERY_S = 0.1
-"""How often who waits for a process is asked whether it still wants one."""
+"""Seconds between two cancellation checks of a request that waits for a process."""
 _ENDING_S = 5.0
 _NICENESS = 10
 
@@ -53,14 +53,14 @@ class ReadingProcesses:
         self._came, self._changed = count(), Condition()
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    def read(self, block: str, rules: Rules, length: int, left: CancelCheck = never_cancelled) -> str:
+    def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck = never_cancelled) -> str:
         """See `Languages.read`; waits for a process that is idle. What none can read stays as it is written.
 
-        length: of the whole text; left: asked while it waits.
+        length: of the whole text; cancelled: asked while it waits.
         """
-        place = self._take(length, left)
+        place = self._take(length, cancelled)
         try:
-            for _ in range(2):  # one that had ended while it was idle is no fault of the block
+            for _ in range(2):  # a process that had ended while it was idle was not ended by this block
                 process = self._all[place]
                 try:
                     return _ask(process, block, rules)
@@ -88,14 +88,14 @@ class ReadingProcesses:
         """End the processes."""
         self._finalizer()
 
-    def _take(self, length: int, left: CancelCheck) -> int:
+    def _take(self, length: int, cancelled: CancelCheck) -> int:
         """The place of an idle process, which is not idle then, when it is this text's turn."""
         least = 0 if length <= WHOLE_CHARS else min(1, len(self._all) - 1)
         with self._changed:
             turn = length, next(self._came)
             self._waiting.add(turn)
             try:
-                while not left():
+                while not cancelled():
                     fit = [place for place in self._idle if place >= least]
                     if fit and turn == min(self._waiting):
                         self._idle.remove(min(fit))
@@ -112,7 +112,7 @@ class ReadingProcesses:
 
 
 def _ask(process: subprocess.Popen[bytes], block: str, rules: Rules) -> str:
-    """What it answers; OSError, ValueError: it has ended; TimeoutError: it takes too long."""
+    """Its answer; OSError, ValueError: the process has ended; TimeoutError: it takes too long."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps([block, rules]).encode() + b"\n")

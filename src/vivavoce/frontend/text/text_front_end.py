@@ -102,7 +102,7 @@ class TextFrontEnd:
     def as_written(self) -> TextFrontEnd:
         """The same with `normalize=False`."""
         plain = copy(self)
-        plain._official = None
+        plain._official = plain._processes = None
         return plain
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class TextFrontEnd:
         self,
         text: str,
         language: str | None = None,
-        left: CancelCheck = never_cancelled,
+        cancelled: CancelCheck = never_cancelled,
         reading: Normalization = "official",
         how: Settings = Settings(),
         *,
@@ -141,7 +141,7 @@ class TextFrontEnd:
         wanted, begun = self._wanted(language), list[TextSegment]()
         # Signs are read as words in short texts: some are all that is to be said.
         if len(text) <= WHOLE_CHARS or is_speakable(text):
-            found = self._segments(text, wanted, self._normalizer(reading, text, how), left)
+            found = self._segments(text, wanted, self._normalizer(reading, text, how), cancelled)
             for one in found:
                 begun.append(one)
                 if is_speakable(one.spoken):
@@ -163,15 +163,16 @@ class TextFrontEnd:
         return AS_WRITTEN if "<|" in text and "|>" in text else self._official
 
     def _segments(
-        self, text: str, wanted: Language | None, normalizer: Normalizer, left: CancelCheck
+        self, text: str, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
         """The segments of all stretches. A segment also covers what follows it and brings no segment."""
-        start, held = 0, None
+        start = 0
+        held: TextSegment | None = None
         for stretch in normalizer.stretches(text):
             length = len(stretch.plain)
-            for one in self._in_stretch(stretch, wanted, normalizer, left):
-                begin = stretch.original(one.start)
+            for one in self._in_stretch(stretch, wanted, normalizer, cancelled):
                 if held:
+                    begin = stretch.original(one.start)
                     yield held._replace(start=start, end=begin)
                     start = begin
                 held = one._replace(rate=stretch.rate)
@@ -183,7 +184,7 @@ class TextFrontEnd:
             yield held._replace(start=start, end=len(text))
 
     def _in_stretch(
-        self, stretch: Stretch, wanted: Language | None, normalizer: Normalizer, left: CancelCheck
+        self, stretch: Stretch, wanted: Language | None, normalizer: Normalizer, cancelled: CancelCheck
     ) -> Iterator[TextSegment]:
         """The segments of a stretch; places are those of its plain text."""
         if stretch.pause_s:
@@ -191,7 +192,7 @@ class TextFrontEnd:
         plain, seams = stretch.plain, list[tuple[int, int]]()
         named = next((one for one in get_args(Language) if one == stretch.language and self._has_script(one)), wanted)
         language = self._told(plain, named)
-        words = self._words(normalizer.pieces(stretch, language, left), seams)
+        words = self._words(normalizer.pieces(stretch, language, cancelled), seams)
         return find_spans(plain, self._pieces(words, None if normalizer is AS_WRITTEN else language), seams)
 
     def normalize(self, text: str, language: str | None = None) -> str:
@@ -208,7 +209,7 @@ class TextFrontEnd:
     def explain(
         self, text: str, language: str | None = None, reading: Normalization = "natural", how: Settings = Settings()
     ) -> NormalizedText:
-        """What is said for a text, not split: by natural rules, piece by piece; by official ones it is a single piece.
+        """The words of a text, not split: by natural rules, piece by piece; by official ones as a single piece.
 
         language: "yue", too, with natural rules; how: what a request chooses of these. Errors as `normalize`.
         """
