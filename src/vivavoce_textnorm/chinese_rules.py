@@ -1,4 +1,4 @@
-"""Chinese rules, which Cantonese shares, in the order in which they are tried."""
+"""Chinese rules, in the order in which they are tried; Cantonese tries its own first."""
 
 from __future__ import annotations
 
@@ -226,5 +226,33 @@ RULES = (
         (?P<cardinal>(?<![\d.]) \d{1,3}) [-:：] (?P<cardinal2>\d{1,3})
         (?=(?:[获大小险]?[胜负平赢输击]|战[胜平]|领先|落后|淘汰|横扫|逆转))
         """, "{cardinal}比{cardinal2}", {"中国队3-1战胜日本队": "中国队三比一战胜日本队"}),
+)
+
+CANTONESE = (
+    Rule("phone", "digit", r"""
+        (?<![\d.,-])
+        (?:
+            (?P<digits>[2-9]\d{3}) [ -] (?P<digits2>\d{4}) (?![\d-])
+            |(?P<digits>(?<=[巴搭坐轉]) \d{3} (?=[A-Z號路過去返嚟到都喺、，。或同入出]|\Z)|\d{4} (?=熱線))
+        )
+        """, "{digits}{，~digits2}", {"1823熱線": "一八二三熱線"}),
+    Rule("date", "digit", r"""
+        (?<![\d/.])
+        (?:
+            (?!24/7) (?P<cardinal2>1[3-9]|2\d|3[01]) / (?P<cardinal>%MONTH%) (?![\d/])
+            |(?P<cardinal>%MONTH%) / (?P<cardinal2>%DAY%) (?=[先喺去至到嚟返之前後]|[(（][一二三四五六日][)）])
+        )
+        """, "{cardinal}月{cardinal2}號", {"26/3返香港": "三月二十六號返香港"}),
+    Rule("roman", "letter", r"(?P<roman>%ROMAN%) (?:(?=世)|(?<=[a-z]\ [IVX]{2,5}))", "{roman}", {"II世": "二世"}),
+    Rule("floor", "digit", r"(?P<cardinal>\d{1,3}) /F (?![A-Za-z])",
+         "{cardinal}樓", {"地址係德輔道中88號12/F": "地址係德輔道中八十八號十二樓"}),
+    Rule("page", "letter", r"[Pp]\.\ ? (?P<cardinal>\d{1,4}) (?!\d)",
+         "第{cardinal}頁", {"詳情請睇p.12": "詳情請睇第十二頁"}),
+    Rule("weekday", "sign", r"""
+        [(（] (?P<word>[一二三四五六日]) [)）] (?<=(?:[\d一二三四五六七八九十][日號号]|/\d\d?)\ ?[(（].[)）])
+        """, "，星期{word}，", {"5/3（三）開會": "五月三號，星期三，開會"}),
+    Rule("score", "digit", r"""
+        (?<![\d.]) (?P<cardinal>\d{1,3}) [-:：] (?P<cardinal2>\d{1,3}) (?!\d) (?=贏|輸|打和|領先|落後)
+        """, "{cardinal}比{cardinal2}", {"佢哋3:2贏咗。": "佢哋三比二贏咗。"}),
 )
 # fmt: on

@@ -1,8 +1,8 @@
 """Rules that one language alone has, such as English decades: a pattern, what is said for it, and examples.
 
-English and Chinese have theirs in Python (`english_number_rules` and so on), other languages in the section `[rules]`
-of their table: `name: first: pattern =>said ## written ## spoken`, which ends with an example. In a table that several
-languages share, the example begins with the language that it is read in.
+English, Chinese and Cantonese have theirs in Python (`chinese_rules` and so on), other languages in the section
+`[rules]` of their table: `name: first: pattern =>said ## written ## spoken`, which ends with an example. In a table
+that several languages share, the example begins with the language that it is read in.
 
 In a pattern `%units%` stands for any of the locale's units, and so on: see `_meaning`. In what is said `{number}` is
 the group of that name, said in the way that its name has in `_WAYS`: `{number2}` is another number, `{count:foot/feet}`

@@ -31,7 +31,7 @@ VERBALIZERS = {
 RULES = {
     "en": (*english_number_rules.RULES, *english_word_rules.RULES),
     "zh": chinese_rules.RULES,
-    "yue": chinese_rules.RULES,
+    "yue": (*chinese_rules.CANTONESE, *chinese_rules.RULES),
 }
 """The rules of a language that are tried after those of its table."""
 

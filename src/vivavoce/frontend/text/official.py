@@ -274,7 +274,7 @@ def load_languages(*, digits_in_chinese: bool) -> Languages:
 class Reads(Protocol):
     """Reads blocks by the official rules: `Languages`, or processes that do."""
 
-    def read(self, block: str, rules: Rules, length: int = 0, cancelled: CancelCheck = never_cancelled) -> str: ...
+    def read(self, block: str, rules: Rules, length: int, cancelled: CancelCheck) -> str: ...
 
 
 @dataclass(frozen=True)
