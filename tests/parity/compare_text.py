@@ -10,7 +10,7 @@ from tests.parity.reference import Golden, Reference
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.errors import InvalidText
 from vivavoce.frontend.text import official as rules
-from vivavoce.frontend.text.official import Languages, NumberWords
+from vivavoce.frontend.text.official import Languages, NumberWords, OfficialNormalizer
 from vivavoce.frontend.text.segmentation import split_paragraph
 from vivavoce.frontend.text.text_front_end import TextFrontEnd
 from vivavoce.frontend.text.tokenizer import TextTokenizer
@@ -47,7 +47,7 @@ def _functions(tokenizer: TextTokenizer) -> dict[str, Callable[[str], Any]]:
     plain = TextFrontEnd(tokenizer, normalize=False)
     for front_end in (normalised, plain):
         front_end._max_tokens = UNBOUNDED  # the official code bounds no piece
-    plain._languages = Languages(str, str, str, spell)
+    plain._official = OfficialNormalizer(Languages(str, str, str, spell))
 
     chinese, english = rules.load_reader("zh"), rules.load_reader("en")
 
