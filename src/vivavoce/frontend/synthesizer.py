@@ -34,10 +34,10 @@ from vivavoce.frontend.merged_folder import merged_folder
 from vivavoce.frontend.model_choice import share_device
 from vivavoce.frontend.session import RequestSession, Text, in_turn
 from vivavoce.frontend.speech import Mark, SpeakOptions, check_seed, marks_of
-from vivavoce.frontend.text.official import never_cancelled
 from vivavoce.frontend.voices.extract import AudioSource
 from vivavoce.frontend.voices.voice import Voice, check_fits
 from vivavoce.models.build import build_models
+from vivavoce_textnorm import never_cancelled
 
 _LOOK_S = 0.01
 """How often a `speak` that another thread can cancel looks whether the engine is done."""
