@@ -63,7 +63,7 @@ def division(planned):
 
 
 def test_marks_are_those_of_the_vocabulary():
-    text = (ROOT / "docs/tags.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
     named = re.findall(r"\[[a-z_-]+\](?!\()|</?(?:strong|laughter)>", text)
     known = {token for token in SPECIAL_TOKENS if "|" not in token}
     assert set(named) - {"[pause]"} - {*PRONUNCIATION_TOKENS} == known
