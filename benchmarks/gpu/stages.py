@@ -16,7 +16,7 @@ from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
-from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 from vivavoce.models.build import Models
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.unet import UNet
@@ -173,7 +173,9 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
         streams = [stage.open(seed, 1.0, CrossfadeMode.SEAMLESS) for seed in range(rows)]
 
         def speak(streams: Sequence[Any] = streams, mel: torch.Tensor = mel) -> None:
-            stage.run([Piece(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)])
+            stage.run(
+                [VocoderRow(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)]
+            )
 
         speak()
         ms = device_ms(speak, models.device, REPEATS)

@@ -31,7 +31,7 @@ from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import Stages
-from vivavoce.engine.vocoder_stage.stream import PieceRow, PooledTails, Tails
+from vivavoce.engine.vocoder_stage.stage import PooledTails, Tails, VocoderRow
 from vivavoce.errors import Overloaded
 from vivavoce.models.build import Models
 
@@ -214,17 +214,18 @@ class _Synthesis:
 
     def release(self, tails: Tails) -> None: ...
 
-    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
+    def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
         if rows:
             self._queue.spend(self._seconds(Stage.VOCODER, [row.frames for row in rows]))
         return [self._finished(row) for row in rows]
 
-    def _finished(self, row: PieceRow) -> tuple[Tensor, Tails]:
-        overlap, context = row.piece.stream.rule.overlap, row.before.context
+    def _finished(self, row: VocoderRow) -> tuple[Tensor, Tails]:
+        overlap, context = row.stream.rule.overlap, row.before.context
         frames = row.frames - (context - overlap if context else 0) - (0 if row.ends else overlap)
         samples = _ZEROS.expand(frames * self._config.rates.samples_per_frame)
-        kept = PooledTails(0, row.seen_again, 0)
-        return samples, Tails() if row.ends else Tails(frames=row.before.frames + row.new_frames, pooled=kept)
+        frames_so_far = row.before.frames + row.new_frames
+        kept = Tails(frames=frames_so_far, context=row.seen_again, pooled=PooledTails(0, 0))
+        return samples, Tails() if row.ends else kept
 
 
 class Simulation:

@@ -21,7 +21,7 @@ from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, Prom
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 from vivavoce.models.build import Models, build_models
 
 pytestmark = [
@@ -186,7 +186,7 @@ def test_flow_and_vocoder_do_not_wait(cuda, conditioning):
 
     def chunk(first: int, hop: int) -> list[Tensor]:
         (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, AttentionMode.BLOCKS))
-        return vocoder.run([Piece(voice, mel, final=False)])
+        return vocoder.run([VocoderRow(voice, mel, final=False)])
 
     run(flow, PromptPrefill(stream))
     chunk(0, 15)

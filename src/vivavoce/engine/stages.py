@@ -19,7 +19,7 @@ from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams
 from vivavoce.engine.request_state import SequenceState
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.errors import OutOfMemory, StageFailed, VivavoceError
 
 
@@ -136,8 +136,8 @@ class VocoderInterface(Protocol):
     def close(self, stream: Any) -> None:
         """Free what a sequence holds; may be called again."""
 
-    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Samples [n] float32 of each piece, on the device. If it raises, nothing is changed."""
+    def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
+        """Samples [n] float32 of each row, on the device. If it raises, nothing is changed."""
 
 
 @dataclass(frozen=True)

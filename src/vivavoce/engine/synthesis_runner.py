@@ -22,7 +22,7 @@ from vivavoce.engine.request_state import ChunkPlan, SequenceState
 from vivavoce.engine.scheduler import FlowItem, RunningBatch
 from vivavoce.engine.stages import Fail, FlowInterface, FlowJobInterface, VocoderInterface, is_out_of_memory, not_finite
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 
 log = logging.getLogger(__name__)
 
@@ -264,11 +264,11 @@ class SynthesisRunner:
         return BatchSize(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)
 
     def _vocode(self, items: Sequence[FlowItem], mels: Sequence[Tensor]) -> None:
-        pieces = []
+        rows = []
         for (sequence, cut), mel in zip(items, mels, strict=True):
             assert cut is not None
-            pieces.append(Piece(sequence.wave, mel, cut.final, whole=sequence.request.policy is None))
-        size = self._size([piece.frames for piece in pieces])
+            rows.append(VocoderRow(sequence.wave, mel, cut.final, whole=sequence.request.policy is None))
+        size = self._size([row.frames for row in rows])
 
         def on_done(seconds: float) -> None:
             self._costs.observe(Stage.VOCODER, size, seconds)
@@ -280,7 +280,7 @@ class SynthesisRunner:
 
         def work() -> tuple[Sequence[Tensor], QueueEvent]:
             nonlocal waves
-            waves = self.vocoder.run(pieces)
+            waves = self.vocoder.run(rows)
             if not self._on_cuda:
                 return waves, self.queue.mark()
             samples = torch.cat(waves)  # all of a batch in one copy

@@ -17,7 +17,7 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
-from vivavoce.engine.vocoder_stage.stream import Crossfade, PieceRow, PooledTails, Tails, join_rule
+from vivavoce.engine.vocoder_stage.stage import Crossfade, PooledTails, Tails, VocoderRow, join_rule
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
@@ -117,22 +117,22 @@ class VocoderRun:
 class PooledRow:
     """A row of a batch, and the pool's row that is taken for its stream's tails; None: they are not kept."""
 
-    row: PieceRow
+    row: VocoderRow
     after: PooledTails | None
 
     @property
     def first_given(self) -> int:
         """The first frame that is given out."""
-        return 0 if self.row.before.pooled is None else self.row.before.context - self.row.piece.stream.rule.overlap
+        return 0 if self.row.before.pooled is None else self.row.before.context - self.row.stream.rule.overlap
 
     @property
     def given(self) -> int:
         """Frames that are given out."""
-        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.piece.stream.rule.overlap)
+        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.stream.rule.overlap)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
         """Its row of the table; start, fresh, out: see `PackedRow`."""
-        row, after, stream, before = self.row, self.after, self.row.piece.stream, self.row.before
+        row, after, stream, before = self.row, self.after, self.row.stream, self.row.before
         runs_on = before.pooled is not None and stream.rule.continuous
         known = before.pooled.known if before.pooled else 0
         origin = known if runs_on else 0
@@ -149,7 +149,7 @@ class PooledRow:
             fresh=fresh,
             before=before.pooled.row if before.pooled else 0,
             after=after.row if after else -1,
-            tail=row.frames - after.context if after else 0,
+            tail=row.frames - row.seen_again if after else 0,
             tail_known=after.known if after else 0,
             held=row.frames - stream.rule.overlap,
             fade=stream.rule.fade_frames,
@@ -198,13 +198,13 @@ class PackedVocoding:
         if tails.pooled is not None:
             self.pool.give(tails.pooled.row)
 
-    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
+    def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
         """As `PaddedVocoding.vocode`."""
         pooled: list[PooledRow] = []
         try:
             for row in rows:
-                keeps = not (row.ends or row.piece.stream.closed)
-                after = PooledTails(self.pool.take(), row.seen_again, row.source_kept) if keeps else None
+                keeps = not (row.ends or row.stream.closed)
+                after = PooledTails(self.pool.take(), row.source_kept) if keeps else None
                 pooled.append(PooledRow(row, after))
             samples = [part for batch in self._batches(pooled) for part in self._vocode(batch)]
         except BaseException:
@@ -213,7 +213,12 @@ class PackedVocoding:
                     self.pool.give(one.after.row)
             raise
         tails = [
-            Tails(speed=one.row.speed, pooled=one.after, frames=one.row.before.frames + one.row.new_frames)
+            Tails(
+                speed=one.row.speed,
+                frames=one.row.before.frames + one.row.new_frames,
+                context=one.row.seen_again,
+                pooled=one.after,
+            )
             if one.after
             else Tails()
             for one in pooled
