@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.model import device_ms
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
@@ -116,14 +116,12 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
             tokens = tuple(range(spoken + hop + 3))
             attention = AttentionMode.BLOCKS if case.past else AttentionMode.FULL
             if spoken:
-                _solve(stage, [FlowChunk(stream, tokens, spoken, attention) for stream in streams], models.device)
+                _solve(stage, [FlowRow(stream, tokens, spoken, attention) for stream in streams], models.device)
             elif case.past:
-                _solve(stage, [FlowChunk(streams[0], tokens, 1, attention)], models.device)
+                _solve(stage, [FlowRow(streams[0], tokens, 1, attention)], models.device)
                 stage.close(streams[0])
                 streams[0] = stage.open(voice)
-            chunks = [
-                FlowChunk(one, tokens if case.past else tokens[: spoken + hop], hop, attention) for one in streams
-            ]
+            chunks = [FlowRow(one, tokens if case.past else tokens[: spoken + hop], hop, attention) for one in streams]
             timings.append(_solve(stage, chunks, models.device))
             for stream in streams:
                 stage.close(stream)
@@ -139,7 +137,7 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
         }
 
 
-def _solve(stage: FlowStage, chunks: Sequence[FlowChunk], device: torch.device) -> tuple[float, float]:
+def _solve(stage: FlowStage, chunks: Sequence[FlowRow], device: torch.device) -> tuple[float, float]:
     """Milliseconds of the steps, and of the whole batch."""
     parts: list[float] = []
     job = None

@@ -136,28 +136,21 @@ class CostModel:
         batches, miss = known.batches + 1, min(abs(seconds - expected) / expected, 1.0)
         error = known.error + max(ERROR_MEMORY, 1.0 / batches) * (miss - known.error)
         learnt.known = StageCosts(Coefficients(*learnt.theta), error, batches)
-        learnt.predictions = _Predictions(learnt.known.coefficients)
+        learnt.predictions = {}
 
     def predict(self, stage: Stage, size: BatchSize) -> float:
         """Seconds that a batch of that size will take; ≥ 0, and no less for more or for longer rows."""
-        return self._stages[stage].predictions[size]
+        predictions = self._stages[stage].predictions
+        seconds = predictions.get(size)
+        if seconds is None:
+            if len(predictions) >= MOST_PREDICTIONS:
+                predictions.clear()
+            seconds = predictions[size] = self._stages[stage].known.coefficients.seconds(size)
+        return seconds
 
     def snapshot(self) -> CostSnapshot:
         """What is known now."""
         return CostSnapshot(*(one.known for one in self._stages.values()))
-
-
-class _Predictions(dict[BatchSize, float]):
-    """Seconds by size, each computed when it is first asked for: a scheduler asks for the same ones at every turn."""
-
-    def __init__(self, coefficients: Coefficients) -> None:
-        self._coefficients = coefficients
-
-    def __missing__(self, size: BatchSize) -> float:
-        if len(self) >= MOST_PREDICTIONS:
-            self.clear()
-        seconds = self[size] = self._coefficients.seconds(size)
-        return seconds
 
 
 class _Filter:
@@ -170,7 +163,8 @@ class _Filter:
         if not all(isfinite(term) and term >= 0 for term in prior) or prior.fixed == 0:
             raise ValueError(f"a prior is finite, not negative, and has a fixed part: {prior}")
         self.known = StageCosts(prior, 0.0, 0)
-        self.predictions = _Predictions(prior)
+        self.predictions: dict[BatchSize, float] = {}
+        """Seconds by size, each computed once: a scheduler asks for the same ones at every turn."""
         self._prior, self.theta = prior, list(prior)
         self.first: list[tuple[tuple[float, ...], float]] = []
         self._widest: list[float] = []

@@ -32,27 +32,41 @@ DEPTH = 2
 
 @dataclass(eq=False)
 class QueueEvent:
-    """A point in a queue's order: reached once everything before it is done.
+    """A point in a queue's order: reached once everything before it is done. On a host that is so at once.
 
-    event: None, where work is done when a launch returns, at the time `at`. It goes to `spare` when the mark is
-    dropped: events that tell the time are dear to make.
+    at: when it was reached, on the host's clock.
     """
 
-    event: torch.cuda.Event | None
     at: float
-    spare: list[torch.cuda.Event]
-
-    def __del__(self) -> None:
-        if self.event is not None:
-            self.spare.append(self.event)
 
     def reached(self, wait: bool = False) -> bool:
         """Whether the work before it is done; wait: block until it is."""
-        if self.event is None or self.event.query():
+        return True
+
+    def seconds_until(self, end: QueueEvent) -> float:
+        return end.at - self.at
+
+
+class CudaEvent(QueueEvent):
+    """A point in a stream. It goes to `spare` when the mark is dropped: events that tell the time are dear to make."""
+
+    def __init__(self, event: torch.cuda.Event, spare: list[torch.cuda.Event]) -> None:
+        super().__init__(0.0)
+        self._event, self._spare = event, spare
+
+    def __del__(self) -> None:
+        self._spare.append(self._event)
+
+    def reached(self, wait: bool = False) -> bool:
+        if self._event.query():
             return True
         if wait:
-            self.event.synchronize()
+            self._event.synchronize()
         return wait
+
+    def seconds_until(self, end: QueueEvent) -> float:
+        assert isinstance(end, CudaEvent)
+        return self._event.elapsed_time(end._event) / 1000
 
 
 class DeviceQueue:
@@ -112,10 +126,10 @@ class DeviceQueue:
     def mark(self) -> QueueEvent:
         """A point behind everything launched so far."""
         if self._stream is None:
-            return QueueEvent(None, self.clock(), self._spare)
+            return QueueEvent(self.clock())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
-        return QueueEvent(event, 0.0, self._spare)
+        return CudaEvent(event, self._spare)
 
     def launch(self, work: Callable[[], T], on_done: Callable[[float], None]) -> T:
         """A piece of work; `on_done` gets its seconds once it is done (`settle`), unless it raises."""
@@ -135,10 +149,7 @@ class DeviceQueue:
             wait = False
             start, end, on_done = self._spans.popleft()
             self._oldest_at = self.clock()
-            if start.event is None or end.event is None:
-                self._usual_s = end.at - start.at
-            else:
-                self._usual_s = start.event.elapsed_time(end.event) / 1000
+            self._usual_s = start.seconds_until(end)
             on_done(self._usual_s)
 
 

@@ -39,12 +39,19 @@ class Phase(Enum):
 
 
 class ChunkPlan(NamedTuple):
-    """A chunk that can be made now: `hop` speech tokens after those already spoken; the flow sees the first `seen`."""
+    """What flow and vocoder can make now for a sequence: its next chunk, or (hop 0) the state of its voice's prompt.
 
+    hop: speech tokens of the chunk, after those already spoken; seen: speech tokens, from the first one on, that the
+    flow sees; frames: mel frames that the flow computes; past: mel frames that it looks back on.
+    """
+
+    sequence: SequenceState
     hop: int
     final: bool
     attention: AttentionMode
     seen: int
+    frames: int
+    past: int
 
 
 @dataclass(eq=False)
@@ -52,8 +59,9 @@ class SequenceState:
     """One sequence of the language model and the audio made of it; owned by the loop.
 
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice that the flow sees;
-    tokens: speech tokens so far; pushed: cuts whose tokens have arrived, of a request whose speech tokens arrive; run:
-    rows that wait for their prefill; text: of a text that arrives token by token; flow, wave: its places in the stages.
+    tokens: speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in
+    a request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
+    token by token; flow, wave: its places in the stages.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -67,7 +75,7 @@ class SequenceState:
     silence: int = 0
     """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
-    pushed: deque[ChunkPlan] | None = None
+    pushed: deque[tuple[int, bool, int]] | None = None
     run: DecodeRun | None = None
     text: StreamingPrompt | None = None
     request: RequestState = field(init=False)
@@ -113,23 +121,32 @@ class SequenceState:
         """Whether the next chunk can be made."""
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
-    def next_cut(self, now: float) -> ChunkPlan | None:
-        """The next chunk, if the tokens so far allow one."""
+    def next_chunk(self, now: float) -> ChunkPlan | None:
+        """What can be made now: the state of the voice's prompt, which comes first, or the next chunk."""
+        frames_of, policy = self.request.rates.frames_of, self.request.policy
+        if self.busy:
+            return None
+        if self.lacks_prompt:
+            return ChunkPlan(self, 0, False, AttentionMode.BLOCKS, 0, frames_of(self.prompt_tokens), 0)
         if not self.may_cut(now):
             return None
+        pending = self.produced - self.spoken
+        hop, final, attention, seen = pending, True, AttentionMode.FULL, self.produced
         if self.pushed:
-            return self.pushed[0]
-        policy, pending = self.request.policy, self.produced - self.spoken
-        if policy is None:
-            return ChunkPlan(pending, True, AttentionMode.FULL, self.produced)
-        seamless = policy.joins is CrossfadeMode.SEAMLESS
-        hop, need = self._wanted(now, policy)
-        if pending < need:
-            return ChunkPlan(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
-        attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
-        return ChunkPlan(
-            hop, False, AttentionMode.BLOCKS if seamless else attention, self.spoken + hop + policy.lookahead
-        )
+            (hop, final, seen), attention = self.pushed[0], AttentionMode.BLOCKS
+        elif policy is not None:
+            seamless = policy.joins is CrossfadeMode.SEAMLESS
+            wanted, need = self._wanted(now, policy)
+            if pending >= need:
+                hop, final, seen = wanted, False, self.spoken + wanted + policy.lookahead
+                attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
+            attention = AttentionMode.BLOCKS if seamless else attention
+        if attention is AttentionMode.BLOCKS:
+            frames, past = frames_of(hop), frames_of(self.prompt_tokens + self.spoken)
+        else:
+            computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop
+            frames, past = frames_of(self.prompt_tokens + computed), 0
+        return ChunkPlan(self, hop, final, attention, seen, frames, past)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
@@ -144,16 +161,6 @@ class SequenceState:
         if policy.schedule is not Schedule.TIME_BASED:  # whose hops change with the clock
             self._known = (self.spoken, self.chunks, hop, need)
         return hop, need
-
-    def frames(self, cut: ChunkPlan | None) -> tuple[int, int]:
-        """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
-        frames_of, policy = self.request.rates.frames_of, self.request.policy
-        if cut is None:
-            return frames_of(self.prompt_tokens), 0
-        if cut.attention is AttentionMode.BLOCKS:
-            return frames_of(cut.hop), frames_of(self.prompt_tokens + self.spoken)
-        computed = cut.seen - self.spoken if policy is not None and policy.overlaps else self.spoken + cut.hop
-        return frames_of(self.prompt_tokens + computed), 0
 
 
 @dataclass(eq=False)
@@ -176,8 +183,8 @@ class RequestState:
     complete: bool = True
     asked: bool = True
     sequences: list[SequenceState] = field(default_factory=list)
-    held: dict[int, tuple[ChunkPlan, Any]] = field(default_factory=dict)
-    """Offline sequences that are done before those in front of them, with their samples, by place."""
+    held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    """Samples that wait for the sequences in front of theirs, by place; whether they are the sequence's last ones."""
     current: int = 0
     """Place of the sequence whose audio comes next."""
     decoded: int = 0
@@ -245,7 +252,7 @@ class RequestState:
                 "come; send as many, and at least one, before the final ones"
             )
         assert sequence.pushed is not None
-        sequence.pushed.append(ChunkPlan(more.hop, more.final, AttentionMode.BLOCKS, sequence.produced))
+        sequence.pushed.append((more.hop, more.final, sequence.produced))
         sequence.ready_at = sequence.ready_at or now
         if more.final:
             self.complete, sequence.phase = True, Phase.DECODED

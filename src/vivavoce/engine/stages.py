@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
+from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams
 from vivavoce.engine.request_state import SequenceState
@@ -104,8 +104,8 @@ class FlowJobInterface(Protocol):
 class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a past that is not found is computed again, to the same result.
 
-    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, `known`, the
-    state that the next chunk goes on from or None, and `frames_of`, a chunk's mel frames without one.
+    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, and `known`, the
+    state that the next chunk goes on from or None.
     """
 
     def prepare(self, frames: int | None = None) -> None:
@@ -120,8 +120,8 @@ class FlowInterface(Protocol):
     def lacks_prompt(self, stream: Any) -> bool:
         """Whether to compute the state of the sequence's voice before its next chunk."""
 
-    def start(self, work: Sequence[FlowChunk | PromptPrefill]) -> FlowJobInterface:
-        """Begin one batch, all of one attention. If it raises, nothing was begun."""
+    def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
+        """Begin one batch, all of one attention; sets the rows' frames. If it raises, nothing was begun."""
 
 
 class VocoderInterface(Protocol):

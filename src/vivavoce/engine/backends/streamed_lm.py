@@ -27,8 +27,7 @@ from vivavoce.checkpoint.config import SamplingDefaults, Vocabulary
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.backends.sampling_rng import Draws, speech_bias
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
-from vivavoce.engine.lm_stage.run import check_positions
-from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot
+from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot, check_positions
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, InvalidRequest, MissingDependency, StageFailed

@@ -18,8 +18,7 @@ from torch import Tensor
 from vivavoce.engine.device import copy_into, to_device, upload
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout, EstimatorLayout
 from vivavoce.engine.flow_stage.padded import PaddedPath, voice_features
-from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
-from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket, Graphs, Launch, in_order_of_recording
 from vivavoce.models.build import Models
 from vivavoce.models.flow.dit import DiT
@@ -303,7 +302,7 @@ class PackedPath:
         """Rows that all leave a state, or none."""
         run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
         if not self._deterministic:
-            load_voices([row.chunk.stream for row in rows], self._context.models)
+            load_voices([row.stream for row in rows], self._context.models)
         return PackedSolver(self._context, rows, self.encoding.encode(rows), run)
 
     def prepare(self, frames: int | None) -> None:
@@ -340,7 +339,7 @@ class PackedSolver:
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
         models, self.rows, self._encoded, self._run = context.models, rows, encoded, run
         self._up, self._pool = models.config.flow.encoder.upsampling, context.pool.buffers[2]
-        features = [voice_features(row.chunk.stream, models) for row in rows]
+        features = [voice_features(row.stream, models) for row in rows]
         order = {one: place for place, one in enumerate(dict.fromkeys(features))}
         voices, places = list(order), [order[one] for one in features]
         tables = run.layout.numbers(rows, self._up)

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.flow_stage.planning import FlowRow
-from vivavoce.engine.flow_stage.state_pool import SINK
+from vivavoce.engine.flow_stage.planning import SINK, FlowRow
 from vivavoce.engine.graphs import Bucket, rounded
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.flow.packed_encoder import EncoderTables

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.engine.device import upload
-from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
-from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import ForeignEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
@@ -112,7 +111,7 @@ class PaddedSolver:
             (self._memories[0], self._memories[1]) if slots else None,
             lookahead_ends if lookahead_ends.numel() else None,
         )
-        voices = [voice_features(row.chunk.stream, models) for row in rows]
+        voices = [voice_features(row.stream, models) for row in rows]
         condition = torch.zeros_like(mu, dtype=torch.float32)
         for row, voice, given in zip(rows, voices, condition, strict=True):
             if len(mel := voice.mel[row.past * up : row.end * up]):

@@ -15,9 +15,8 @@ from torch import Tensor
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
-from vivavoce.engine.lm_stage.plain import KINDS, PLAIN_SLOTS, SlotSteps
-from vivavoce.engine.lm_stage.run import DecodeRun
-from vivavoce.engine.lm_stage.slots import Slot, repetition_aware
+from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, repetition_aware
+from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import Field
