@@ -19,7 +19,7 @@ from typing import NamedTuple
 NOISE = 0.1
 """Scatter of one batch's time, as a share of it."""
 DRIFT = 0.01
-"""How far a coefficient may wander from one batch to the next, as a share of it."""
+"""A coefficient's drift from one batch to the next, as a share of it."""
 CLIP = 3.0
 """Standard deviations of surprise that one observation may bring."""
 UNMET_SPREAD = 10.0
@@ -64,7 +64,6 @@ class Coefficients(NamedTuple):
     per_pair: float
 
     def seconds(self, size: BatchSize) -> float:
-        """Seconds of a batch of that size; rows are taken to be equally long."""
         rows, frames, past = size
         pairs = (frames if frames > rows else rows) * (past + frames) / rows
         return self[0] + self[1] * rows + self[2] * frames + self[3] * pairs
@@ -72,7 +71,7 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What is known of one stage; error: mean of min(1, |measured − predicted| / predicted) of recent batches."""
+    """Measured costs of one stage; error: mean of min(1, |measured − predicted| / predicted) of recent batches."""
 
     coefficients: Coefficients
     error: float
@@ -81,7 +80,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class CostSnapshot:
-    """What is known of every stage."""
+    """Measured costs of every stage."""
 
     prefill: StageCosts
     decode: StageCosts
@@ -90,7 +89,7 @@ class CostSnapshot:
 
 
 Priors = dict[Stage, Coefficients]
-"""What each stage is taken to cost before its first batch; all that stays of it is the ratio of the terms."""
+"""Each stage's assumed costs before its first batch; only the ratio of the terms stays."""
 GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
     Stage.DECODE: Coefficients(1e-3, 6e-6, 0.0, 6e-9),
@@ -149,7 +148,6 @@ class CostModel:
         return seconds
 
     def snapshot(self) -> CostSnapshot:
-        """What is known now."""
         return CostSnapshot(*(one.known for one in self._stages.values()))
 
 

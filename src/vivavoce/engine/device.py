@@ -1,4 +1,4 @@
-"""What the engine does about its device and its process: queues of work, copies to the device, callers' threads,
+"""The engine's device and its process: queues of work, copies to the device, callers' threads,
 garbage collections.
 """
 
@@ -86,26 +86,21 @@ class DeviceQueue:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
-        self._depth = DEPTH if self._stream is not None else 1
+        self.on_cuda = self._stream is not None
+        self._depth = DEPTH if self.on_cuda else 1
         self.clock = clock
         self._spans: deque[tuple[QueueEvent, QueueEvent, Callable[[float], None]]] = deque()
         """Where each piece begins and ends, and what is told its seconds."""
         self._spare: list[torch.cuda.Event] = []
         self._usual_s = 0.0
-        """What the newest piece took that is done."""
+        """Seconds of the newest piece that is done."""
         self._oldest_at = 0.0
         """Since when the oldest piece is taken to be on the device, on the host's clock."""
         self._last: QueueEvent | None = None
         """End of the newest piece of work, unless something that is not timed was enqueued after it."""
 
     @property
-    def on_cuda(self) -> bool:
-        """It is a stream of a CUDA device."""
-        return self._stream is not None
-
-    @property
     def open(self) -> bool:
-        """Another piece of work may be launched."""
         return len(self._spans) < self._depth
 
     @property
@@ -192,11 +187,9 @@ class HostThreads:
         self._helper = ThreadPoolExecutor(1, "vivavoce-helper", self.enter) if count > 1 else None
 
     def enter(self) -> None:
-        """Take a share of torch's threads for the calling thread."""
         torch.set_num_threads(self._share)
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Both`."""
         if self._helper is None:
             return in_turn(first, second)
         later = self._helper.submit(torch.inference_mode()(second))

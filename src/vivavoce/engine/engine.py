@@ -54,7 +54,7 @@ from vivavoce.models.layers import PairRunner
 from vivavoce.rates import Rates
 
 _LONE_RATES = Rates(24_000, 480, 25)
-"""Of a language model alone: it makes no audio, and only relations of its own requests' urgency depend on them."""
+"""Rates of a language model alone, which makes no audio: only the order of its own requests depends on them."""
 
 
 def build_stages(
@@ -107,8 +107,10 @@ def assemble(
     silent: tuple[int, ...] = (),
     enter: Callable[[], None] | None = None,
 ) -> tuple[Loop, AdmissionController, Statistics]:
-    """What decides, over a device's stages or over simulated ones. policy: how streams are taken to be cut; queues: of
-    the language model, and of flow and vocoder; the others are as for `Engine`, `LMRunner` and `Loop`.
+    """Loop, admission and statistics over a device's stages, or over simulated ones.
+
+    policy: the chunks that streams are taken to have; queues: the language model's, and that of flow and vocoder; the
+    others are as for `Engine`, `LMRunner` and `Loop`.
     """
     statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
     admission = AdmissionController(costs, settings, rates, memory.slots, policy)
@@ -203,12 +205,12 @@ class Engine:
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """What it has done so far."""
+        """Counters of its work so far."""
         return self._statistics.snapshot(waiting=self._admission.load().waiting)
 
     @property
     def costs(self) -> CostSnapshot:
-        """What batches of each stage have cost so far, by their size."""
+        """Measured costs of each stage's batches, by their size."""
         return self._costs.snapshot()
 
     @property

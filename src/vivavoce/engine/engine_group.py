@@ -179,7 +179,6 @@ class RemoteEngine:
         return answer
 
     def submit(self, request: EngineRequest) -> Handle:
-        """`Engine.submit`; blocks for the answer."""
         number, outbox = next(self._numbers), Outbox[AudioChunk]()
         self._outboxes[number] = outbox
         try:
@@ -196,7 +195,6 @@ class RemoteEngine:
         return Handle(outbox, partial(self._send, Cancel(number)), push)
 
     def close(self, finish: bool = True) -> None:
-        """End, after what was asked for is finished."""
         with suppress(EngineStopped):
             if finish:
                 self.call("close").result()
@@ -269,7 +267,7 @@ class DeviceInfo:
 
 
 class EngineInterface(Protocol):
-    """As much of an `Engine` as speaking asks for: an `Engine`, or an `EngineGroup`."""
+    """The part of `Engine` that speaking needs; `EngineGroup` has it, too."""
 
     def submit(self, request: EngineRequest) -> Handle: ...
 
@@ -312,7 +310,6 @@ class EngineGroup:
         self.models, self.memory = device, replace(device, slots=sum(slots))
 
     def submit(self, request: EngineRequest) -> Handle:
-        """`Engine.submit`; Overloaded: all refuse."""
         voice = str(id(request.segments[0].conditioning)).encode() if request.segments else None
         refusals: list[VivavoceError] = []
         for load in order([one.load for one in self._engines.values()], voice):
@@ -328,21 +325,17 @@ class EngineGroup:
         """Nothing: only the engines know, and refuse by themselves."""
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """`Engine.warm_up`, of all at once."""
         self._all("warm_up", seconds, streams)
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """The sums of the engines that run."""
         return summed(self._all("statistics"))
 
     @property
     def costs(self) -> Any:
-        """The costs of the first engine that runs; they are taken to be alike."""
         return self._all("costs")[0]
 
     def close(self) -> None:
-        """Finish what was asked for, and stop."""
         for one in self._engines.values():
             one.close()
 

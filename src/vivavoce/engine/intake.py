@@ -28,7 +28,6 @@ class Intake:
         self._models, self._lm, self._rates, self._official = models, lm, rates, official
 
     def more(self, more: More, arrival: InputMode) -> Taken:
-        """Check what was pushed to a request."""
         if more is None or isinstance(more, Exception):
             return more
         takes, given = InputMode.TOKENS, "text ids were"

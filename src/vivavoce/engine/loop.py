@@ -124,7 +124,6 @@ class Loop:
 
     @property
     def healthy(self) -> bool:
-        """It takes messages, or will once it is started."""
         return not (self._closing or self.ended)
 
     @property
@@ -185,12 +184,10 @@ class Loop:
             self._refuse_messages()
 
     def leave(self, number: int) -> None:
-        """A request's listener has left; from any thread."""
         self._admission.left(number)
         self.post(Cancel(number))
 
     def run(self) -> None:
-        """Work until stopped; the body of the engine's thread, which `enter` prepares."""
         with torch.inference_mode():
             try:
                 if self._enter is not None:
@@ -238,7 +235,7 @@ class Loop:
         )
 
     def _run(self, plan: Plan) -> bool:
-        """Launch the planned work; False: there was none."""
+        """Launch the planned work; False: the plan was empty."""
         lm, synthesis, moved = self._lm, self._synthesis, bool(plan.prefill or plan.advance or plan.start)
         if lm is not None and plan.prefill:
             lm.prefill(plan.prefill)
@@ -275,7 +272,6 @@ class Loop:
         self._go_on(request)
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
-        """End the requests of these sequences; their neighbours go on."""
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
     def _take(self, number: int, more: Taken) -> None:
@@ -338,7 +334,6 @@ class Loop:
             self._end(request, explained(error))
 
     def _go_on(self, request: RequestState) -> None:
-        """Open the sequences that have arrived, and read the text that has."""
         try:
             ended = request.arrival is InputMode.SPEECH and request.complete
             if self._drain is not None and request.arrival is not InputMode.WHOLE and not ended:
@@ -402,7 +397,7 @@ class Loop:
                 break
             final, samples = ready
             last = final and request.complete and sequence is sequences[-1]
-            # A sequence that brought no tokens and is no pause has nothing to send.
+            # A sequence without tokens has nothing to send, unless it is a pause.
             if len(samples) or (last and sequence.produced) or request.arrival is InputMode.SPEECH:
                 self._send(request, sequence, samples, last)
             if not final:
@@ -419,7 +414,6 @@ class Loop:
             request.outbox.want_text(request.starved)
 
     def _send(self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool) -> None:
-        """Hand out and count one chunk; last: of the request."""
         now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
         duration_s = len(samples) / rate
         late_s = request.hand_out(duration_s, now)
@@ -437,7 +431,6 @@ class Loop:
         request.chunks += 1
 
     def _end(self, request: RequestState, error: Exception | None) -> None:
-        """Free whatever the request holds, however it ended."""
         if request.closed:
             return
         request.closed = True
@@ -476,7 +469,6 @@ class Loop:
 
 
 def stopped() -> EngineStopped:
-    """The error of what comes after the end."""
     return EngineStopped("engine: it has stopped; start it again")
 
 

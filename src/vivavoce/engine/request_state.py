@@ -39,7 +39,7 @@ class Phase(Enum):
 
 
 class ChunkPlan(NamedTuple):
-    """What flow and vocoder can make now for a sequence: its next chunk, or (hop 0) the state of its voice's prompt.
+    """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) its voice's prompt.
 
     hop: speech tokens of the chunk, after those already spoken; seen: speech tokens, from the first one on, that the
     flow sees; frames: mel frames that the flow computes; past: mel frames that it looks back on.
@@ -71,7 +71,7 @@ class SequenceState:
     produced: int = 0
     """Speech tokens that are there."""
     sampled: int = 0
-    """Those that the language model gave, with what was left out as too long a silence."""
+    """Speech tokens from the language model, with those left out as too long a silence."""
     silence: int = 0
     """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class SequenceState:
     chunks: int = 0
     """Chunks cut so far."""
     asked: int = 0
-    """Of tokens that arrive: those that were to become audio so far."""
+    """Tokens that were to become audio so far, where speech tokens arrive."""
     slot: int | None = None
     most_tokens: int = 0
     """The language model is ended at this many, whatever it says."""
@@ -118,11 +118,10 @@ class SequenceState:
         return max(0, self.spoken + self._wanted(now, self.request.policy)[1] - self.produced)
 
     def may_cut(self, now: float) -> bool:
-        """Whether the next chunk can be made."""
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
     def next_chunk(self, now: float) -> ChunkPlan | None:
-        """What can be made now: the state of the voice's prompt, which comes first, or the next chunk."""
+        """The work that can be done now: the state of the voice's prompt, which comes first, or the next chunk."""
         frames_of, policy = self.request.rates.frames_of, self.request.policy
         if self.busy:
             return None
@@ -196,7 +195,7 @@ class RequestState:
     final_sent: bool = False
     """The last one of them was marked as final."""
     error: Exception | None = None
-    """What it ends with after the audio that could be made was handed out."""
+    """The error that it ends with, once the audio that could be made is handed out."""
     sounding_since: float | None = None
     """When the first chunk was handed out, on the engine's clock in seconds: from then on its listener plays."""
     dry_at: float = 0.0
@@ -214,7 +213,6 @@ class RequestState:
         return not self.complete
 
     def add(self, sequence: SequenceState) -> None:
-        """Open a sequence."""
         sequence.request, sequence.place = self, len(self.sequences)
         self.sequences.append(sequence)
 

@@ -1,4 +1,4 @@
-"""What the loop does next. Pure decisions over plain numbers: no tensors, no clock of its own.
+"""The plan of the loop's next work. Pure decisions over plain numbers: no tensors, no clock of its own.
 
 Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). Where both share one
 processor (`exclusive`, the CPU) only the more urgent of the two is planned, otherwise one of each.
@@ -47,7 +47,7 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""Of the only work that a queue of its own can do: nothing is compared with it."""
+"""Urgency of the only work that a queue can do: nothing is compared with it."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class RunningBatch:
 
 
 class Plan(NamedTuple):
-    """What to do now; everything empty: wait.
+    """The work to do now; everything empty: wait.
 
     prefill: sequences whose rows are read (those that have no slot take one); decode: this many steps of all decoding
     slots; start: a flow batch to begin; advance: the running batch to push by one step.
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
 
 
 class SchedulerState(NamedTuple):
-    """What the plan depends on, beside the requests.
+    """The plan's inputs beside the requests.
 
     lm_open, synthesis_open: the queue takes more work now; slots_free, slots_total: language-model slots;
     steps_in_flight: decode steps whose tokens are still to come; running: flow batches; batches_open: another flow
@@ -138,7 +138,7 @@ class Scheduler:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._self_paced = self_paced
         self._chunks_s: dict[tuple[int, int], float] = {}
-        """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
+        """Seconds by frames and past, for one plan: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
@@ -157,7 +157,6 @@ class Scheduler:
         return Plan(lm[1].prefill, lm[1].decode, synthesis[1].start, synthesis[1].advance)
 
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
-        """How urgent a sequence's next chunk is, which still needs `work_s` of work."""
         request = sequence.request
         if request.policy is None:
             slack = request.accepted_at + self._limits.patience_s - now
@@ -202,7 +201,7 @@ class Scheduler:
         if prefill:
             # The most urgent one may have found no slot.
             reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
-            # What is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
+            # A prompt read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
             if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
@@ -236,7 +235,7 @@ class Scheduler:
         """
         request = sequence.request
         if request.policy is None:
-            # Of many, the others' tokens bring its own along.
+            # Where many decode, the others' tokens bring its own along.
             return pause_s == 0 and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
@@ -261,7 +260,7 @@ class Scheduler:
         return steps
 
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float) -> Urgency:
-        """Of a sequence whose next chunk still needs tokens; if it needs none, it waits for the flow."""
+        """Urgency of a sequence's tokens; a sequence whose next chunk needs no more of them waits for the flow."""
         lacking = sequence.lacking(now)
         chunk_s = self._chunk_s(sequence.request.rates.tokens_per_second, 0)
         urgency = self.urgency(sequence, now, lacking * step_s + chunk_s)
@@ -291,7 +290,7 @@ class Scheduler:
         if at.batches_open and urgency.rank > DRY and self._overtaken(requests, urgency.rank, at.now):
             return self._start(requests, at.now)
         if self._exclusive and not at.batches_open:
-            # What is more urgent waits for its end, and lends it its urgency.
+            # More urgent chunks wait for its end, and lend it their urgency.
             ready = self._ready(requests, at.now)
             urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.policy)])
         return urgency, Plan(advance=batch)
@@ -373,7 +372,6 @@ class Scheduler:
         return self.urgency(chunk.sequence, now, self._chunk_s(priced, chunk.past))
 
     def _batch_urgency(self, batch: RunningBatch, now: float) -> Urgency:
-        """The urgency of a batch's most urgent chunk that is still awaited."""
         awaited = (chunk.sequence for chunk in batch.chunks if not chunk.sequence.request.closed)
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 

@@ -1,4 +1,4 @@
-"""What the engine asks of the stages, and what their failures mean.
+"""The interfaces of the stages, and the errors that their failures become.
 
 Another generation of models, or another runtime (vLLM, TensorRT), takes part by implementing these three interfaces:
 loop, scheduler and entry points know nothing else of a stage. One thread uses them, under `torch.inference_mode()`, and
@@ -35,7 +35,7 @@ class LMInterface(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """What runs it lives, as far as is known; from any thread."""
+        """The runtime lives, as far as is known; from any thread."""
 
     @property
     def free_slots(self) -> int:

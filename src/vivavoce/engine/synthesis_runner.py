@@ -99,7 +99,6 @@ class SynthesisRunner:
             self.vocoder.prepare(frames)
 
     def open(self, sequence: SequenceState) -> None:
-        """Give a sequence its places in flow and vocoder."""
         segment, request = sequence.segment, sequence.request
         assert isinstance(segment, SegmentRequest)
         joins = CrossfadeMode.SEAMLESS if request.policy is None else request.policy.joins
@@ -178,7 +177,6 @@ class SynthesisRunner:
             self._finish(running, job)
 
     def _finish(self, batch: _Batch, job: FlowJobInterface) -> None:
-        """Hand the mels of a batch whose steps are done to the vocoder."""
         try:
             with self.queue.entered():
                 mels = job.result()
@@ -200,7 +198,6 @@ class SynthesisRunner:
             self._batches.append(_Batch(chunks, 0.0, size, None, mels=parts))
 
     def wait(self) -> None:
-        """Block until something that was launched is done."""
         self.queue.settle(wait=True)
 
     def collect(self) -> list[tuple[ChunkPlan, NDArray[np.float32]]]:
@@ -274,7 +271,7 @@ class SynthesisRunner:
         try:
             copies, mark = self.queue.launch(work, on_done)
         except Exception as error:
-            # What was vocoded cannot be once more: its stream remembers it as spoken.
+            # Vocoded chunks cannot be vocoded once more: their streams remember them as spoken.
             if waves is not None or len(chunks) == 1:
                 self._give_up(chunks, error)
                 return

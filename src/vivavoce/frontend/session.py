@@ -55,7 +55,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     """The engine's request, after `start`."""
 
     def __init__(
-        self, engine: EngineInterface, front_end: FrontEnd, policy: ChunkPolicy | None = None, later: Later | None = None
+        self,
+        engine: EngineInterface,
+        front_end: FrontEnd,
+        policy: ChunkPolicy | None = None,
+        later: Later | None = None,
     ) -> None:
         """policy: how the audio is cut into chunks; None: as the model's generation does best, see `policy_for`, which
         says what it refuses. later: what `start` is to be given when the first chunk is asked for: `async for` does so

@@ -110,7 +110,6 @@ class FlowStageV1:
         stream.closed, stream.kept, stream.held = True, None, None
 
     def lacks_prompt(self, stream: FlowStreamV1) -> bool:
-        """A prompt has no state of its own."""
         return False
 
     def start(self, rows: Sequence[FlowRow]) -> FlowBatch:

@@ -132,7 +132,6 @@ class PaddedSolver:
         )
 
     def step(self, number: int) -> None:
-        """Take Euler step `number`."""
         for memory in self._steps:
             memory.number = number
         self._path.step(number, *self._steps)
@@ -146,13 +145,11 @@ class PaddedSolver:
         ]
 
     def commit(self) -> None:
-        """Write the tails to the pool: what the rows' next chunks will need."""
         for memory in self._memories:
             memory.commit(self._slots[1])
 
 
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
-    """A stream's voice on the device, worked out once."""
     if stream.features is None:
         given, device = stream.conditioning, models.device
         speaker = models.flow.speaker(given.embedding[None].to(device, non_blocking=True))[0]
@@ -181,7 +178,6 @@ class BatchMemory:
         self._after = torch.empty_like(self._before)
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`."""
         channels = slice(first, first + x.shape[2])
         extended = torch.cat((self._before[self.number, ..., channels], x), dim=1)
         if len(self._tails):
@@ -192,7 +188,6 @@ class BatchMemory:
         return extended
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """See `Memory`."""
         slab = (self.number * self._buffer.sites + site) * self._buffer.copies
         self._positions[slab * self._buffer.positions :].index_copy_(0, self._write, keys.flatten(0, 1))
         if not len(self._read):
@@ -201,7 +196,7 @@ class BatchMemory:
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
     def halves(self) -> list[BatchMemory]:
-        """Of the first and the second half of the rows; their tails are kept by this memory's `commit`."""
+        """Views of the first and the second half of the rows; this memory's `commit` keeps their tails."""
         parts = [copy(self), copy(self)]
         rows = self._after.shape[1] // 2
         extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)
@@ -230,7 +225,7 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
     write = np.full((len(spans), time), SINK, dtype=np.int64)
     tables = [np.asarray(row.after.pages) for row in rows if row.after]
     for place, ((past, end), table) in enumerate(zip(spans, tables, strict=True)):
-        # What lies past a row's pages is masked; it reads its own, which no other row can have spoilt.
+        # Masked positions point at the row's own page, so another row's NaN cannot leak in.
         pages[place] = table[np.minimum(np.arange(pages.shape[1]), len(table) - 1)]
         position = np.arange(past, end)
         slabs = table[position // buffer.positions] * buffer.slabs
@@ -260,7 +255,7 @@ def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indic
 
 
 def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
-    """What positions see: [rows, positions or 1], empty if every position sees every key."""
+    """End of the keys that each position sees: [rows, positions or 1], empty if every position sees every key."""
     if all(len(ends) == size and (ends == keys).all() for ends in rows):
         return NONE
     if all((ends == ends[-1]).all() for ends in rows):

@@ -88,7 +88,7 @@ class PagePool:
         page_bytes = sum(one.page_bytes for one in self._buffers(models, 1, torch.device("meta")))
         self.total = max(0, state_bytes // page_bytes - 1)
         self.buffers = self._buffers(models, self.total + 1 if self.total else 0, models.device)
-        """Of the encoder at token rate, of the encoder at mel rate, and of the estimator."""
+        """Buffers of the encoder at token rate, of the encoder at mel rate, and of the estimator."""
         self._free = list(range(self.total, SINK, -1))
         self._holders: Counter[int] = Counter()
 
@@ -106,11 +106,9 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages without a holder."""
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that the state of this many tokens takes."""
         return -(-tokens // self.page_tokens)
 
     def acquire(self, count: int) -> tuple[int, ...]:
@@ -127,11 +125,9 @@ class PagePool:
         return pages
 
     def hold(self, pages: Iterable[int]) -> None:
-        """One more holder for each of the pages."""
         self._holders.update(pages)
 
     def release(self, pages: Iterable[int]) -> None:
-        """One holder less for each of the pages; pages without any are free."""
         for page in pages:
             self._holders[page] -= 1
             if self._holders[page] == 0:
@@ -139,11 +135,9 @@ class PagePool:
                 self._free.append(page)
 
     def unshared(self, pages: Iterable[int]) -> bool:
-        """Whether each of the pages has one holder only."""
         return all(self._holders[page] == 1 for page in pages)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the keys and values of a page's first `tokens`."""
         for buffer in self.buffers:
             kept = tokens * buffer.per_token
             buffer.keys[target, ..., :kept, :].copy_(buffer.keys[source, ..., :kept, :])
@@ -162,30 +156,23 @@ class PromptCache:
             self._pool.release(state.pages)
 
     def unused(self) -> list[bytes]:
-        """Voices that no stream uses, the least recently used first."""
         return [voice for voice, state in self.states.items() if self._pool.unshared(state.pages)]
 
     def could_free(self) -> int:
-        """Pages of the prompts that no stream uses."""
         return sum(len(self.states[voice].pages) for voice in self.unused())
 
     def acquire(self, count: int) -> tuple[int, ...] | None:
-        """Take this many pages, with room made; None: not enough could be freed."""
-        return self._pool.acquire(count) if self.make_room(count) else None
-
-    def make_room(self, pages: int) -> bool:
-        """Drop prompts that no stream uses, oldest first, until this many pages are free.
-
-        False: not enough could be; then nothing is dropped.
+        """Take this many pages. Prompts that no stream uses are dropped for them, oldest first; None: not even then
+        would there be enough, and nothing is dropped.
         """
-        if self._pool.free < pages and self._pool.free + self.could_free() < pages:
-            return False
-        while self._pool.free < pages:
+        pool = self._pool
+        if pool.free < count and pool.free + self.could_free() < count:
+            return None
+        while pool.free < count:
             self.drop(self.unused()[0])
-        return True
+        return pool.acquire(count)
 
     def drop(self, voice: bytes) -> None:
-        """Forget a voice's state; streams that hold its pages keep them."""
         self._pool.release(self.states.pop(voice).pages)
 
 
@@ -201,7 +188,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpan:
-    """How far each new position of a row sees: a query sees the keys before its end, counted from the row's start.
+    """The reach of each new position of a row: a query sees the keys before its end, counted from the row's start.
 
     tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator;
     lookahead_ends: [new tokens], where the tokens ended that each could hear when it was computed first.
@@ -246,7 +233,6 @@ class FlowStream:
 
     @property
     def known(self) -> RowState | None:
-        """The state that its next chunk of blocks continues: its own, or its voice's."""
         return self.state or (None if self.voice is None else self._prompts.states.get(self.voice))
 
 
@@ -283,7 +269,6 @@ class FlowRow:
 
     @property
     def new(self) -> int:
-        """Tokens that are computed."""
         return self.end - self.past
 
     def first_frame(self, upsampling: int) -> int | None:
@@ -424,7 +409,7 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
 
 def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, Ends]:
     """Ends of its block and of its lookahead, for each position in [start, end) of a row that is cut into `blocks`."""
-    # Of a long row only the last blocks are asked for, at every chunk.
+    # Each chunk asks for the last blocks of a long row only.
     reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
     starts = [start, *(block.end for block in reached[:-1]), end]
     ends, lookahead_ends = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class BatchOwner(Protocol):
-    def end(self, batch: FlowBatch, finished: bool) -> None:
-        """Take back what a batch holds; called once."""
+    def end(self, batch: FlowBatch, finished: bool) -> None: ...
 
 
 class Solver(Protocol):
@@ -31,11 +30,9 @@ class Solver(Protocol):
     @property
     def rows(self) -> Sequence[FlowRow]: ...
 
-    def step(self, number: int) -> None:
-        """Enqueue Euler step `number`."""
+    def step(self, number: int) -> None: ...
 
-    def commit(self) -> None:
-        """Keep what the rows' next chunks will need."""
+    def commit(self) -> None: ...
 
     def mels(self) -> Sequence[Tensor | None]:
         """New frames of each row, [frames, bins] float32; None for prompts."""
@@ -47,26 +44,22 @@ class FlowBatch:
 
     stage: BatchOwner
     rows: Sequence[FlowRow]
-    num_steps: int
+    steps_left: int
     solvers: list[Solver] = field(default_factory=list)
-    done_steps: int = 0
+    steps_done: int = 0
     ended: bool = False
 
-    @property
-    def steps_left(self) -> int:
-        return self.num_steps - self.done_steps
-
     def step(self) -> None:
-        """Enqueue one Euler step of the whole batch; a failure abandons the batch."""
-        if self.ended or self.done_steps == self.num_steps:
+        if self.ended or self.steps_left == 0:
             raise ValueError("the batch has no step left")
         try:
             for solver in self.solvers:
-                solver.step(self.done_steps)
+                solver.step(self.steps_done)
         except BaseException:
             self.abandon()
             raise
-        self.done_steps += 1
+        self.steps_done += 1
+        self.steps_left -= 1
 
     def result(self) -> list[Tensor | None]:
         """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
@@ -151,7 +144,6 @@ class FlowStage:
         self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning) -> FlowStream:
-        """A sequence's place; it holds no pages until its first chunk."""
         stream = FlowStream(conditioning, self.prompts, self._config)
         self._streams.add(stream)
         return stream
@@ -211,7 +203,6 @@ class FlowStage:
         return batch
 
     def end(self, batch: FlowBatch, finished: bool) -> None:
-        """Settle who holds the pages of a batch; called once, by the batch."""
         batch.ended, batch.solvers = True, []
         self._batches.remove(batch)
         for row in batch.rows:

@@ -46,7 +46,7 @@ class PrefillLayout:
     state: int
 
     def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
-        """What the network reads, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
+        """The network's input, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
 
         inputs: as `numbers` lays them.
         """
@@ -111,11 +111,9 @@ class GraphedSteps(SlotSteps):
         """Decode steps of some slots and prefills, each by whether the ids are chosen in it."""
 
     def bucket(self, slots: int) -> int:
-        """Slots that a step for the first `slots` covers."""
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
-        """As `PlainSteps.prefill`."""
         rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
         # Past the largest sizes few shapes are met all the same: few prefills are so large.
         layout = self._layout(
@@ -135,7 +133,6 @@ class GraphedSteps(SlotSteps):
         return ids
 
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
-        """As `PlainSteps.decode`."""
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         graph = self._graph(bucket, most <= MOST_CANDIDATES)
         state = self._states.first(bucket)

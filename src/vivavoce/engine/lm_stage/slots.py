@@ -127,11 +127,10 @@ class StreamingPrompt:
 
     @property
     def done(self) -> bool:
-        """All of the text was spoken: no run will come."""
         return self._interleaver.done
 
     def next_run(self) -> DecodeRun | None:
-        """What to feed next; None while a run is in progress, while text is awaited, and when done.
+        """The next rows to feed; None while a run is in progress, while text is awaited, and when done.
 
         InvalidRequest: the text goes on after as many speech tokens as there is room for, or past the slot's positions.
         All tokens that were accepted before stand.
@@ -183,7 +182,7 @@ def _too_long(limit: float, what: str) -> str:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """What the choice in each of n slots may depend on.
+    """Inputs of the choice in each of n slots.
 
     counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, the newest
     of them last (what is further back than `counts` means nothing); seeds: [n] int64; settings: n rows.
@@ -222,7 +221,7 @@ class Slot:
     window: int
     max_repeats: int
     positions: int = 0
-    """Rows in the cache when the run in progress began, or now if there is none."""
+    """Rows in the cache when the run in progress began; without a run: now."""
     count: int = 0
     """Ids sampled in the runs that are over."""
     run: DecodeRun | None = None
@@ -236,7 +235,6 @@ class Slot:
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
-        """What the parameters leave open, the checkpoint's `SamplingDefaults` decide."""
         asked = {name: getattr(params, name) for name in defaults}
         chosen: dict[str, Any] = dict(defaults) | {name: value for name, value in asked.items() if value is not None}
         window = chosen["win_size"]
@@ -245,7 +243,6 @@ class Slot:
 
     @property
     def decoding(self) -> bool:
-        """The run in progress may need another step."""
         return self.run is not None and self.launched <= self.run.forced_at
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
@@ -278,18 +275,16 @@ class SlotRows(NamedTuple):
 
     @classmethod
     def allocate(cls, slots: int, num_controls: int, window: int, device: torch.device) -> SlotRows:
-        """Of idle slots; window: ids of each one's past that are kept."""
         forbidden, early = torch.zeros(2, slots, num_controls, dtype=torch.bool, device=device)
         numbers = torch.zeros(slots, len(Field), dtype=torch.int64, device=device)
         history = torch.full((slots, window), IDLE, dtype=torch.int64, device=device)
         return cls(numbers, torch.zeros(slots, device=device), forbidden, early, history)
 
     def first(self, slots: int) -> SlotRows:
-        """The first slots, as views."""
         return SlotRows(*(part[:slots] for part in self))
 
     def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
-        """What slots begin a run with; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
+        """State of slots at the start of a run; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
         numbers, flags = rows[:, : len(Field)].clone(), rows[:, len(Field) :].bool()
         forbidden, early = flags.chunk(2, dim=1)
         top_p = numbers[:, Field.TOP_P].contiguous().view(torch.float64).float()
@@ -309,7 +304,6 @@ class SlotRows(NamedTuple):
             part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots onto others; what is left behind runs no more."""
         self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
         self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 

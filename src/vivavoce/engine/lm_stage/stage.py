@@ -86,7 +86,6 @@ class PlainSteps(SlotSteps):
         """Make ahead what this many slots would wait for when it is first needed, None: all; here nothing is."""
 
     def bucket(self, slots: int) -> int:
-        """Slots that a step for the first `slots` covers."""
         if self._fixed:
             return self._slots
         if self._device.type == "cpu":
@@ -149,7 +148,7 @@ class PlainSteps(SlotSteps):
 
 
 class Sampled(NamedTuple):
-    """What one launch gave for one slot: its ids in order, one for each step until the run's end.
+    """The ids of one launch for one slot, in order, one for each step until the run's end.
 
     ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
     error: the run is over without one, and so is its request; seconds: for each of the ids, of a stage that is
@@ -176,7 +175,6 @@ class _Launch:
         self.places: Sequence[int] = ()
 
     def full(self, wait: bool) -> bool:
-        """Whether all of it has come; wait: block until it has."""
         if self.written is None or self.written.query():
             return True
         if wait:
@@ -246,7 +244,6 @@ class LMStage:
 
     @property
     def decoding(self) -> int:
-        """Slots with a run in progress, as far as is known."""
         return sum(slot.decoding for slot in self._open.values())
 
     @property

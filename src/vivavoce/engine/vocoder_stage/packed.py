@@ -46,11 +46,9 @@ class TailPool:
 
     @property
     def taken(self) -> int:
-        """Rows in use."""
         return len(self.memory.mel) - len(self._free)
 
     def take(self) -> int:
-        """A free row; the pool doubles if there is none."""
         if not self._free:
             rows = len(self.memory.mel)
             self.memory = Pool(*(torch.cat((part, torch.zeros_like(part))) for part in self.memory))
@@ -58,7 +56,6 @@ class TailPool:
         return self._free.pop()
 
     def give(self, row: int) -> None:
-        """Give a row back."""
         self._free.append(row)
 
 
@@ -91,12 +88,10 @@ class VocoderRun:
         self.wave, self.phases = self.source, self.carried
 
     def compute(self) -> None:
-        """Samples and kept phases of what lies in the buffers."""
         self.phases = self._vocoder.excite(self.mel, self.frames, self.carried, self.source, noise=self._noise)
         self.wave = self._vocoder.decode(self.mel, self.frames, self.source)
 
     def write_table(self, rows: Sequence[PackedRow]) -> None:
-        """One copy: what each frame is, whose it is, and the rows."""
         host = np.zeros(len(self._table), np.int64)
         tags, row_of, *stages = host[: self._head].view(np.int32).reshape(-1, len(self.mel))
         for number, row in enumerate(rows):
@@ -122,12 +117,10 @@ class PooledRow:
 
     @property
     def first_given(self) -> int:
-        """The first frame that is given out."""
         return 0 if self.row.before.pooled is None else self.row.before.context - self.row.stream.rule.overlap
 
     @property
     def given(self) -> int:
-        """Frames that are given out."""
         return self.row.frames - self.first_given - (0 if self.row.ends else self.row.stream.rule.overlap)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
@@ -162,7 +155,7 @@ class PooledRow:
 
 
 class PackedVocoding:
-    """What `PaddedVocoding` does, for all rows at once: a few launches per batch, whatever its rows are.
+    """`PaddedVocoding` for all rows at once: a few launches per batch, whatever its rows are.
 
     Where the networks are in 16 bit, of either kind, the vocoder's products are in float16: on the mini model it is
     1.4e-3 of the waveform from float32, bfloat16 1.2e-2, and no operand is above 24. most_frames: of the largest batch
@@ -194,12 +187,10 @@ class PackedVocoding:
             self._run(size)
 
     def release(self, tails: Tails) -> None:
-        """Give back what the tails take."""
         if tails.pooled is not None:
             self.pool.give(tails.pooled.row)
 
     def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
-        """As `PaddedVocoding.vocode`."""
         pooled: list[PooledRow] = []
         try:
             for row in rows:
@@ -275,7 +266,6 @@ class PackedVocoding:
         return VocoderRun(self._vocoder, memory, size, self._rows(size), noise=self._noise)
 
     def _rows(self, frames: int) -> int:
-        """As many as can be in a batch of that many frames."""
         return frames // (self._gap + 1) + 1
 
     def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:

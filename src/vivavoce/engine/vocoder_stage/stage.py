@@ -37,7 +37,7 @@ every length that they meet, which takes about as long as a short piece."""
 
 @dataclass(frozen=True, eq=False)
 class Crossfade:
-    """What is carried from piece to piece.
+    """The frames that are carried from piece to piece.
 
     overlap: frames at the end of a piece that are not given out; mel_frames: seen again, the overlap included;
     source_frames: how many of them keep the source that was made for them; fade_frames: of the overlap that the fade
@@ -77,7 +77,6 @@ def join_rule(
 
 
 def resized_frames(frames: int, speed: float) -> int:
-    """Frames that `resize` makes of that many."""
     return frames if speed == 1.0 or frames == 0 else max(1, int(frames / speed))
 
 
@@ -102,7 +101,6 @@ class SpeedTail:
     made: int = 0
 
     def count(self, frames: int, final: bool) -> int:
-        """Output frames that `push` makes of that many new input frames."""
         if self.speed == 1.0:
             return frames
         end = self.first + (0 if self.kept is None else len(self.kept)) + frames
@@ -143,7 +141,7 @@ class PooledTails:
 
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """What a stream remembers between pieces. A piece gives a new one; it is never changed.
+    """A stream's memory between pieces. A piece gives a new one; it is never changed.
 
     On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
     """
@@ -386,7 +384,7 @@ class VocoderStage:
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
-        # The official code ignores the speed of a stream, or refuses it where there are no others.
+        # The official code ignores the speed of a stream, or refuses it where it knows no streams without it.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
