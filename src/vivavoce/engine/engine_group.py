@@ -81,7 +81,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelRequest:
     number: int
 
 
@@ -192,7 +192,7 @@ class RemoteEngine:
             self._send(Text(number, more))
             outbox.text_sent(-1)
 
-        return Handle(outbox, partial(self._send, Cancel(number)), push)
+        return Handle(outbox, partial(self._send, CancelRequest(number)), push)
 
     def close(self, finish: bool = True) -> None:
         with suppress(EngineStopped):
@@ -375,7 +375,7 @@ class _Served:
                     self._voices.pop(number, None)
                 case Text(number, more) if number in self._handles:
                     self._take_text(number, more)
-                case Cancel(number) if number in self._handles:
+                case CancelRequest(number) if number in self._handles:
                     self._handles[number].cancel()
 
     async def _receive(self) -> Any:

@@ -97,9 +97,7 @@ class PaddedSolver:
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
         ]
         both = context.both if size * up >= LEAST_SPLIT else None
-        self._steps = self._memories[2:]
-        if slots and both:
-            self._steps = self._memories[2].halves()
+        self._steps = self._memories[2].halves() if slots and both else self._memories[2:]
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
         mu = context.encoder.encode(
             flow.token_embedding(ids),
@@ -112,10 +110,7 @@ class PaddedSolver:
             lookahead_ends if lookahead_ends.numel() else None,
         )
         voices = [voice_features(row.stream, models) for row in rows]
-        condition = torch.zeros_like(mu, dtype=torch.float32)
-        for row, voice, given in zip(rows, voices, condition, strict=True):
-            if len(mel := voice.mel[row.past * up : row.end * up]):
-                given[: len(mel)] = mel
+        condition = _conditions(rows, voices, mu, up)
         noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
@@ -147,6 +142,15 @@ class PaddedSolver:
     def commit(self) -> None:
         for memory in self._memories:
             memory.commit(self._slots[1])
+
+
+def _conditions(rows: Sequence[FlowRow], voices: Sequence[VoiceFeatures], mu: Tensor, upsampling: int) -> Tensor:
+    """The prompts' mels where rows compute them, zeros elsewhere: [rows, frames, bins] float32, as long as `mu`."""
+    condition = torch.zeros_like(mu, dtype=torch.float32)
+    for row, voice, given in zip(rows, voices, condition, strict=True):
+        if len(mel := voice.mel[row.past * upsampling : row.end * upsampling]):
+            given[: len(mel)] = mel
+    return condition
 
 
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
