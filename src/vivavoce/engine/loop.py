@@ -221,30 +221,26 @@ class Loop:
         return self._run(self._scheduler.plan(self._requests.values(), self._state())) or moved
 
     def _state(self) -> SchedulerState:
-        now, lm, synthesis = self._clock(), self._lm, self._synthesis
-        running, batches_open = synthesis.running() if synthesis is not None else ((), False)
-        return SchedulerState(
-            now=now,
-            lm_open=lm is not None and lm.queue.open,
-            synthesis_open=synthesis is not None and synthesis.queue.open,
-            slots_free=lm.stage.free_slots if lm else 0,
-            slots_total=lm.stage.slots if lm else 0,
-            steps_in_flight=lm.stage.steps_in_flight if lm else 0,
-            running=running,
-            batches_open=batches_open,
+        lm, synthesis = self._lm, self._synthesis
+        slots = (
+            (lm.queue.open, lm.stage.free_slots, lm.stage.slots, lm.stage.steps_in_flight) if lm else (False, 0, 0, 0)
         )
+        batches = (synthesis.queue.open, *synthesis.running()) if synthesis else (False, (), False)
+        return SchedulerState(self._clock(), *slots, *batches)
 
     def _run(self, plan: Plan) -> bool:
         """Launch the planned work; False: the plan was empty."""
-        lm, synthesis, moved = self._lm, self._synthesis, bool(plan.prefill or plan.advance or plan.start)
-        if lm is not None and plan.prefill:
-            lm.prefill(plan.prefill)
-        if lm is not None and plan.decode:
-            moved = lm.decode(plan.decode) or moved
-        if synthesis is not None and plan.advance:
-            synthesis.advance(plan.advance)
-        if synthesis is not None and plan.start:
-            synthesis.begin(plan.start)
+        moved = bool(plan.prefill or plan.advance or plan.start)
+        if self._lm is not None:
+            if plan.prefill:
+                self._lm.prefill(plan.prefill)
+            if plan.decode:
+                moved = self._lm.decode(plan.decode) or moved
+        if self._synthesis is not None:
+            if plan.advance:
+                self._synthesis.advance(plan.advance)
+            if plan.start:
+                self._synthesis.begin(plan.start)
         return moved
 
     def _receive(self, message: Message) -> None:

@@ -113,9 +113,12 @@ class SequenceState:
         """Speech tokens still to come before the next chunk can be made; 1 where that is not known."""
         if self.phase is Phase.DECODED or self.pushed:
             return 0
-        if self.request.policy is None or self.pushed is not None:
+        policy, known = self.request.policy, self._known
+        if policy is None or self.pushed is not None:
             return 1
-        return max(0, self.spoken + self._wanted(now, self.request.policy)[1] - self.produced)
+        # This is asked many times a second, and the answer changes once a chunk.
+        need = known[3] if known[:2] == (self.spoken, self.chunks) else self._wanted(now, policy)[1]
+        return max(0, self.spoken + need - self.produced)
 
     def may_cut(self, now: float) -> bool:
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
@@ -149,9 +152,6 @@ class SequenceState:
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
-        # They are asked for many times a second and change once a chunk.
-        if self._known[:2] == (self.spoken, self.chunks):
-            return self._known[2:]
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
         progress = Progress(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s)
         hop = policy.next_hop(progress, self.request.rates.tokens_per_second)

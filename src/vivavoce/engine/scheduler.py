@@ -117,10 +117,10 @@ class SchedulerState(NamedTuple):
 
     now: float
     lm_open: bool
-    synthesis_open: bool
     slots_free: int
     slots_total: int
     steps_in_flight: int
+    synthesis_open: bool
     running: Sequence[RunningBatch]
     batches_open: bool
 
