@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import LMStage, SamplingState, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models, build_models
@@ -78,7 +78,7 @@ def flow(models: Models, arrays: Arrays) -> dict[str, float]:
         ("chunk", AttentionMode.GRID, len(tokens) - lookahead),
     ):
         stage = FlowStage(models, state_bytes=0)
-        job = stage.start([FlowChunk(stage.open(voice), tokens, hop, attention)])
+        job = stage.start([FlowRow(stage.open(voice), tokens, hop, attention)])
         while job.steps_left:
             job.step()
         (mel,) = job.result()

@@ -28,7 +28,7 @@ from benchmarks.gpu.loads import Load, measure
 from benchmarks.gpu.model import origin, reader
 from vivavoce.cli.console import print_table
 from vivavoce.engine.admission import AdmissionMode
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import VivavoceError
 from vivavoce.frontend.model_choice import choose_device, model_folder
@@ -101,7 +101,7 @@ def _mel(tts: vivavoce.Vivavoce) -> np.ndarray:
     stage = tts._synthesizer.engine.stages.flow
     assert stage is not None
     tokens = tuple(range(100, 100 + TOKENS))
-    job = stage.start([FlowChunk(stage.open(reader()), tokens, TOKENS, AttentionMode.FULL)])
+    job = stage.start([FlowRow(stage.open(reader()), tokens, TOKENS, AttentionMode.FULL)])
     while job.steps_left:
         job.step()
     (mel,) = job.result()

@@ -15,7 +15,6 @@ import vivavoce
 from vivavoce.api import Vivavoce
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.flow_stage import FlowChunk
 from vivavoce.engine.generations import STAGES, StageBuilders
 from vivavoce.engine.lm_stage import Sampled
 from vivavoce.engine.request import EngineRequest, SegmentRequest
@@ -126,15 +125,12 @@ class FakeFlow:
     def lacks_prompt(self, stream):
         return False
 
-    def start(self, chunks):
-        return FakeBatch([torch.ones(2 * one.hop, self.bins) for one in chunks if isinstance(one, FlowChunk)])
+    def start(self, rows):
+        return FakeBatch([torch.ones(2 * one.hop, self.bins) for one in rows])
 
 
 class FakePlace:
-    prompt_end, upsampling, voice, known = 0, 2, None, None
-
-    def frames_of(self, chunk):
-        return 2 * chunk.hop
+    voice, known = None, None
 
 
 class FakeBatch:

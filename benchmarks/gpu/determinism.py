@@ -18,7 +18,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.admission import AdmissionMode
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.handle import Spoken
+from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.models.build import Models, build_models
@@ -60,12 +60,12 @@ def _request(seed: int, tokens: int) -> EngineRequest:
     )
 
 
-def _first_difference(one: Spoken, other: Spoken) -> int:
+def _first_difference(one: RequestResult, other: RequestResult) -> int:
     pairs = enumerate(zip(one.tokens[0], other.tokens[0], strict=False))
     return next((place for place, (left, right) in pairs if left != right), len(one.tokens[0]))
 
 
-def _difference(one: Spoken, other: Spoken) -> float:
+def _difference(one: RequestResult, other: RequestResult) -> float:
     size = min(len(one.samples), len(other.samples))
     return float(np.abs(one.samples[:size] - other.samples[:size]).max())
 

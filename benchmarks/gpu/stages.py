@@ -13,10 +13,10 @@ import torch
 from benchmarks.gpu.model import device_ms
 from vivavoce.checkpoint.config import LMConfig, qwen2_of
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
-from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 from vivavoce.models.build import Models
 from vivavoce.models.flow.dit import DiT
 from vivavoce.models.flow.unet import UNet
@@ -116,14 +116,12 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
             tokens = tuple(range(spoken + hop + 3))
             attention = AttentionMode.BLOCKS if case.past else AttentionMode.FULL
             if spoken:
-                _solve(stage, [FlowChunk(stream, tokens, spoken, attention) for stream in streams], models.device)
+                _solve(stage, [FlowRow(stream, tokens, spoken, attention) for stream in streams], models.device)
             elif case.past:
-                _solve(stage, [FlowChunk(streams[0], tokens, 1, attention)], models.device)
+                _solve(stage, [FlowRow(streams[0], tokens, 1, attention)], models.device)
                 stage.close(streams[0])
                 streams[0] = stage.open(voice)
-            chunks = [
-                FlowChunk(one, tokens if case.past else tokens[: spoken + hop], hop, attention) for one in streams
-            ]
+            chunks = [FlowRow(one, tokens if case.past else tokens[: spoken + hop], hop, attention) for one in streams]
             timings.append(_solve(stage, chunks, models.device))
             for stream in streams:
                 stage.close(stream)
@@ -139,7 +137,7 @@ def flow(models: Models, voice: Conditioning, cases: Sequence[FlowCase], kernels
         }
 
 
-def _solve(stage: FlowStage, chunks: Sequence[FlowChunk], device: torch.device) -> tuple[float, float]:
+def _solve(stage: FlowStage, chunks: Sequence[FlowRow], device: torch.device) -> tuple[float, float]:
     """Milliseconds of the steps, and of the whole batch."""
     parts: list[float] = []
     job = None
@@ -173,7 +171,9 @@ def vocoder(models: Models, cases: Sequence[tuple[int, int]], kernels: bool) -> 
         streams = [stage.open(seed, 1.0, CrossfadeMode.SEAMLESS) for seed in range(rows)]
 
         def speak(streams: Sequence[Any] = streams, mel: torch.Tensor = mel) -> None:
-            stage.run([Piece(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)])
+            stage.run(
+                [VocoderRow(stream, one, final=True, whole=True) for stream, one in zip(streams, mel, strict=True)]
+            )
 
         speak()
         ms = device_ms(speak, models.device, REPEATS)

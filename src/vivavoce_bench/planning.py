@@ -27,7 +27,7 @@ from vivavoce.engine.admission import (
 )
 from vivavoce.engine.chunk_policy import policy_for
 from vivavoce.engine.cost_model import PLAIN_GPU_PRIORS, BatchSize, Coefficients, CostModel, Priors, Stage
-from vivavoce.engine.flow_stage.state_pool import PagePool
+from vivavoce.engine.flow_stage.planning import PagePool
 from vivavoce.engine.generations import ALONE_COSTS, MEASURED_COSTS
 from vivavoce.engine.scheduler import Limits
 from vivavoce.engine.settings import CUDA_BYTES, EngineSettings, MemoryPlan, divide, room_beside, suits_kernels

@@ -22,16 +22,16 @@ from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.cost_model import BatchSize, CostModel, Priors, Stage
 from vivavoce.engine.device import DEPTH, DeviceQueue, QueueEvent
 from vivavoce.engine.engine import assemble
-from vivavoce.engine.flow_stage import FlowChunk
-from vivavoce.engine.flow_stage.planning import FlowRow
+from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Outbox, RequestTimings
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
+from vivavoce.engine.loop import Accept
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest, speech_prompt
 from vivavoce.engine.request_state import RequestState, SequenceState
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.engine.stages import Stages
-from vivavoce.engine.vocoder_stage.stream import PieceRow, PooledTails, Tails
+from vivavoce.engine.vocoder_stage.stage import PooledTails, Tails, VocoderRow
 from vivavoce.errors import Overloaded
 from vivavoce.models.build import Models
 
@@ -125,7 +125,7 @@ class SimulatedQueue(DeviceQueue):
 
     def mark(self) -> SimulatedMark:
         """As of a CUDA device."""
-        made = SimulatedMark(None, self.clock(), [], self._device, self._given, self._given <= self.done)
+        made = SimulatedMark(self.clock(), self._device, self._given, self._given <= self.done)
         if not made.passed:
             self.marks.append(made)
         return made
@@ -207,24 +207,24 @@ class _Synthesis:
     def begin(self, rows: Sequence[FlowRow]) -> SimpleNamespace:
         flow, up = self._config.flow, self._config.flow.encoder.upsampling
         seconds = self._seconds(Stage.FLOW, [row.new * up for row in rows], sum(row.past * up for row in rows))
-        hops = [row.chunk.hop if isinstance(row.chunk, FlowChunk) else 0 for row in rows]
-        mels = [_ZEROS.expand(hop * up, flow.num_mel_bins) if hop else None for hop in hops]
+        mels = [_ZEROS.expand(row.hop * up, flow.num_mel_bins) if row.hop else None for row in rows]
         step = partial(self._queue.spend, seconds / flow.num_steps)
         return SimpleNamespace(rows=rows, step=lambda _: step(), commit=lambda: None, mels=lambda: mels)
 
     def release(self, tails: Tails) -> None: ...
 
-    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
+    def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
         if rows:
             self._queue.spend(self._seconds(Stage.VOCODER, [row.frames for row in rows]))
         return [self._finished(row) for row in rows]
 
-    def _finished(self, row: PieceRow) -> tuple[Tensor, Tails]:
-        overlap, context = row.piece.stream.rule.overlap, row.before.context
+    def _finished(self, row: VocoderRow) -> tuple[Tensor, Tails]:
+        overlap, context = row.stream.rule.overlap, row.before.context
         frames = row.frames - (context - overlap if context else 0) - (0 if row.ends else overlap)
         samples = _ZEROS.expand(frames * self._config.rates.samples_per_frame)
-        kept = PooledTails(0, row.seen_again, 0)
-        return samples, Tails() if row.ends else Tails(frames=row.before.frames + row.new_frames, pooled=kept)
+        frames_so_far = row.before.frames + row.new_frames
+        kept = Tails(frames=frames_so_far, context=row.seen_again, pooled=PooledTails(0, 0))
+        return samples, Tails() if row.ends else kept
 
 
 class Simulation:
@@ -279,7 +279,7 @@ class Simulation:
         with suppress(Overloaded):
             self._admission.check(True, state)
             self._asked[number] = state.timings
-            self._loop.post(partial(self._loop.accept, state))
+            self._loop.post(Accept(state))
 
     def _voice(self, number: int) -> Conditioning:
         flow, tokens = self._machine.models.config.flow, (1,) * PROMPT

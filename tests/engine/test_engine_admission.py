@@ -63,9 +63,9 @@ def test_those_who_wait_start_in_their_order(models):
         rest = [engine.submit(SHORT) for _ in range(3)]
         for handle in (first, *rest):
             handle.result()
-        starts = [handle.timings.started_s for handle in rest]
+        starts = [handle.outcome.timings.started_s for handle in rest]
         assert starts == sorted(starts)
-        assert starts[0] > first.timings.started_s
+        assert starts[0] > first.outcome.timings.started_s
 
 
 def test_the_queue_has_an_end(models):

@@ -52,16 +52,12 @@ def alone(models):
         return engine.submit(NEIGHBOUR).result()
 
 
-def official(rows):
-    return is_official([row.chunk for row in rows])
-
-
 FLOW_FAULTS = {
     "begin": lambda engine: (engine.stages.flow, "start", lambda n, work: is_official(work)),
-    "step": lambda engine: (PaddedSolver, "step", lambda n, self, number: number == 3 and official(self.rows)),
-    "commit": lambda engine: (PaddedSolver, "commit", lambda n, self: official(self.rows)),
-    "result": lambda engine: (PaddedSolver, "mels", lambda n, self: official(self.rows)),
-    "vocoder": lambda engine: (engine.stages.vocoder, "run", lambda n, pieces: any_victim(pieces)),
+    "step": lambda engine: (PaddedSolver, "step", lambda n, self, number: number == 3 and is_official(self.rows)),
+    "commit": lambda engine: (PaddedSolver, "commit", lambda n, self: is_official(self.rows)),
+    "result": lambda engine: (PaddedSolver, "mels", lambda n, self: is_official(self.rows)),
+    "vocoder": lambda engine: (engine.stages.vocoder, "run", lambda n, rows: any_victim(rows)),
     "vocoder within": lambda engine: (engine.stages.vocoder.vocoding, "vocode", lambda n, rows: any_victim(rows)),
 }
 
@@ -70,9 +66,8 @@ def is_official(work):
     return any(getattr(one, "attention", None) is AttentionMode.GRID for one in work)
 
 
-def any_victim(works):
-    pieces = [getattr(one, "piece", one) for one in works]
-    return any(piece.stream.seed == VICTIM.segments[0].seed for piece in pieces)
+def any_victim(rows):
+    return any(row.stream.seed == VICTIM.segments[0].seed for row in rows)
 
 
 def place(monkeypatch, fault, error):

@@ -18,7 +18,7 @@ import pytest
 
 from vivavoce.api import Vivavoce, load
 from vivavoce.engine.engine_group import EngineGroup, _Served
-from vivavoce.engine.handle import Outbox, Outcome, RequestHandle
+from vivavoce.engine.handle import Outbox, RequestHandle, RequestResult
 from vivavoce.engine.request import AudioChunk, SamplingParams
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest
 
@@ -60,7 +60,7 @@ def test_texts_are_spoken_by_all_and_as_one_engine_would(alone: Vivavoce, both: 
         assert one.marks == wanted.marks
         assert one.timings.flow_s > 0
     group = cast(EngineGroup, both._synthesizer.engine)
-    each = [answer.result() for answer in [one.ask("call", ("statistics", ())) for one in group._engines.values()]]
+    each = [answer.result() for answer in [one.call("statistics") for one in group._engines.values()]]
     assert sum(one.requests.finished for one in each) == both.statistics.requests.finished == len(TEXTS)
     assert all(one.requests.finished for one in each)
     assert both.statistics.streams.first_chunk_s.bounds == each[0].streams.first_chunk_s.bounds
@@ -101,7 +101,7 @@ async def test_a_request_that_ended_first_wants_no_text() -> None:
     handle = served._handles[7] = RequestHandle(outbox, cancel=lambda: None, push=lambda more: outbox.text_sent(-1))
     served._take_text(7, (1, 2))
     (asked,) = served._running
-    outbox.end(Outcome())
+    outbox.end(RequestResult())
     del served._handles[7], handle
     await asked
     assert sent == []

@@ -5,7 +5,6 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
-from functools import partial
 from math import inf
 from types import SimpleNamespace
 
@@ -17,13 +16,12 @@ from vivavoce.engine import loop as loop_module
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.handle import Outbox
-from vivavoce.engine.loop import Loop
+from vivavoce.engine.loop import Accept, Cancel, Loop, Prepare, Stop, Take
 from vivavoce.engine.request import InputMode, SpeechTokens
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 from vivavoce.engine.scheduler import Limits, Scheduler
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.synthesis_runner import Synthesized
 from vivavoce.errors import EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.rates import Rates
 
@@ -33,13 +31,13 @@ RATES = Rates(24_000, 480, 25)
 class IdleRunner:
     """Takes no work."""
 
-    busy = batches_open = False
+    busy, failed = False, ()
 
     def __init__(self):
         self.prepared, self.waited = [], 0
         self.queue = SimpleNamespace(open=False, due_at=inf)
         self.stage = SimpleNamespace(free_slots=1, slots=1, steps_in_flight=0)
-        self.prepare, self.collect, self.running = self.prepared.append, list, list
+        self.prepare, self.collect, self.running = self.prepared.append, list, lambda: ((), False)
 
     def wait(self):
         self.waited += 1
@@ -63,16 +61,13 @@ class Bench:
         arrived = deque(SequenceState(segment()) for _ in range(sequences))
         request = RequestState(number, policy, 0.0, RATES, Outbox(), arrived, **fields)
         self.admission.check(policy is not None, request)
-        self.post("accept", request)
+        self.loop.post(Accept(request))
         return request
-
-    def post(self, message, *given):
-        self.loop.post(partial(getattr(self.loop, message), *given))
 
     def run_until(self, *drains):
         """The whole course of the loop's thread, which is told to stop, each time with `drain` or without."""
         for drain in drains:
-            self.post("stop", drain)
+            self.loop.post(Stop(drain))
         self.loop.run()
 
 
@@ -83,8 +78,8 @@ def error_of(entry):
 
 def test_messages_about_no_request_change_nothing():
     bench = Bench()
-    for message in (("cancel", 9), ("take", 9, (1, 2)), ("take", 9, None)):
-        bench.post(*message)
+    for message in (Cancel(9), Take(9, (1, 2)), Take(9, None)):
+        bench.loop.post(message)
     assert bench.loop.run_once()
     assert not bench.loop.run_once()
 
@@ -92,16 +87,16 @@ def test_messages_about_no_request_change_nothing():
 def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
     bench = Bench(slots=1)
     first, second = bench.submit(1), bench.submit(2, sequences=0, complete=False, arrival=InputMode.SEGMENTS)
-    bench.post("take", 2, SequenceState(segment()))
-    bench.post("take", 2, None)
+    bench.loop.post(Take(2, SequenceState(segment())))
+    bench.loop.post(Take(2, None))
     bench.loop.run_once()
     assert first.sequences
     assert not second.sequences
     assert second.complete
-    bench.post("cancel", 1)
+    bench.loop.post(Cancel(1))
     bench.loop.run_once()
     assert len(second.sequences) == 1
-    bench.post("cancel", 2)
+    bench.loop.post(Cancel(2))
     bench.loop.run_once()
     assert error_of(second) is RequestCancelled
 
@@ -109,13 +104,13 @@ def test_a_waiting_request_can_be_cancelled_and_may_get_its_text():
 def test_stages_are_prepared_in_the_loop_s_thread_and_the_caller_learns_how_it_went():
     bench, asked = Bench(), [Future() for _ in range(4)]
     for streams, done in zip((None, 3, 20), asked, strict=False):
-        bench.post("prepare", streams, done)
+        bench.loop.post(Prepare(streams, done))
     bench.loop.run_once()
     assert [done.result(PATIENCE_S) for done in asked[:3]] == [None] * 3
     # Slots, and mel frames.
     assert [one.prepared for one in bench.runners] == [[None, 3, 20], [None, 1_024, 3_200]]
     bench.runners[1].prepare = lambda frames: 1 / 0
-    bench.post("prepare", None, asked[3])
+    bench.loop.post(Prepare(None, asked[3]))
     bench.loop.run_once()
     assert isinstance(asked[3].exception(PATIENCE_S), ZeroDivisionError)
 
@@ -126,9 +121,9 @@ def test_a_stop_without_drain_ends_all_and_what_comes_later(drains):
     entries = [bench.submit(number) for number in range(3)]
     bench.run_until(*drains)
     assert bench.loop.ended
-    bench.post("cancel", 1)
+    bench.loop.post(Cancel(1))
     entries.append(bench.submit(3))
-    bench.post("prepare", None, late)
+    bench.loop.post(Prepare(None, late))
     assert [error_of(entry) for entry in entries] == [EngineStopped] * 4
     errors = {id(entry.outbox.outcome.error) for entry in entries}
     assert len(errors) == 4, "an error that several listeners raise collects all their frames"
@@ -166,9 +161,9 @@ def test_draining_leaves_speech_alone_that_has_its_final_tokens():
     bench = Bench()
     entry = bench.submit(1, arrival=InputMode.SPEECH, complete=False)
     entry.arrived[0].pushed = deque()
-    bench.post("take", 1, SpeechTokens((1, 2), 2, final=True))
+    bench.loop.post(Take(1, SpeechTokens((1, 2), 2, final=True)))
     bench.loop.run_once()
-    bench.post("stop", True)
+    bench.loop.post(Stop(True))
     bench.loop.run_once()
     assert entry.complete
     assert entry.outbox.outcome is None
@@ -205,7 +200,7 @@ def test_what_waits_behind_an_empty_sequence_is_sent():
     empty, spoken = entry.sequences
     lm, synthesis = bench.runners
     spoken.phase, spoken.produced = Phase.DECODED, 5
-    made = Synthesized(spoken, ChunkPlan(5, True, AttentionMode.FULL, 5), np.ones(240, np.float32))
+    made = ChunkPlan(spoken, 5, True, AttentionMode.FULL, 5, 10, 0), np.ones(240, np.float32)
     synthesis.collect = lambda: [made]
     bench.loop.run_once()
     synthesis.collect = list
@@ -234,7 +229,7 @@ def test_the_loop_waits_for_the_queue_that_is_done_first(monkeypatch, states, wa
 
         def waited(runner=runner):
             runner.waited += 1
-            bench.post("stop", False)
+            bench.loop.post(Stop(False))
 
         runner.wait = waited
     bench.loop.run()
@@ -250,7 +245,7 @@ def test_how_long_it_has_been_at_one_turn_is_seen_from_outside():
         entered.set()
         assert answered.wait(PATIENCE_S)
         runner.busy = False
-        bench.post("stop", False)
+        bench.loop.post(Stop(False))
 
     runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     assert bench.loop.busy_since == inf
@@ -271,7 +266,7 @@ class Stuck:
         self.entered, self.answered = threading.Event(), threading.Event()
         self.runner.queue.due_at, self.runner.wait = 0.0, self._wait
         self.entries = [bench.submit(1), bench.submit(2)]
-        bench.post("take", 1, None)
+        bench.loop.post(Take(1, None))
         self.runner.busy = True
         bench.loop.start()
         assert self.entered.wait(PATIENCE_S)
@@ -295,7 +290,7 @@ def test_a_device_that_does_not_answer_holds_no_close(monkeypatch, caplog, drain
     assert bench.loop.thread.is_alive()
     assert not bench.loop.healthy
     late, prepared = bench.submit(4), Future()
-    bench.post("prepare", None, prepared)
+    bench.loop.post(Prepare(None, prepared))
     assert [error_of(entry) for entry in (*stuck.entries, late)] == [EngineStopped] * 4
     assert isinstance(prepared.exception(PATIENCE_S), EngineStopped)
     assert "did not answer" in caplog.text
@@ -319,7 +314,7 @@ def test_a_request_whose_end_the_device_holds_is_ended(monkeypatch):
     bench.runners[1].release = release
     entry = bench.submit(1)
     bench.loop.run_once()
-    bench.post("cancel", 1)
+    bench.loop.post(Cancel(1))
     bench.loop.start()
     assert entered.wait(PATIENCE_S)
     closing = threading.Thread(target=bench.loop.close, kwargs={"drain": False, "timeout_s": None}, daemon=True)
@@ -343,7 +338,7 @@ def test_a_drain_lasts_for_as_long_as_the_device_gets_on(caplog):
         runner.busy = runner.waited < 4
         runner.waited += 1
         if not runner.busy:
-            bench.post("cancel", 1)
+            bench.loop.post(Cancel(1))
 
     runner.queue.due_at, runner.wait, runner.busy = 0.0, wait, True
     bench.loop.start()

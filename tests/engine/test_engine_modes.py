@@ -101,7 +101,7 @@ def test_tokens_come_in_order_as_they_are_drawn(tokens_only, lm):
     pieces = list(handle)
     assert all(pieces)
     assert len(pieces) > 1
-    assert tuple(one for piece in pieces for one in piece) == handle.tokens[0]
+    assert tuple(one for piece in pieces for one in piece) == handle.outcome.tokens[0]
 
 
 SILENT = (1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)
@@ -136,7 +136,9 @@ def test_long_silences_of_the_third_generation_are_cut(models_v3):
             assert len(wanted) < 38
             assert (len(spoken.samples), spoken.cut) == (samples * len(wanted), (True,))
         for seed, handle in enumerate(tokens):
-            assert [one for piece in handle for one in piece] == list(handle.tokens[0]) == audible(range(40), seed)
+            assert (
+                [one for piece in handle for one in piece] == list(handle.outcome.tokens[0]) == audible(range(40), seed)
+            )
         handle = engine.submit(arriving(segments[1], InputMode.TOKENS))
         handle.text.close()
         # Two blocks of text, each followed by 15 ids and a fill, then the rest to four ids for each text id.
@@ -148,7 +150,7 @@ def test_a_text_that_arrives_behind_a_system_prompt_is_waited_for(models_v3, off
     """Officially 15 tokens are said before the first words of it are there."""
     voice = replace(MUTE, lm_system_text=(70, 71))
     with running(models_v3, official=official) as engine:
-        sequence = engine._check_in(SegmentRequest(voice, text=(65,)), InputMode.TOKENS)
+        sequence = engine._intake.segment(SegmentRequest(voice, text=(65,)), InputMode.TOKENS)
         run = sequence.text.next_run()
         assert (run is not None) == official
         sequence.text.push((66,) * 4)
@@ -379,7 +381,7 @@ def test_synthesis_alone_warms_up_and_many_streams_may_stay_open(without_lm):
         for handle in handles:
             handle.text.push(SpeechTokens(tuple(range(6)), 6, final=True))
         assert {len(handle.result().samples) for handle in handles} == {6 * 960}
-        assert np.isfinite(handles[0].timings.finished_s)
+        assert np.isfinite(handles[0].result().timings.finished_s)
 
 
 def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm, monkeypatch):
@@ -388,7 +390,7 @@ def test_a_device_behind_its_host_is_waited_for_after_a_prompts_state(without_lm
     done = -1
 
     def mark(queue):
-        made.append(QueueEvent(None, queue.clock(), []))
+        made.append(QueueEvent(queue.clock()))
         return made[-1]
 
     def reached(mark, wait=False):

@@ -229,7 +229,7 @@ def test_speech_that_is_ended_at_its_most_tokens_is_cut(obedient, request_of):
     spoken = handle.result()
     assert [len(tokens) for tokens in spoken.tokens] == [12, 11, 12, 12]
     assert spoken.cut == (True, False, False, False)
-    assert handle.cut == spoken.cut
+    assert handle.outcome.cut == spoken.cut
 
 
 def test_arriving_text_is_never_cut(engine):
@@ -241,6 +241,6 @@ def test_arriving_text_is_never_cut(engine):
 def test_who_cancels_learns_nothing_of_cuts(engine):
     handle = engine.submit(stream(given(30), segment(12)))
     handle.cancel()
-    assert handle.cut == ()
+    assert handle.outcome.cut == ()
     with pytest.raises(RequestCancelled):
         handle.result()

@@ -21,7 +21,7 @@ from vivavoce.engine.request import InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
 IDS = tuple(range(65, 85))
-ROOM = "vivavoce.engine.engine.MAX_FRAMES"
+ROOM = "vivavoce.engine.intake.MAX_FRAMES"
 
 
 def first(size=2, seed=1):

@@ -10,7 +10,7 @@ import torch
 from tests.engine.engine_helpers import arriving, given, inject, offline, running, segment, stream, voice
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.flow_stage.flow_v1 import WholeSolver
+from vivavoce.engine.flow_stage.flow_v1 import SolverV1
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import InputMode
@@ -90,7 +90,7 @@ def test_a_stream_is_cut_as_officially_and_its_state_is_bounded(models, alone):
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda engine: (WholeSolver, "step", lambda n, solver, number: number == 3 and victim(solver.rows)),
+        lambda engine: (SolverV1, "step", lambda n, solver, number: number == 3 and victim(solver.rows)),
         lambda engine: (engine.stages.vocoder, "run", lambda n, pieces: any(one.stream.seed == 77 for one in pieces)),
     ],
     ids=["step", "vocoder"],

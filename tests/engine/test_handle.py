@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.engine.engine_helpers import PATIENCE_S
-from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
+from vivavoce.engine.handle import Handle, Outbox, RequestResult, RequestTimings
 from vivavoce.engine.request import AudioChunk
 from vivavoce.errors import InvalidRequest, RequestCancelled, StageFailed
 
-DONE = Outcome(tokens=((1, 2),), timings=RequestTimings(finished_s=1.0))
+DONE = RequestResult(tokens=((1, 2),), timings=RequestTimings(finished_s=1.0))
 
 
 class End:
@@ -59,11 +59,11 @@ def blocked_in(function):
 
 def test_chunks_come_in_order_and_then_the_first_outcome():
     end = End(0, 1, outcome=DONE)
-    end.outbox.end(Outcome(StageFailed("late")))
+    end.outbox.end(RequestResult(StageFailed("late")))
     assert heard(end.handle) == [0, 1]
     assert heard(end.handle) == []
     assert end.handle.done
-    assert end.handle.timings.finished_s == 1.0
+    assert end.handle.outcome.timings.finished_s == 1.0
     assert end.cancels == 0
 
 
@@ -75,7 +75,7 @@ def test_result_joins_what_was_made():
 
 
 def test_what_was_made_is_heard_before_the_error():
-    end = End(7, outcome=Outcome(StageFailed("stage")))
+    end = End(7, outcome=RequestResult(StageFailed("stage")))
     chunks = iter(end.handle)
     assert heard([next(chunks)]) == [7]
     with pytest.raises(StageFailed):

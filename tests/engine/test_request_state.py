@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
 from vivavoce.engine.request import InputMode, SpeechTokens
-from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
+from vivavoce.engine.request_state import Phase, RequestState, SequenceState
 from vivavoce.errors import InvalidRequest
 from vivavoce.rates import Rates
 
@@ -33,7 +33,7 @@ def cuts(sequence, total, step):
     while not sequence.finished:
         sequence.produced = min(total, sequence.produced + step)
         sequence.phase = Phase.DECODED if sequence.produced == total else Phase.DECODING
-        while (cut := sequence.next_cut(0.0)) is not None:
+        while (cut := sequence.next_chunk(0.0)) is not None:
             assert sequence.may_cut(0.0)
             assert sequence.lacking(0.0) == 0
             made.append(cut)
@@ -46,6 +46,11 @@ def cuts(sequence, total, step):
     return made
 
 
+def plain(made):
+    """Hop, whether it is final, attention and tokens seen of each."""
+    return [cut[1:5] for cut in made]
+
+
 @given(st.integers(1, 600), st.integers(1, 200), st.sampled_from(["low_latency", "equal", "exponential", "official"]))
 def test_cuts_cover_all_tokens_and_do_not_depend_on_how_they_come(total, step, name):
     policy = ChunkPolicy.parse(name)
@@ -53,34 +58,34 @@ def test_cuts_cover_all_tokens_and_do_not_depend_on_how_they_come(total, step, n
     assert sum(cut.hop for cut in made) == total
     assert [cut.final for cut in made] == [False] * (len(made) - 1) + [True]
     assert made[-1].hop >= 1
-    assert made == cuts(a_sequence(policy, phase=Phase.DECODING), total, total)
+    assert plain(made) == plain(cuts(a_sequence(policy, phase=Phase.DECODING), total, total))
 
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (None, [ChunkPlan(100, True, AttentionMode.FULL, 100)]),
+        (None, [(100, True, AttentionMode.FULL, 100)]),
         (
             ChunkPolicy.official(),
             [
-                ChunkPlan(25, False, AttentionMode.GRID, 28),
-                ChunkPlan(50, False, AttentionMode.GRID, 78),
-                ChunkPlan(25, True, AttentionMode.FULL, 100),
+                (25, False, AttentionMode.GRID, 28),
+                (50, False, AttentionMode.GRID, 78),
+                (25, True, AttentionMode.FULL, 100),
             ],
         ),
         (
             ChunkPolicy.overlapping(),
             [
-                ChunkPlan(100, False, AttentionMode.FULL, 120),
-                ChunkPlan(100, False, AttentionMode.FULL, 220),
-                ChunkPlan(70, True, AttentionMode.FULL, 270),
+                (100, False, AttentionMode.FULL, 120),
+                (100, False, AttentionMode.FULL, 220),
+                (70, True, AttentionMode.FULL, 270),
             ],
         ),
     ],
 )
 def test_offline_work_is_one_cut_and_official_ones_are_of_the_official_kind(policy, expected):
-    total = max(cut.seen for cut in expected)
-    assert cuts(a_sequence(policy, phase=Phase.DECODING), total, 7) == expected
+    total = max(seen for *_, seen in expected)
+    assert plain(cuts(a_sequence(policy, phase=Phase.DECODING), total, 7)) == expected
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
@@ -89,14 +94,24 @@ def test_the_last_chunk_is_never_empty(lookahead):
     assert [cut.hop for cut in cuts(a_sequence(policy, phase=Phase.DECODING), 50, 1)][-1] >= 1
 
 
-def test_frames_count_what_the_flow_computes():
-    chunk, official = a_sequence(ChunkPolicy.low_latency(), spoken=40), a_sequence(ChunkPolicy.official(), spoken=40)
-    assert chunk.frames(ChunkPlan(25, False, AttentionMode.BLOCKS, 68)) == (50, 180)
-    assert official.frames(ChunkPlan(25, False, AttentionMode.GRID, 68)) == (2 * (50 + 40 + 25), 0)
-    assert chunk.frames(None) == (100, 0)
-    overlapping = a_sequence(ChunkPolicy.overlapping(), spoken=100)
+@pytest.mark.parametrize(
+    ("policy", "fields", "expected"),
+    [
+        (ChunkPolicy.low_latency(), {"spoken": 40, "chunks": 2, "produced": 68}, (25, 50, 180)),
+        (ChunkPolicy.official(), {"spoken": 40, "produced": 68}, (25, 2 * (50 + 40 + 25), 0)),
+        (ChunkPolicy.low_latency(), {"lacks_prompt": True}, (0, 100, 0)),
+    ],
+)
+def test_frames_count_what_the_flow_computes(policy, fields, expected):
+    chunk = a_sequence(policy, **fields).next_chunk(0.0)
+    assert (chunk.hop, chunk.frames, chunk.past) == expected
+
+
+def test_frames_of_overlapping_chunks_count_the_shared_tokens():
+    overlapping = a_sequence(ChunkPolicy.overlapping(), spoken=100, chunks=1, produced=220)
     overlapping.request.rates = Rates(22_050, 256, 50)
-    assert overlapping.frames(ChunkPlan(100, False, AttentionMode.FULL, 220)) == (292, 0)  # 50 of the prompt, 120 seen
+    chunk = overlapping.next_chunk(0.0)
+    assert (chunk.hop, chunk.frames, chunk.past) == (100, 292, 0)  # 50 of the prompt, 120 seen
 
 
 def test_a_listener_waits_for_what_comes_late():
@@ -142,10 +157,10 @@ def pushed(*pushes):
 def test_each_push_of_speech_tokens_is_a_cut():
     sequence = pushed(SpeechTokens((1,) * 20, 12), SpeechTokens((2,) * 5, 9), SpeechTokens((3,), 5, final=True))
     made = cuts(sequence, 26, 26)
-    assert made == [
-        ChunkPlan(12, False, AttentionMode.BLOCKS, 20),
-        ChunkPlan(9, False, AttentionMode.BLOCKS, 25),
-        ChunkPlan(5, True, AttentionMode.BLOCKS, 26),
+    assert plain(made) == [
+        (12, False, AttentionMode.BLOCKS, 20),
+        (9, False, AttentionMode.BLOCKS, 25),
+        (5, True, AttentionMode.BLOCKS, 26),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from vivavoce.engine.chunk_policy import AttentionMode, ChunkPolicy
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
-from vivavoce.engine.scheduler import FlowItem, Limits, Plan, RunningBatch, Scheduler, SchedulerState
+from vivavoce.engine.scheduler import Limits, Plan, RunningBatch, Scheduler, SchedulerState
 from vivavoce.rates import Rates
 
 RATES = Rates(sample_rate=24_000, samples_per_frame=480, tokens_per_second=25)
@@ -53,7 +53,7 @@ def plan(*requests, at=AT, **options):
 
 def started(*requests, **options):
     """The requests whose chunks share the batch that is begun, the most urgent one first."""
-    return [item.sequence.request for item in plan(*requests, **options).start]
+    return [chunk.sequence.request for chunk in plan(*requests, **options).start]
 
 
 def read(*requests, **options):
@@ -95,7 +95,7 @@ def first_of(stream):
 def batch_of(stream, seconds=0.1):
     """A batch that runs, of a chunk of the stream."""
     hop, attention = (15, AttentionMode.BLOCKS) if stream.policy else (500, AttentionMode.FULL)
-    return RunningBatch((FlowItem(first_of(stream), ChunkPlan(hop, not stream.policy, attention, hop + 3)),), seconds)
+    return RunningBatch((ChunkPlan(first_of(stream), hop, not stream.policy, attention, hop + 3, 2 * hop, 0),), seconds)
 
 
 def test_nothing_to_do():
@@ -151,13 +151,13 @@ def test_a_first_chunk_is_made_as_soon_as_its_tokens_are_there():
         made = plan(stream)
         assert bool(made.start) is wanted
         assert bool(made.decode) is not wanted
-    assert made.start == (FlowItem(first_of(stream), ChunkPlan(15, False, AttentionMode.BLOCKS, 18)),)
+    assert [chunk[:5] for chunk in made.start] == [(first_of(stream), 15, False, AttentionMode.BLOCKS, 18)]
 
 
 def test_the_prompt_comes_before_the_first_chunk():
     stream = a_stream(produced=40)
     first_of(stream).lacks_prompt = True
-    assert plan(stream).start == (FlowItem(first_of(stream), None),)
+    assert [chunk[:2] for chunk in plan(stream).start] == [(first_of(stream), 0)]
 
 
 def test_the_stream_that_runs_dry_first_is_made_first():
@@ -185,8 +185,8 @@ def test_where_company_saves_nothing_nobody_waits_for_it_and_where_it_is_free_ev
 @pytest.mark.parametrize("policy", [None, ChunkPolicy.official()])
 def test_attentions_do_not_mix(policy):
     other = a_stream(policy=policy, produced=80, phase=Phase.DECODED, accepted_at=NOW - 9)
-    (item,) = plan(cuttable(5.0), other).start
-    assert item.cut.attention in (AttentionMode.BLOCKS, AttentionMode.GRID)
+    (chunk,) = plan(cuttable(5.0), other).start
+    assert chunk.attention in (AttentionMode.BLOCKS, AttentionMode.GRID)
 
 
 def test_a_batch_that_runs_is_finished_first():

@@ -16,7 +16,7 @@ from tests.engine.engine_helpers import running
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.folder import TextStream
 from vivavoce.engine.chunk_policy import ChunkPolicy
-from vivavoce.engine.handle import Handle, Outbox, Outcome, RequestTimings
+from vivavoce.engine.handle import Handle, Outbox, RequestResult, RequestTimings
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode, SamplingParams, SegmentRequest
 from vivavoce.errors import InvalidRequest, InvalidText, Overloaded, RequestCancelled
 from vivavoce.frontend.front_end import PlannedSegment, load_front_end
@@ -71,7 +71,7 @@ def test_a_system_prompt_is_in_no_mark_and_counts_for_nothing(models_v3, babble_
 def heard(session):
     """The speech tokens of each segment, and the chunks."""
     chunks = list(session)
-    return session.handle.tokens, chunks
+    return session.handle.outcome.tokens, chunks
 
 
 def test_a_streamed_long_text_is_the_whole_in_chunks(synthesizer, voice):
@@ -321,7 +321,7 @@ async def test_events_announce_segments_and_audio_comes_before_a_failure(front, 
     session = RequestSession(engine, front)
     session.start("x", voice)
     engine.outbox.put(AudioChunk(np.ones(3, np.float32), RATE))
-    engine.outbox.end(Outcome(Overloaded("engine: full"), (), RequestTimings()))
+    engine.outbox.end(RequestResult(Overloaded("engine: full"), (), RequestTimings()))
     events = session.events()
     assert await anext(events) == SegmentText(0, 0, 1)
     assert isinstance(await anext(events), AudioChunk)

@@ -17,11 +17,11 @@ from benchmarks.plain.vocoder import whole
 from tests.parity.stages import stage_mel
 from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import Conditioning, EngineRequest, SamplingParams, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 from vivavoce.models.build import Models, build_models
 
 pytestmark = [
@@ -185,17 +185,17 @@ def test_flow_and_vocoder_do_not_wait(cuda, conditioning):
     stream, voice = flow.open(conditioning), vocoder.open(1, 1.0, CrossfadeMode.SEAMLESS)
 
     def chunk(first: int, hop: int) -> list[Tensor]:
-        (mel,) = run(flow, FlowChunk(stream, tokens.speech_tokens[: first + hop + 3], hop, AttentionMode.BLOCKS))
-        return vocoder.run([Piece(voice, mel, final=False)])
+        (mel,) = run(flow, FlowRow(stream, tokens.speech_tokens[: first + hop + 3], hop, AttentionMode.BLOCKS))
+        return vocoder.run([VocoderRow(voice, mel, final=False)])
 
-    run(flow, PromptPrefill(stream))
+    run(flow, FlowRow(stream))
     chunk(0, 15)
     with no_waiting():
         samples = chunk(15, 25)
     assert len(samples[0]) == 25 * 960
 
 
-def run(flow: FlowStage, work: FlowChunk | PromptPrefill) -> list[Tensor | None]:
+def run(flow: FlowStage, work: FlowRow) -> list[Tensor | None]:
     """One batch from its start to its mel."""
     job = flow.start([work])
     while job.steps_left:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.lm_stage import Chooser, DecodeRun, LMStage, SamplingState, StreamingPrompt, plain_run
 from vivavoce.engine.request import Conditioning, SamplingParams, SegmentRequest
 from vivavoce.models.build import Models
@@ -133,7 +133,7 @@ def stage_mel(models: Models, voice: Conditioning, tokens: Sequence[int], final:
     stage = FlowStage(models, state_bytes=0)
     hop = len(tokens) - (0 if final else models.config.flow.encoder.lookahead)
     attention = AttentionMode.GRID if chunked else AttentionMode.FULL
-    job = stage.start([FlowChunk(stage.open(voice), tuple(tokens), hop, attention)])
+    job = stage.start([FlowRow(stage.open(voice), tuple(tokens), hop, attention)])
     while job.steps_left:
         job.step()
     (mel,) = job.result()

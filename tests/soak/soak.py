@@ -31,7 +31,7 @@ from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.flow_stage import FlowBatch, FlowStage, FlowStream
-from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1, WholeSolver, WholeStream
+from vivavoce.engine.flow_stage.flow_v1 import FlowStageV1, FlowStreamV1, SolverV1
 from vivavoce.engine.flow_stage.padded import PaddedSolver
 from vivavoce.engine.handle import Handle, Outbox
 from vivavoce.engine.lm_stage import StreamingPrompt
@@ -48,7 +48,17 @@ SETTLED = 0.3
 MOST_GROWTH_MB = 64.0
 MOST_NEW_OBJECTS = 300
 """Of one type; interpreter and torch keep a few things of their own."""
-GONE = (Handle, Outbox, RequestState, SequenceState, FlowStream, FlowBatch, VocoderStream, StreamingPrompt, WholeStream)
+GONE = (
+    Handle,
+    Outbox,
+    RequestState,
+    SequenceState,
+    FlowStream,
+    FlowBatch,
+    VocoderStream,
+    StreamingPrompt,
+    FlowStreamV1,
+)
 """What must not be left when no request runs."""
 MOST_LINGERING = 2
 """The loop's variables may still name the request that it looked at last, with its segments."""
@@ -235,7 +245,7 @@ def _parts(parts: list[Any], fails: bool) -> Iterator[Any]:
 def _faults(engine: Engine, one_of: int) -> Iterator[list[Fault]]:
     """Have each stage fail now and then."""
     chance, stages, faults = random.Random(0), engine.stages, []
-    solver = WholeSolver if isinstance(stages.flow, FlowStageV1) else PaddedSolver
+    solver = SolverV1 if isinstance(stages.flow, FlowStageV1) else PaddedSolver
     owners: tuple[tuple[Any, str, int], ...] = (
         (stages.lm, "prefill", 1),
         (stages.lm, "decode", 1),

@@ -221,7 +221,7 @@ def test_who_cannot_be_computed_fails_alone(models, monkeypatch, caplog):
     alone = streamed(model, wanted)
 
     def is_there(_, work):
-        return any(len(one.tokens) == 11 for one in work)
+        return any(len(one.speech) == 11 for one in work)
 
     inject(monkeypatch, model.engine.stages.flow, "start", RuntimeError("a defect"), is_there)
     first, second, third = model.execute(wanted)

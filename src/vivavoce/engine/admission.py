@@ -24,7 +24,7 @@ FIRST_CHUNK_SLACK = 2.0
 """A stream is refused if its first chunk would take this many times what is aimed at."""
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 DURATION_S, PROMPT_S, TEXT_ROWS = 10.0, 5.0, 60
-"""What a stream is taken for: seconds of audio and of reference, text tokens with transcript."""
+"""The stream that is reckoned with: seconds of audio and of reference, text tokens with transcript."""
 MAX_ROWS = 32
 """Chunks that the flow takes at once."""
 FEW_STREAMS, FEW_WAITING = 4, 8
@@ -32,7 +32,7 @@ FEW_STREAMS, FEW_WAITING = 4, 8
 
 
 class AdmissionMode(str, Enum):
-    """What becomes of a stream that may not start now: REFUSE, or QUEUE while there are places.
+    """The fate of a stream that may not start now: REFUSE, or QUEUE while there are places.
 
     AUTO: it waits where the machine is slow, with few places, and is refused elsewhere. ALL: it starts as long as there
     is a slot, and listeners may hear gaps: for tests that ask for more than real time.
@@ -46,7 +46,7 @@ class AdmissionMode(str, Enum):
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine has to do at one moment, in sequences.
+    """The engine's work at one moment, in sequences.
 
     streams: admitted and unfinished; starting: those of them that do not sound yet; offline: running offline work;
     waiting: accepted, but without a slot; slots_free: slots that a stream could take at once.
@@ -62,7 +62,7 @@ class Load:
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """What the operator allows.
+    """The operator's limits.
 
     admission: whether streams that would make others run dry are refused or wait; max_waiting: requests that may wait;
     max_wait_s: how long a server lets one wait with AUTO; first_chunk_s: the time to a first chunk that is aimed at;
@@ -143,22 +143,20 @@ class AdmissionController:
             return allowed
 
     def left(self, number: int) -> None:
-        """The listener of the request with this id has left: whoever asks next finds its place free at once.
+        """The listener of the request with this id has left: the next request finds its place free at once.
 
-        What it holds is free before anything that is asked for later begins: the loop takes messages in their order.
+        Its slots are free before any later request begins: the loop takes messages in their order.
         """
         with self._lock:
             for counted in (self._waiting, self._running):
                 counted -= {request for request in counted if request.id == number}
 
     def ended(self, request: RequestState) -> None:
-        """A request is over."""
         with self._lock:
             self._waiting.discard(request)
             self._running.discard(request)
 
     def load(self) -> Load:
-        """What there is to do now."""
         with self._lock:
             streams = [request for request in self._running if request.policy is not None]
             offline = [one for request in self._running if request.policy is None for one in request.sequences]
@@ -214,7 +212,7 @@ class AdmissionController:
         return None
 
     def capacity(self) -> int:
-        """How many equal streams stay within the headroom and the slots; 1 at least, as the first is always let in."""
+        """Equal streams that stay within the headroom and the slots; 1 at least, as the first is always let in."""
         fitting = range(2, self._slots + 1)  # more streams never take a smaller share
         return 1 + bisect_right(fitting, self._limits.headroom, key=self.share_of_real_time)
 
@@ -262,6 +260,6 @@ class AdmissionController:
 
 
 def _overloaded(figures: str, retry_after_s: float) -> Overloaded:
-    """What a client can do is in the message; the figures are for the log."""
+    """The message says what a client can do; the figures are for the log."""
     seconds = min(max(retry_after_s, MIN_RETRY_S), MAX_RETRY_S)
     return Overloaded(f"server: it is busy with other requests; try again in {seconds:.0f} s", seconds, figures)

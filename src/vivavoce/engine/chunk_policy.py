@@ -37,7 +37,7 @@ class CrossfadeMode(str, Enum):
 
 
 class AttentionMode(Enum):
-    """What the frames of a chunk see; positions are counted from the prompt's start. A batch is of one mode."""
+    """The reach of a chunk's frames; positions are counted from the prompt's start. A batch is of one mode."""
 
     FULL = "full"
     """The whole row: whole utterances, and the last chunk of an official stream."""

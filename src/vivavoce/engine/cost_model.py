@@ -19,7 +19,7 @@ from typing import NamedTuple
 NOISE = 0.1
 """Scatter of one batch's time, as a share of it."""
 DRIFT = 0.01
-"""How far a coefficient may wander from one batch to the next, as a share of it."""
+"""A coefficient's drift from one batch to the next, as a share of it."""
 CLIP = 3.0
 """Standard deviations of surprise that one observation may bring."""
 UNMET_SPREAD = 10.0
@@ -64,7 +64,6 @@ class Coefficients(NamedTuple):
     per_pair: float
 
     def seconds(self, size: BatchSize) -> float:
-        """Seconds of a batch of that size; rows are taken to be equally long."""
         rows, frames, past = size
         pairs = (frames if frames > rows else rows) * (past + frames) / rows
         return self[0] + self[1] * rows + self[2] * frames + self[3] * pairs
@@ -72,7 +71,7 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What is known of one stage; error: mean of min(1, |measured − predicted| / predicted) of recent batches."""
+    """Measured costs of one stage; error: mean of min(1, |measured − predicted| / predicted) of recent batches."""
 
     coefficients: Coefficients
     error: float
@@ -81,7 +80,7 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class CostSnapshot:
-    """What is known of every stage."""
+    """Measured costs of every stage."""
 
     prefill: StageCosts
     decode: StageCosts
@@ -90,7 +89,7 @@ class CostSnapshot:
 
 
 Priors = dict[Stage, Coefficients]
-"""What each stage is taken to cost before its first batch; all that stays of it is the ratio of the terms."""
+"""Each stage's assumed costs before its first batch; only the ratio of the terms stays."""
 GPU_PRIORS: Priors = {
     Stage.PREFILL: Coefficients(2e-3, 5e-5, 1e-6, 2e-9),
     Stage.DECODE: Coefficients(1e-3, 6e-6, 0.0, 6e-9),
@@ -136,28 +135,20 @@ class CostModel:
         batches, miss = known.batches + 1, min(abs(seconds - expected) / expected, 1.0)
         error = known.error + max(ERROR_MEMORY, 1.0 / batches) * (miss - known.error)
         learnt.known = StageCosts(Coefficients(*learnt.theta), error, batches)
-        learnt.predictions = _Predictions(learnt.known.coefficients)
+        learnt.predictions = {}
 
     def predict(self, stage: Stage, size: BatchSize) -> float:
         """Seconds that a batch of that size will take; ≥ 0, and no less for more or for longer rows."""
-        return self._stages[stage].predictions[size]
+        predictions = self._stages[stage].predictions
+        seconds = predictions.get(size)
+        if seconds is None:
+            if len(predictions) >= MOST_PREDICTIONS:
+                predictions.clear()
+            seconds = predictions[size] = self._stages[stage].known.coefficients.seconds(size)
+        return seconds
 
     def snapshot(self) -> CostSnapshot:
-        """What is known now."""
         return CostSnapshot(*(one.known for one in self._stages.values()))
-
-
-class _Predictions(dict[BatchSize, float]):
-    """Seconds by size, each computed when it is first asked for: a scheduler asks for the same ones at every turn."""
-
-    def __init__(self, coefficients: Coefficients) -> None:
-        self._coefficients = coefficients
-
-    def __missing__(self, size: BatchSize) -> float:
-        if len(self) >= MOST_PREDICTIONS:
-            self.clear()
-        seconds = self[size] = self._coefficients.seconds(size)
-        return seconds
 
 
 class _Filter:
@@ -170,7 +161,8 @@ class _Filter:
         if not all(isfinite(term) and term >= 0 for term in prior) or prior.fixed == 0:
             raise ValueError(f"a prior is finite, not negative, and has a fixed part: {prior}")
         self.known = StageCosts(prior, 0.0, 0)
-        self.predictions = _Predictions(prior)
+        self.predictions: dict[BatchSize, float] = {}
+        """Seconds by size, each computed once: a scheduler asks for the same ones at every turn."""
         self._prior, self.theta = prior, list(prior)
         self.first: list[tuple[tuple[float, ...], float]] = []
         self._widest: list[float] = []

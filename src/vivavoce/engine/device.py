@@ -1,4 +1,4 @@
-"""What the engine does about its device and its process: queues of work, copies to the device, callers' threads,
+"""The engine's device and its process: queues of work, copies to the device, callers' threads,
 garbage collections.
 """
 
@@ -32,27 +32,41 @@ DEPTH = 2
 
 @dataclass(eq=False)
 class QueueEvent:
-    """A point in a queue's order: reached once everything before it is done.
+    """A point in a queue's order: reached once everything before it is done. On a host that is so at once.
 
-    event: None, where work is done when a launch returns, at the time `at`. It goes to `spare` when the mark is
-    dropped: events that tell the time are dear to make.
+    at: when it was reached, on the host's clock.
     """
 
-    event: torch.cuda.Event | None
     at: float
-    spare: list[torch.cuda.Event]
-
-    def __del__(self) -> None:
-        if self.event is not None:
-            self.spare.append(self.event)
 
     def reached(self, wait: bool = False) -> bool:
         """Whether the work before it is done; wait: block until it is."""
-        if self.event is None or self.event.query():
+        return True
+
+    def seconds_until(self, end: QueueEvent) -> float:
+        return end.at - self.at
+
+
+class CudaEvent(QueueEvent):
+    """A point in a stream. It goes to `spare` when the mark is dropped: events that tell the time are dear to make."""
+
+    def __init__(self, event: torch.cuda.Event, spare: list[torch.cuda.Event]) -> None:
+        super().__init__(0.0)
+        self._event, self._spare = event, spare
+
+    def __del__(self) -> None:
+        self._spare.append(self._event)
+
+    def reached(self, wait: bool = False) -> bool:
+        if self._event.query():
             return True
         if wait:
-            self.event.synchronize()
+            self._event.synchronize()
         return wait
+
+    def seconds_until(self, end: QueueEvent) -> float:
+        assert isinstance(end, CudaEvent)
+        return self._event.elapsed_time(end._event) / 1000
 
 
 class DeviceQueue:
@@ -72,26 +86,21 @@ class DeviceQueue:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
-        self._depth = DEPTH if self._stream is not None else 1
+        self.on_cuda = self._stream is not None
+        self._depth = DEPTH if self.on_cuda else 1
         self.clock = clock
         self._spans: deque[tuple[QueueEvent, QueueEvent, Callable[[float], None]]] = deque()
         """Where each piece begins and ends, and what is told its seconds."""
         self._spare: list[torch.cuda.Event] = []
         self._usual_s = 0.0
-        """What the newest piece took that is done."""
+        """Seconds of the newest piece that is done."""
         self._oldest_at = 0.0
         """Since when the oldest piece is taken to be on the device, on the host's clock."""
         self._last: QueueEvent | None = None
         """End of the newest piece of work, unless something that is not timed was enqueued after it."""
 
     @property
-    def on_cuda(self) -> bool:
-        """It is a stream of a CUDA device."""
-        return self._stream is not None
-
-    @property
     def open(self) -> bool:
-        """Another piece of work may be launched."""
         return len(self._spans) < self._depth
 
     @property
@@ -112,10 +121,10 @@ class DeviceQueue:
     def mark(self) -> QueueEvent:
         """A point behind everything launched so far."""
         if self._stream is None:
-            return QueueEvent(None, self.clock(), self._spare)
+            return QueueEvent(self.clock())
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
-        return QueueEvent(event, 0.0, self._spare)
+        return CudaEvent(event, self._spare)
 
     def launch(self, work: Callable[[], T], on_done: Callable[[float], None]) -> T:
         """A piece of work; `on_done` gets its seconds once it is done (`settle`), unless it raises."""
@@ -135,10 +144,7 @@ class DeviceQueue:
             wait = False
             start, end, on_done = self._spans.popleft()
             self._oldest_at = self.clock()
-            if start.event is None or end.event is None:
-                self._usual_s = end.at - start.at
-            else:
-                self._usual_s = start.event.elapsed_time(end.event) / 1000
+            self._usual_s = start.seconds_until(end)
             on_done(self._usual_s)
 
 
@@ -181,11 +187,9 @@ class HostThreads:
         self._helper = ThreadPoolExecutor(1, "vivavoce-helper", self.enter) if count > 1 else None
 
     def enter(self) -> None:
-        """Take a share of torch's threads for the calling thread."""
         torch.set_num_threads(self._share)
 
     def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Both`."""
         if self._helper is None:
             return in_turn(first, second)
         later = self._helper.submit(torch.inference_mode()(second))

@@ -23,12 +23,12 @@ def devices_of(gpus: str | None, engines: int, device: str) -> list[str]:
     except ValueError:
         raise InvalidRequest(f"gpus: {gpus!r} is neither all nor numbers such as 0,1; give one of them") from None
     if not numbers or len(set(numbers)) < len(numbers) or not 0 <= min(numbers) <= max(numbers) < present:
-        raise InvalidRequest(f"gpus: {gpus} is none or not there, or named twice; here are {present}, counted from 0")
+        raise InvalidRequest(f"gpus: {gpus} is empty, not there, or named twice; here are {present}, counted from 0")
     return [f"cuda:{number}" for number in numbers]
 
 
 def seen_alone(device: str) -> tuple[str, dict[str, str]]:
-    """What a process calls a device of a fleet that is to see no other GPU, and the variables that it is started with.
+    """The device's name inside a process that sees no other GPU, and the environment variables of that process.
 
     CUDA gives every thread device 0 until it asks for another, and takes memory of each device that was asked for.
     """
@@ -39,7 +39,6 @@ def seen_alone(device: str) -> tuple[str, dict[str, str]]:
 
 
 def count_gpus() -> int:
-    """CUDA devices that this process may use, as the driver counts them: CUDA_VISIBLE_DEVICES holds."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

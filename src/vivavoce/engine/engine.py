@@ -11,7 +11,7 @@ import itertools
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,6 @@ from typing import Any, overload
 
 import torch
 
-from vivavoce.checkpoint.config import LMConfig
 from vivavoce.engine.admission import AdmissionController
 from vivavoce.engine.backends.registry import foreign_flow, lm_stage
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
@@ -27,19 +26,16 @@ from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS,
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
 from vivavoce.engine.generations import STAGES
 from vivavoce.engine.handle import Handle, More, Outbox, RequestHandle, TokenHandle
+from vivavoce.engine.intake import Intake
 from vivavoce.engine.lm_runner import LMRunner
-from vivavoce.engine.lm_stage import Chooser, DecodeRun, StreamingPrompt, plain_run
-from vivavoce.engine.loop import Loop
+from vivavoce.engine.lm_stage import Chooser
+from vivavoce.engine.loop import Accept, Loop, Prepare, Take
 from vivavoce.engine.request import (
-    Conditioning,
     EngineRequest,
     InputMode,
-    SamplingParams,
-    SegmentRequest,
-    SpeechTokens,
     TokenRequest,
 )
-from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
+from vivavoce.engine.request_state import RequestState
 from vivavoce.engine.scheduler import Scheduler
 from vivavoce.engine.settings import (
     EngineSettings,
@@ -51,17 +47,14 @@ from vivavoce.engine.settings import (
 from vivavoce.engine.stages import Stages
 from vivavoce.engine.statistics import Statistics, StatisticsSnapshot
 from vivavoce.engine.synthesis_runner import SynthesisRunner
+from vivavoce.engine.warmup import warmup_stream
 from vivavoce.errors import InvalidRequest, OutOfMemory, Overloaded
 from vivavoce.models.build import LanguageModel, Models
-from vivavoce.models.generations import MAX_FRAMES
 from vivavoce.models.layers import PairRunner
-from vivavoce.models.lm.interleave import Row, RowKind, TextInterleaver
 from vivavoce.rates import Rates
 
-WARMUP_PROMPT, WARMUP_TOKENS = 100, 75
-"""Speech tokens of the streams that measure the machine."""
 _LONE_RATES = Rates(24_000, 480, 25)
-"""Of a language model alone: it makes no audio, and only relations of its own requests' urgency depend on them."""
+"""Rates of a language model alone, which makes no audio: only the order of its own requests depends on them."""
 
 
 def build_stages(
@@ -114,8 +107,10 @@ def assemble(
     silent: tuple[int, ...] = (),
     enter: Callable[[], None] | None = None,
 ) -> tuple[Loop, AdmissionController, Statistics]:
-    """What decides, over a device's stages or over simulated ones. policy: how streams are taken to be cut; queues: of
-    the language model, and of flow and vocoder; the others are as for `Engine`, `LMRunner` and `Loop`.
+    """Loop, admission and statistics over a device's stages, or over simulated ones.
+
+    policy: the chunks that streams are taken to have; queues: the language model's, and that of flow and vocoder; the
+    others are as for `Engine`, `LMRunner` and `Loop`.
     """
     statistics, limits = Statistics(), settings.limits.within(memory.batch_frames)
     admission = AdmissionController(costs, settings, rates, memory.slots, policy)
@@ -158,7 +153,7 @@ class Engine:
         stages: Stages | None = None,
         exclusive: bool | None = None,
     ) -> None:
-        self.models, self.settings, self._official = models, settings, official
+        self.models, self.settings = models, settings
         device, kernels = models.device, uses_kernels(models, settings)
         self.memory = memory = plan_memory(models, settings)
         threads = HostThreads() if device.type == "cpu" else None
@@ -173,6 +168,7 @@ class Engine:
         priors = CPU_PRIORS if exclusive else GPU_PRIORS if kernels else PLAIN_GPU_PRIORS
         self._costs = CostModel(priors) if costs is None else costs
         self._rates = models.config.rates if isinstance(models, Models) else _LONE_RATES
+        self._intake = Intake(models, self.stages.lm, self._rates, official)
         self._ids = itertools.count()
         self._loop, self._admission, self._statistics = assemble(
             self.stages,
@@ -209,12 +205,12 @@ class Engine:
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """What it has done so far."""
+        """Counters of its work so far."""
         return self._statistics.snapshot(waiting=self._admission.load().waiting)
 
     @property
     def costs(self) -> CostSnapshot:
-        """What batches of each stage have cost so far, by their size."""
+        """Measured costs of each stage's batches, by their size."""
         return self._costs.snapshot()
 
     @property
@@ -269,12 +265,15 @@ class Engine:
             raise InvalidRequest(f"streams: {streams} is below 1; choose 1 or more, or leave it out")
         self._loop.start()
         prepared: Future[None] = Future()
-        self._loop.post(partial(self._loop.prepare, streams, prepared))
+        self._loop.post(Prepare(streams, prepared))
         prepared.result()
         count, until, most = 1, time.perf_counter() + seconds, min(streams or self.memory.slots, self.memory.slots)
         try:
             while self.stages.flow and (count == 1 or (time.perf_counter() < until and count <= most)):
-                for handle in [self._enqueue(self._nonsense(seed), asked=False) for seed in range(count)]:
+                streams_at_once = [
+                    warmup_stream(self.models, seed, self.stages.lm is not None) for seed in range(count)
+                ]
+                for handle in [self._enqueue(request, asked=False) for request in streams_at_once]:
                     handle.result()
                 count *= 2
         except OutOfMemory:
@@ -301,12 +300,12 @@ class Engine:
     def _enqueue(self, request: EngineRequest | TokenRequest, asked: bool = True) -> Any:
         outbox: Outbox[Any] = Outbox()
         if isinstance(request, TokenRequest):
-            arrival, policy, arrived = InputMode.WHOLE, None, deque([self._read_prompt(request)])
+            arrival, policy, arrived = InputMode.WHOLE, None, deque([self._intake.prompt(request)])
         else:
             arrival, policy = request.arrival, request.policy
             if policy is not None:
                 policy = policy_for(self.models.config.generation, policy)
-            arrived = deque(self._check_in(segment, arrival) for segment in request.segments)
+            arrived = deque(self._intake.segment(segment, arrival) for segment in request.segments)
         state = RequestState(next(self._ids), policy, time.perf_counter(), self._rates, outbox, arrived, asked=asked)
         state.tokens_only, state.arrival = isinstance(request, TokenRequest), arrival
         state.complete = arrival in (InputMode.WHOLE, InputMode.TOKENS)
@@ -314,145 +313,10 @@ class Engine:
         if self._on_host:
             release_idle_team()
         loop, number = self._loop, state.id
-        loop.post(partial(loop.accept, state))
+        loop.post(Accept(state))
 
-        # A handle may be kept for long: it knows the number, not the state and what hangs on it.
+        # A handle may be kept for long: it knows the number, not the state with its tensors.
         def push(more: More) -> None:
-            loop.post(partial(loop.take, number, self._check_more(more, arrival)))
+            loop.post(Take(number, self._intake.more(more, arrival)))
 
         return RequestHandle(outbox, cancel=partial(loop.leave, number), push=push)
-
-    def _check_more(self, more: More, arrival: InputMode) -> Taken:
-        """What was pushed, as the loop takes it."""
-        if more is None or isinstance(more, Exception):
-            return more
-        takes, given = InputMode.TOKENS, "text ids were"
-        if isinstance(more, SegmentRequest):
-            takes, given = InputMode.SEGMENTS, "a segment was"
-        elif isinstance(more, SpeechTokens):
-            takes, given = InputMode.SPEECH, "speech tokens were"
-        if arrival is not takes:
-            raise InvalidRequest(f"text: {given} pushed to a request of arrival {arrival.value}; push what it takes")
-        if isinstance(more, SegmentRequest):
-            more.check_not_empty()
-            return self._check_in(more, InputMode.WHOLE)
-        vocabulary = self.models.config.lm.vocabulary
-        if isinstance(more, SpeechTokens):
-            _check_range("speech tokens", more.tokens, vocabulary.num_speech_tokens)
-        else:
-            _check_range("text", more, self.models.config.lm.text_vocab_size)
-        return more
-
-    def _check_in(self, segment: SegmentRequest, arrival: InputMode) -> SequenceState:
-        """A segment with the language model's work for it; safe to call from any thread."""
-        self._check_ids(segment)
-        config, voice, lm = self.models.config.lm, segment.conditioning, self.stages.lm
-        room = self._rates.tokens_in(MAX_FRAMES) - len(voice.flow_tokens)
-        sequence = SequenceState(segment, prompt_tokens=len(voice.flow_tokens))
-        tokens = () if segment.pause_s else segment.speech_tokens
-        if arrival in (InputMode.TOKENS, InputMode.SPEECH) and not isinstance(config, LMConfig):
-            raise InvalidRequest("text: CosyVoice 1 speaks whole sentences only; push them as segments")
-        if tokens is not None:
-            if len(tokens) > room:
-                raise InvalidRequest(
-                    f"speech tokens: {len(tokens)}, beside this voice there is room for {room}; use a shorter recording"
-                )
-            sequence.phase, sequence.tokens, sequence.produced = Phase.DECODED, list(tokens), len(tokens)
-            sequence.limited, sequence.finished = False, segment.pause_s > 0
-            if arrival is InputMode.SPEECH:
-                sequence.phase, sequence.pushed = Phase.STARVED, deque()
-        elif lm is None:
-            raise InvalidRequest("text: this engine has no language model; give speech tokens")
-        elif arrival is InputMode.TOKENS:
-            assert isinstance(config, LMConfig)
-            interleaver = TextInterleaver(
-                config.vocabulary,
-                (config.mix_text, config.mix_speech),
-                voice.lm_prompt_text,
-                voice.lm_prompt_tokens,
-                segment.sampling.max_ratio,
-                voice.lm_system_text,
-                self._official,
-            )
-            sequence.phase, sequence.limited = Phase.STARVED, False
-            sequence.text = StreamingPrompt(interleaver, config.vocabulary, room, lm.capacity)
-            sequence.text.push(segment.text)
-        else:
-            run = plain_run(config, segment, official=self._official, room=None if self._official else room)
-            lm.check(run)
-            sequence.run, sequence.prompt_rows, sequence.most_tokens = run, len(run.rows), run.forced_at
-            sequence.limited = segment.sampling.exact_tokens is None
-        return sequence
-
-    def _read_prompt(self, request: TokenRequest) -> SequenceState:
-        config, lm = self.models.config.lm, self.stages.lm
-        if lm is None:
-            raise InvalidRequest("prompt: this engine has no language model; give speech tokens")
-        vocabulary, rows = config.vocabulary, request.rows
-        stop_ids = tuple(vocabulary.stop_ids)
-        ends = stop_ids if request.ends is None else request.ends
-        unknown = next((one for one in ends if one not in stop_ids), None)
-        if unknown is not None:
-            raise InvalidRequest(
-                f"ends: id {unknown} ends no speech of this model; choose some of {stop_ids[0]} … {stop_ids[-1]}"
-            )
-        most = {
-            RowKind.CONTROL: max(vocabulary.sos, vocabulary.task),
-            RowKind.TEXT: config.text_vocab_size - 1,
-            RowKind.SPEECH: vocabulary.num_speech_tokens - 1,
-            RowKind.SPEAKER: -1 if request.speaker is None else 0,
-        }
-        wrong: Row | None = next((row for row in rows if not 0 <= row.id <= most[row.kind]), None)
-        if wrong is not None:
-            raise InvalidRequest(
-                f"prompt: {wrong.kind.name.lower()} id {wrong.id} is outside of 0 … {most[wrong.kind]}; "
-                "it is of another model"
-            )
-        run = DecodeRun(rows, ends, request.max_tokens, vocabulary.eos, request.min_tokens, stop_ids, request.speaker)
-        if run.positions > lm.capacity:
-            room = lm.capacity - len(rows) - 1
-            way_out = f"ask for {room} or fewer" if room > 0 else "use a shorter text or reference"
-            raise InvalidRequest(
-                f"max_tokens: {request.max_tokens} after {len(rows)} rows of prompt may need {run.positions} "
-                f"positions, a slot has {lm.capacity}; {way_out}"
-            )
-        return SequenceState(request, prompt_rows=len(rows), run=run, most_tokens=run.forced_at, finished=True)
-
-    def _check_ids(self, segment: SegmentRequest) -> None:
-        """Refuse ids that the tables lack: on a device they would end the engine for everyone."""
-        voice = segment.conditioning
-        if not isinstance(self.models, Models):
-            raise InvalidRequest("request: this engine has no flow and no vocoder; ask for speech tokens")
-        config = self.models.config
-        text, speech = config.lm.text_vocab_size, config.lm.vocabulary.num_speech_tokens
-        _check_range("text", segment.text, text)
-        _check_range("speech tokens", segment.speech_tokens or (), speech)
-        sizes = (text, speech, config.flow.num_tokens)
-        if sizes in voice.fits:
-            return
-        _check_range("text", voice.lm_text, text)
-        _check_range("speech tokens", voice.lm_prompt_tokens, speech)
-        # Ids below zero stand for the first one there.
-        _check_range("speech tokens", [max(0, one) for one in voice.flow_prompt], config.flow.num_tokens)
-        voice.fits.add(sizes)
-
-    def _nonsense(self, seed: int) -> EngineRequest:
-        """A stream of three seconds in a voice of nothing."""
-        assert isinstance(self.models, Models)
-        generator, config = torch.Generator().manual_seed(seed), self.models.config
-        tokens = torch.randint(config.flow.num_tokens, (WARMUP_PROMPT,), generator=generator)
-        mel = torch.zeros(config.rates.frames_of(WARMUP_PROMPT), config.flow.num_mel_bins)
-        voice = Conditioning(torch.ones(config.flow.speaker_size), (1,), tuple(tokens.tolist()), tokens, mel)
-        if self.stages.lm is None:
-            segment = SegmentRequest(voice, speech_tokens=tuple(tokens[:WARMUP_TOKENS].tolist()), seed=seed)
-        else:
-            sampling = SamplingParams(exact_tokens=WARMUP_TOKENS)
-            segment = SegmentRequest(voice, text=(1,) * 10, sampling=sampling, seed=seed)
-        return EngineRequest((segment,), policy_for(config.generation, None))
-
-
-def _check_range(field: str, ids: Sequence[int], end: int) -> None:
-    # Every request passes here, and hardly any fails.
-    if ids and not (min(ids) >= 0 and max(ids) < end):
-        wrong = next(one for one in ids if not 0 <= one < end)
-        raise InvalidRequest(f"{field}: id {wrong} is outside of 0 … {end - 1}; it is of another model")

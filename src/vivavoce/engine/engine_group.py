@@ -7,6 +7,7 @@ would wait for each other. `main` is such a process, with the number of its sock
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import os
 import pickle
@@ -23,22 +24,119 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any, Protocol
 
 import torch
 
 from vivavoce.child import python_command
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, Outcome
+from vivavoce.engine.handle import ArrivingText, Handle, More, Outbox, RequestResult
 from vivavoce.engine.loop import LEAVE_S
-from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode, SegmentRequest
+from vivavoce.engine.request import AudioChunk, Conditioning, EngineRequest, InputMode
 from vivavoce.engine.routing import EngineLoad, is_retryable, order, shortest_wait
 from vivavoce.engine.statistics import StatisticsSnapshot, summed
 from vivavoce.errors import EngineStopped, StageFailed, VivavoceError
 
 _OPENING = 0
-"""The number of what an engine answers when it is loaded: its slots, or why it cannot be."""
+"""The number of an engine's answer when it is loaded: its slots, or why it cannot be."""
 _GONE = "engine: its process has ended, and what it had to speak is lost; ask again: another one speaks then"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Ask for a method with these arguments, or for a property; `Answer` brings the result."""
+
+    number: int
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Submit:
+    number: int
+    request: EngineRequest
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Requests from now on name this voice by its number."""
+
+    number: int
+    voice: Conditioning
+
+
+@dataclass(frozen=True)
+class Forget:
+    """The voice with this number is not used any more."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """More of the text of request `number`."""
+
+    number: int
+    more: More
+
+
+@dataclass(frozen=True)
+class CancelRequest:
+    number: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End the process."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a `Call`, a `Submit` or the opening; an exception: it failed."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Made:
+    number: int
+    chunk: AudioChunk
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Speech of request `number` waits for more text."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    number: int
+    result: RequestResult
+    capacity: int
+    """Streams that the engine keeps up with by now."""
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles messages; voices, which are large, by their numbers."""
+
+    def __init__(self, file: io.BytesIO, number_of: Callable[[Conditioning], int]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._number_of = number_of
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._number_of(value) if isinstance(value, Conditioning) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, message: bytes, voices: Mapping[int, Conditioning]) -> None:
+        super().__init__(io.BytesIO(message))
+        self._voices = voices
+
+    def persistent_load(self, number: int) -> Conditioning:
+        return self._voices[number]
 
 
 class RemoteEngine:
@@ -61,69 +159,69 @@ class RemoteEngine:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**os.environ, **variables}
             )
         self._connection = Connection(ours.detach())
-        self._send(open_engine)
+        self._send_bytes(pickle.dumps(open_engine, pickle.HIGHEST_PROTOCOL))
         threading.Thread(target=self._read, name="vivavoce-engine", daemon=True).start()
 
     @property
     def load(self) -> EngineLoad:
-        """See `routing`."""
         return EngineLoad(self._name, not self._gone, len(self._outboxes), self._capacity)
 
-    def ask(self, kind: str, value: object, number: int | None = None) -> Future[Any]:
-        """What it answers; "call": a method and its arguments, or a property and (). EngineStopped: it has ended."""
-        number = number or next(self._numbers)
+    def call(self, name: str, *arguments: Any) -> Future[Any]:
+        """The result of a method, or the value of a property. EngineStopped: it has ended."""
+        return self._ask(Call(next(self._numbers), name, arguments))
+
+    def _ask(self, message: Call | Submit) -> Future[Any]:
         with self._state:
             if self._gone:
                 raise EngineStopped(_GONE)
-            answer = self._answers[number] = Future()
-        self._send((kind, number, value))
+            answer = self._answers[message.number] = Future()
+        self._send(message)
         return answer
 
     def submit(self, request: EngineRequest) -> Handle:
-        """See `Engine.submit`; blocks for the answer."""
         number, outbox = next(self._numbers), Outbox[AudioChunk]()
         self._outboxes[number] = outbox
         try:
-            self.ask("submit", replace(request, segments=tuple(map(self._named, request.segments))), number).result()
+            self._ask(Submit(number, request)).result()
         except BaseException:
             self._outboxes.pop(number, None)
             raise
 
         def push(more: More) -> None:
             outbox.want_text(False)  # until it says so again
-            self._send(("text", number, self._named(more) if isinstance(more, SegmentRequest) else more))
+            self._send(Text(number, more))
             outbox.text_sent(-1)
 
-        def cancel() -> None:
-            self._send(("cancel", number, None))
-
-        return Handle(outbox, cancel, push)
+        return Handle(outbox, partial(self._send, CancelRequest(number)), push)
 
     def close(self, finish: bool = True) -> None:
-        """End, after what was asked for is finished."""
         with suppress(EngineStopped):
             if finish:
-                self.ask("call", ("close", ())).result()
-        self._send(("leave", 0, None)) if finish else self._process.kill()
+                self.call("close").result()
+        self._send(Leave()) if finish else self._process.kill()
         try:
             self._process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:  # a device that does not answer may hold it
             self._process.kill()
         self._connection.close()
 
-    def _named(self, segment: SegmentRequest) -> SegmentRequest:
-        """The same with a number for its voice, which is sent once for as long as it is in use."""
-        voice = segment.conditioning
+    def _number_of(self, voice: Conditioning) -> int:
+        """A voice's number; it is sent once for as long as it is in use."""
         with self._state:
             if (number := self._voices.get(voice)) is None:
                 number = self._voices[voice] = next(self._numbers)
-                self._send(("voice", number, voice))
-                weakref.finalize(voice, self._send, ("forget", number, None)).atexit = False
-        return replace(segment, conditioning=cast(Conditioning, number))
+                self._send_bytes(pickle.dumps(Voice(number, voice), pickle.HIGHEST_PROTOCOL))
+                weakref.finalize(voice, self._send, Forget(number)).atexit = False
+        return number
 
     def _send(self, message: object) -> None:
+        written = io.BytesIO()
+        _Pickler(written, self._number_of).dump(message)
+        self._send_bytes(written.getvalue())
+
+    def _send_bytes(self, message: bytes) -> None:
         """Never blocks for itself: garbage that is collected while it sends may have something to send, too."""
-        self._unsent.append(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self._unsent.append(message)
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 while self._unsent:
@@ -136,45 +234,66 @@ class RemoteEngine:
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                kind, number, value = pickle.loads(self._connection.recv_bytes())
-                outbox = self._outboxes.get(number)
-                if kind == "answer":
-                    answer = self._answers.pop(number)
-                    answer.set_exception(value) if isinstance(value, Exception) else answer.set_result(value)
-                elif outbox is not None and kind == "made":
-                    outbox.put(value)
-                elif outbox is not None and kind == "wanted":
-                    outbox.want_text(True)
-                elif kind == "end":
-                    outcome, self._capacity = value
-                    self._outboxes.pop(number).end(outcome)
+                self._receive(pickle.loads(self._connection.recv_bytes()))
         with self._state:
             self._gone = True
         for answer in list(self._answers.values()):
             answer.set_exception(EngineStopped(_GONE))
         for outbox in list(self._outboxes.values()):
-            outbox.end(Outcome(EngineStopped(_GONE)))
+            outbox.end(RequestResult(EngineStopped(_GONE)))
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case Answer(number, Exception() as error):
+                self._answers.pop(number).set_exception(error)
+            case Answer(number, value):
+                self._answers.pop(number).set_result(value)
+            case Made(number, chunk) if number in self._outboxes:
+                self._outboxes[number].put(chunk)
+            case Wanted(number) if number in self._outboxes:
+                self._outboxes[number].want_text(True)
+            case Ended(number, result, capacity):
+                self._capacity = capacity
+                self._outboxes.pop(number).end(result)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where engines are: as much of an engine's `models` and `memory` as speaking asks for."""
+class DeviceInfo:
+    """An engine's device: as much of its `models` and `memory` as speaking asks for."""
 
     device: torch.device
     dtype: torch.dtype
     slots: int = 0
 
 
+class EngineInterface(Protocol):
+    """The part of `Engine` that speaking needs; `EngineGroup` has it, too."""
+
+    def submit(self, request: EngineRequest) -> Handle: ...
+
+    def check_load(self, streaming: bool) -> None: ...
+
+    def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None: ...
+
+    @property
+    def statistics(self) -> StatisticsSnapshot: ...
+
+    @property
+    def costs(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 class EngineGroup:
-    """As much of an `Engine` as speaking asks for; a request is spoken by the engine that `routing` says.
+    """Several engines as one `EngineInterface`; a request is spoken by the engine that `routing` chooses.
 
     An engine that ends is not started again: the others go on.
     """
 
-    def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], place: Place) -> None:
+    def __init__(self, engines: Mapping[str, tuple[Callable[[], Engine], dict[str, str]]], device: DeviceInfo) -> None:
         """Load the first one, then all others at once: they find what it has compiled. Errors as the first of them.
 
-        engines: by name what opens each, and the variables of its process.
+        engines: by name, the function that opens each, and the environment variables of its process.
         """
         self._engines: dict[str, RemoteEngine] = {}
         slots: list[int] = []
@@ -188,10 +307,9 @@ class EngineGroup:
             for one in self._engines.values():
                 one.close(finish=False)
             raise
-        self.models, self.memory = place, replace(place, slots=sum(slots))
+        self.models, self.memory = device, replace(device, slots=sum(slots))
 
     def submit(self, request: EngineRequest) -> Handle:
-        """See `Engine.submit`; Overloaded: all refuse."""
         voice = str(id(request.segments[0].conditioning)).encode() if request.segments else None
         refusals: list[VivavoceError] = []
         for load in order([one.load for one in self._engines.values()], voice):
@@ -207,27 +325,23 @@ class EngineGroup:
         """Nothing: only the engines know, and refuse by themselves."""
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:
-        """See `Engine.warm_up`; all at once."""
         self._all("warm_up", seconds, streams)
 
     @property
     def statistics(self) -> StatisticsSnapshot:
-        """See `Engine`: the sums of those that run."""
         return summed(self._all("statistics"))
 
     @property
     def costs(self) -> Any:
-        """See `Engine`: of the first that runs; they are taken to be alike."""
         return self._all("costs")[0]
 
     def close(self) -> None:
-        """Finish what was asked for, and stop."""
         for one in self._engines.values():
             one.close()
 
     def _all(self, method: str, *arguments: object) -> list[Any]:
         running = [one for one in self._engines.values() if one.load.ready]
-        return [answer.result() for answer in [one.ask("call", (method, arguments)) for one in running]]
+        return [answer.result() for answer in [one.call(method, *arguments) for one in running]]
 
 
 class _Served:
@@ -239,44 +353,41 @@ class _Served:
         self._handles: dict[int, Handle] = {}
         self._voices: dict[int, Conditioning] = {}
         self._running: set[asyncio.Future[Any]] = set()
-        """Tasks that nobody holds may be collected."""
+        """An event loop holds its tasks weakly: they may be collected while they run."""
 
     async def serve(self) -> None:
-        """Load what the first message makes, then do what the others say until the other end has gone."""
+        """Load the engine of the first message, then do what the others say until the other end has gone."""
         opened = await self._answer(_OPENING, await self._receive())
         if opened is None:
             return
         self._engine = opened
         while True:
-            kind, number, value = await self._receive()
-            if kind == "leave":
-                return
-            if kind == "call":
-                self._run(self._answer(number, partial(self._call, *value)))
-            elif kind == "submit":
-                self._run(self._speak(number, value))
-            elif kind == "voice":
-                self._voices[number] = value
-            elif kind == "forget":
-                self._voices.pop(number, None)
-            elif number in self._handles and kind == "text":
-                self._take_text(number, value)
-            elif number in self._handles:
-                self._handles[number].cancel()
+            match await self._receive():
+                case Leave():
+                    return
+                case Call(number, name, arguments):
+                    self._run(self._answer(number, partial(self._call, name, arguments)))
+                case Submit(number, request):
+                    self._run(self._speak(number, request))
+                case Voice(number, voice):
+                    self._voices[number] = voice
+                case Forget(number):
+                    self._voices.pop(number, None)
+                case Text(number, more) if number in self._handles:
+                    self._take_text(number, more)
+                case CancelRequest(number) if number in self._handles:
+                    self._handles[number].cancel()
 
     async def _receive(self) -> Any:
-        return pickle.loads(await asyncio.to_thread(self._connection.recv_bytes))
+        return _Unpickler(await asyncio.to_thread(self._connection.recv_bytes), self._voices).load()
 
-    def _send(self, *message: object) -> None:
+    def _send(self, message: Answer | Made | Wanted | Ended) -> None:
         self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> None:
         running = asyncio.ensure_future(work)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-
-    def _named(self, segment: SegmentRequest) -> SegmentRequest:
-        return replace(segment, conditioning=self._voices[cast(int, segment.conditioning)])
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
         found = getattr(self._engine, name)
@@ -288,28 +399,27 @@ class _Served:
             made = told = await asyncio.to_thread(work)
         except Exception as failure:
             told = failure if isinstance(failure, VivavoceError) else StageFailed(f"engine: {failure!r}; ask again")
-        self._send("answer", number, told if number != _OPENING or made is None else made.memory.slots)
+        self._send(Answer(number, told if number != _OPENING or made is None else made.memory.slots))
         return made
 
     async def _speak(self, number: int, request: EngineRequest) -> None:
-        segments = tuple(map(self._named, request.segments))
         try:
-            handle = self._handles[number] = self._engine.submit(replace(request, segments=segments))
+            handle = self._handles[number] = self._engine.submit(request)
         except VivavoceError as refusal:
-            self._send("answer", number, refusal)
+            self._send(Answer(number, refusal))
             return
-        self._send("answer", number, None)
+        self._send(Answer(number, None))
         if request.arrival is InputMode.TOKENS:
             self._run(self._tell_wanted(number, handle.text))
-        with suppress(VivavoceError):  # the outcome has it
+        with suppress(VivavoceError):  # the result has it
             async for chunk in handle:
-                self._send("made", number, chunk)
-        self._send("end", number, (handle.outcome, self._engine.capacity))
+                self._send(Made(number, chunk))
+        self._send(Ended(number, handle.outcome, self._engine.capacity))
         del self._handles[number]
 
     async def _tell_wanted(self, number: int, text: ArrivingText) -> None:
         if await text.until_wanted():
-            self._send("wanted", number, None)
+            self._send(Wanted(number))
 
     def _take_text(self, number: int, more: More) -> None:
         text = self._handles[number].text
@@ -319,7 +429,7 @@ class _Served:
             elif isinstance(more, Exception):
                 text.fail(more)
             else:
-                text.push(self._named(more) if isinstance(more, SegmentRequest) else more)
+                text.push(more)
                 if isinstance(more, tuple):
                     self._run(self._tell_wanted(number, text))
         except VivavoceError as error:

@@ -27,18 +27,18 @@ def rounded(size: int, to: int) -> int:
 
 
 def sizes_within(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """Of ascending sizes of recordings those of `most` and below, and the smallest in any case; None: all."""
+    """The ascending sizes of recordings up to `most`, and the smallest in any case; None: all."""
     return tuple(size for size in sizes if most is None or size <= max(most, sizes[0]))
 
 
 def sizes_for(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """Of ascending sizes of recordings those that work of at most `most` ≥ 1 comes in; None: all."""
+    """The ascending sizes of recordings that work of at most `most` ≥ 1 comes in; None: all."""
     smaller = (0, *sizes)
     return tuple(size for size, before in zip(sizes, smaller, strict=False) if most is None or before < most)
 
 
 def in_order_of_recording(sizes: Sequence[int], most: int | None) -> tuple[int, ...]:
-    """As `sizes_for`, descending, and before them the largest, needed or not: the intermediate tensors of the others,
+    """`sizes_for`, descending, and before them the largest, needed or not: the intermediate tensors of the others,
     whenever they are recorded, then fit into the memory of its recording.
     """
     return tuple(dict.fromkeys((sizes[-1], *reversed(sizes_for(sizes, most)))))
@@ -61,11 +61,10 @@ class BatchSizes:
     per_row: int
 
     def within(self, most: int | None) -> BatchSizes:
-        """Those of `most` positions and below, and the smallest in any case; None: all."""
+        """The sizes up to `most` positions, and the smallest in any case; None: all."""
         return BatchSizes(sizes_within(self.positions, most), self.per_row)
 
     def common(self, positions: int, paged: bool) -> Bucket:
-        """The common batch of this many positions."""
         return Bucket(positions, min(max(positions // self.per_row, LEAST_ROWS), MOST_ROWS), paged)
 
     def bucket(self, positions: int, rows: int, paged: bool) -> Bucket:
@@ -82,11 +81,11 @@ class BatchSizes:
 
 
 TOKEN_SIZES = BatchSizes((32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192), 8)
-"""Of the flow's encoder, in tokens."""
+"""Sizes of the flow's encoder, in tokens."""
 FRAME_SIZES = BatchSizes(
     (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384), 16
 )
-"""Of the flow's estimator, in mel frames."""
+"""Sizes of the flow's estimator, in mel frames."""
 
 
 class Graphs:

@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from vivavoce.engine.request import AudioChunk, SegmentRequest, SpeechTokens
 from vivavoce.errors import InvalidRequest, RequestCancelled
 
 T = TypeVar("T")
-"""What is handed out: `AudioChunk`s, or lists of speech tokens."""
+"""`AudioChunk`, or a list of speech tokens."""
 
 
 @dataclass
@@ -40,37 +40,32 @@ class RequestTimings:
     underruns: int = 0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a request ended; `error`: None if all of it was made; tokens: speech tokens of each segment.
+@dataclass(frozen=True, eq=False)
+class RequestResult:
+    """How a request ended, and its audio.
 
-    cut: for each segment in `tokens`, whether the language model was ended at the most speech tokens that it may have
-    rather than by itself. False where the number of tokens was asked for, where they were given, and where text arrives
-    token by token, which ends with an error instead.
+    error: None if all of it was made; tokens: speech tokens of each segment; cut: for each segment in `tokens`, whether
+    the language model was ended at the most speech tokens that it may have rather than by itself (False where the
+    number of tokens was asked for, where they were given, and where text arrives token by token, which ends with an
+    error instead); samples: all of them, [n] float32, only in `RequestHandle.result`; segment_samples: how many of them
+    speak each segment, in order.
     """
 
     error: Exception | None = None
     tokens: tuple[tuple[int, ...], ...] = ()
     timings: RequestTimings = field(default_factory=RequestTimings)
     cut: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Spoken(Outcome):
-    """A finished request. samples: all of them, [n] float32; segment_samples: how many speak each segment, in order."""
-
     samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     segment_samples: tuple[int, ...] = ()
 
 
 class Outbox(Generic[T]):
-    """What was made for one request, in order: the loop's thread writes, one listener in any thread reads."""
+    """One request's audio or tokens, in order: the loop's thread writes, one listener in any thread reads."""
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: RequestResult | None = None
         """How it ended; None while it goes on."""
         self.begun = False
-        """It has its place, and waits no more."""
         self._changed = threading.Condition()
         self._made: deque[T] = deque()
         self._wakers: list[Callable[[], object]] = []
@@ -88,12 +83,11 @@ class Outbox(Generic[T]):
             self._wake()
 
     def begin(self) -> None:
-        """It has waited long enough."""
         with self._changed:
             self.begun = True
             self._wake()
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RequestResult) -> None:
         """No more will come; the first outcome stands."""
         with self._changed:
             if self.outcome is None:
@@ -120,12 +114,11 @@ class Outbox(Generic[T]):
             return self.outcome is None
 
     async def until_text_wanted(self) -> bool:
-        """The same in an event loop."""
         await self.until(lambda: (self._text_wanted and not self._texts_sent) or self.outcome is not None)
         return self.outcome is None
 
     def get(self) -> T | None:
-        """The next thing that was made, None at the end; blocks. Raises what the request ended with."""
+        """The next piece, None at the end; blocks. Raises the request's error."""
         with self._changed:
             while not (self._made or self.outcome):
                 self._changed.wait()
@@ -137,7 +130,6 @@ class Outbox(Generic[T]):
             return None
 
     async def get_async(self) -> T | None:
-        """`get` for an event loop, which is not blocked."""
         await self.until(lambda: bool(self._made or self.outcome))
         return self.get()
 
@@ -161,16 +153,26 @@ class Outbox(Generic[T]):
 
 
 More = SegmentRequest | SpeechTokens | tuple[int, ...] | Exception | None
-"""What arrives: a segment, speech tokens, text ids, None for the end, or what kept the rest from coming."""
+"""A segment, speech tokens, text ids, None for the end, or the error that keeps the rest from coming."""
 
 
 class ArrivingText:
-    """The end of a request at which its text comes in; from any thread."""
+    """The end of a request at which its text comes in; from any thread.
+
+    It does not hold the handle: a thread that brings text must not keep a request alive whose listener has left.
+    """
 
     def __init__(self, outbox: Outbox[T], push: Callable[[More], None]) -> None:
-        self._push, self._text_sent, self.wait_until_wanted = push, outbox.text_sent, outbox.wait_for_text_wanted
-        self.until_wanted = outbox.until_text_wanted
-        self._closed = False
+        self._outbox: Outbox[Any] = outbox
+        self._push, self._closed = push, False
+
+    def wait_until_wanted(self) -> bool:
+        """Block until speech waits for more text; False: the request has ended and wants none."""
+        return self._outbox.wait_for_text_wanted()
+
+    async def until_wanted(self) -> bool:
+        """`wait_until_wanted` for an event loop."""
+        return await self._outbox.until_text_wanted()
 
     def push(self, more: Sequence[int] | SegmentRequest | SpeechTokens) -> None:
         """More: text ids, a whole segment, or speech tokens, as the request's `InputMode` says.
@@ -194,11 +196,11 @@ class ArrivingText:
         self._send(error)
 
     def _send(self, more: More) -> None:
-        self._text_sent(1)
+        self._outbox.text_sent(1)
         try:
             self._push(more)
         except BaseException:
-            self._text_sent(-1)
+            self._outbox.text_sent(-1)
             raise
 
 
@@ -211,7 +213,7 @@ class RequestHandle(Generic[T]):
     def __init__(self, outbox: Outbox[T], cancel: Callable[[], None], push: Callable[[More], None]) -> None:
         self._outbox, self._cancel = outbox, cancel
         self.text = ArrivingText(outbox, push)
-        """Where the rest of a text, or speech tokens, come in that arrive piece by piece."""
+        """Takes the rest of a text, or of speech tokens, that arrive piece by piece."""
 
     @property
     def done(self) -> bool:
@@ -219,27 +221,12 @@ class RequestHandle(Generic[T]):
         return self._outbox.outcome is not None
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RequestResult:
         """How it ended; empty until it is done."""
-        return self._outbox.outcome or Outcome()
-
-    @property
-    def timings(self) -> RequestTimings:
-        """What it took; empty until it is done."""
-        return self.outcome.timings
-
-    @property
-    def tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Speech tokens of each segment; empty until the request is done."""
-        return self.outcome.tokens
-
-    @property
-    def cut(self) -> tuple[bool, ...]:
-        """For each segment whether it was ended for its length, see `Outcome`; empty until the request is done."""
-        return self.outcome.cut
+        return self._outbox.outcome or RequestResult()
 
     def __iter__(self) -> Generator[T, None, None]:
-        """What is made, in order, each piece as soon as it is there; raises what the request failed with."""
+        """Each piece in order, as soon as it is there; raises the request's error."""
         try:
             while (made := self._outbox.get()) is not None:
                 yield made
@@ -247,7 +234,6 @@ class RequestHandle(Generic[T]):
             self.cancel()
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
-        """The same in an event loop."""
         try:
             while (made := await self._outbox.get_async()) is not None:
                 yield made
@@ -258,33 +244,32 @@ class RequestHandle(Generic[T]):
         """Wait in an event loop until others no longer keep it from its start; or it has ended."""
         await self._outbox.until(lambda: self._outbox.begun or self.done)
 
-    def result(self) -> Spoken:
-        """Wait for the end and return everything; raises what the request failed with."""
-        return self._spoken(list(self))
+    def result(self) -> RequestResult:
+        """Wait for the end and return everything; raises the request's error."""
+        return self._result(list(self))
 
-    async def result_async(self) -> Spoken:
+    async def result_async(self) -> RequestResult:
         """`result` for an event loop."""
-        return self._spoken([made async for made in self])
+        return self._result([made async for made in self])
 
     def cancel(self) -> None:
         """Give it up: its slot and state are freed within a step. After the end: nothing happens."""
         if self._outbox.outcome is None:
-            self._outbox.end(Outcome(RequestCancelled("request: was cancelled")))
+            self._outbox.end(RequestResult(RequestCancelled("request: was cancelled")))
             self._cancel()
 
     __del__ = cancel
 
-    def _spoken(self, made: Sequence[T]) -> Spoken:
+    def _result(self, made: Sequence[T]) -> RequestResult:
         outcome, counts = self.outcome, [0] * len(self.outcome.tokens)
         samples = [np.zeros(0, np.float32)]
         for chunk in made:
             if isinstance(chunk, AudioChunk) and len(chunk.samples):
                 samples.append(chunk.samples)
                 counts[chunk.segment] += len(chunk.samples)
-        return Spoken(None, outcome.tokens, outcome.timings, outcome.cut, np.concatenate(samples), tuple(counts))
+        return replace(outcome, samples=np.concatenate(samples), segment_samples=tuple(counts))
 
 
 Handle = RequestHandle[AudioChunk]
-"""Of a request for audio."""
 TokenHandle = RequestHandle[list[int]]
-"""Of a request for speech tokens; a listener gets in one list what came since the last one."""
+"""A listener gets in one list all speech tokens that came since the last one."""

@@ -37,7 +37,6 @@ class LMRunner:
 
     @property
     def busy(self) -> bool:
-        """Ids, or ends of steps, are still to come."""
         # A step's end may be seen later than its ids: until then it takes a place in the queue.
         return self.stage.in_flight > 0 or self.queue.busy
 
@@ -47,7 +46,6 @@ class LMRunner:
             self.stage.prepare(slots)
 
     def prefill(self, sequences: Sequence[SequenceState]) -> None:
-        """Read the sequences' rows in one forward; sequences without a slot take one."""
         now = self.queue.clock()
         begun: list[SequenceState] = []
         queued: list[float] = []
@@ -101,7 +99,6 @@ class LMRunner:
         return True
 
     def wait(self) -> None:
-        """Block until the oldest step is done."""
         if self.queue.busy:
             self.queue.settle(wait=True)
         else:  # ids of a launch that failed behind them
@@ -154,7 +151,6 @@ class LMRunner:
         return changed
 
     def release(self, sequence: SequenceState) -> None:
-        """Free the sequence's slot at once."""
         if sequence.slot is not None:
             self.stage.close(sequence.slot)
             del self._sequences[sequence.slot]
@@ -162,7 +158,6 @@ class LMRunner:
             self._count_slots()
 
     def ask_for_text(self, sequence: SequenceState) -> None:
-        """Go on with a sequence whose text arrives, as far as its text has."""
         assert sequence.text is not None
         try:
             sequence.run = sequence.text.next_run()
@@ -179,7 +174,7 @@ class LMRunner:
             sequence.prompt_rows = len(sequence.run.rows)
 
     def _learn(self, arrived: Sequence[Sampled]) -> None:
-        """What first ids and later ones took in a stage that decodes by itself: one of each, on average, is counted."""
+        """Count the seconds of first ids and of later ones in a stage that decodes by itself: the mean of each."""
         decoding = [one for one in self._sequences.values() if one.phase is Phase.DECODING]
         first: list[tuple[float, int]] = []
         later: list[tuple[float, int]] = []

@@ -1,4 +1,4 @@
-"""The engine's one loop: takes requests in, plans, has the stages work, hands out what is made.
+"""The engine's one loop: takes requests in, plans, has the stages work, hands out their audio.
 
 It runs in one thread, which owns every request, slot and state; other threads only post messages to it (`post`).
 `docs/engine.md` walks one request through it.
@@ -15,21 +15,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.device import GcFreeze
-from vivavoce.engine.handle import Outcome
+from vivavoce.engine.handle import RequestResult
 from vivavoce.engine.lm_runner import LMRunner
 from vivavoce.engine.request import AudioChunk, InputMode
-from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState, Taken
-from vivavoce.engine.scheduler import Scheduler, SchedulerState
+from vivavoce.engine.request_state import Phase, RequestState, SequenceState, Taken
+from vivavoce.engine.scheduler import Plan, Scheduler, SchedulerState
 from vivavoce.engine.stages import explained
 from vivavoce.engine.statistics import Statistics
 from vivavoce.engine.synthesis_runner import SynthesisRunner
@@ -47,8 +47,45 @@ LEAVE_S = 10.0
 LOOK_S = 0.1
 """Seconds between two looks of `close` at whether the loop still gets on."""
 
-Message = Callable[[], None]
-"""What the loop shall do next in its thread: one of its methods (`accept`, `take`, …) with its arguments."""
+
+@dataclass(frozen=True)
+class Accept:
+    """A request was admitted."""
+
+    request: RequestState
+
+
+@dataclass(frozen=True)
+class Take:
+    """More of the request with this number has come, see `RequestState.take`."""
+
+    number: int
+    more: Taken
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """The listener of the request with this number has left."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Get the stages ready for this many streams, None: for any work; `done` gets the outcome."""
+
+    streams: int | None
+    done: Future[None]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Stop after pending work (`drain`) or now; "now" overrides "drain"."""
+
+    drain: bool
+
+
+Message = Accept | Take | Cancel | Prepare | Stop
 
 
 class Loop:
@@ -75,21 +112,18 @@ class Loop:
         """Accepted, and not begun: streams, and offline work."""
         self._requests: dict[int, RequestState] = {}
         self._drain: bool | None = None
-        """Whether it leaves once nothing is left to do, or at once; None: it goes on."""
+        """None: it goes on; True: it stops after pending work; False: it stops now."""
         self._closing = False
         self._starting = threading.Lock()
         self.gc_freeze = GcFreeze()
-        """Ends with the engine."""
         self.thread: threading.Thread | None = None
-        """None before the start."""
         self.ended = False
-        """It was stopped, or something failed that no request is to blame for: it takes nothing any more."""
+        """It was stopped, or it failed: it takes nothing any more."""
         self.busy_since = inf
-        """Since when it is at one turn, on the engine's clock; ∞: it waits for messages."""
+        """Start of the current turn, on the engine's clock; ∞ while it waits for messages."""
 
     @property
     def healthy(self) -> bool:
-        """It takes messages, or will once it is started."""
         return not (self._closing or self.ended)
 
     @property
@@ -119,10 +153,10 @@ class Loop:
         under way has LEAVE_S to end (without a drain `timeout_s`, if given). A device that takes longer is given up.
         """
         self._closing = True
-        self.post(partial(self.stop, drain))
+        self.post(Stop(drain))
         if self.thread is not None and self.thread is not threading.current_thread():
             if drain and not self.leaves_within(timeout_s):
-                self.post(partial(self.stop, False))
+                self.post(Stop(drain=False))
             patience_s = LEAVE_S if drain or timeout_s is None else timeout_s
             if not self.leaves_within(patience_s):
                 log.error("engine failed: it was told to stop, and its device did not answer within %g s", patience_s)
@@ -140,7 +174,7 @@ class Loop:
 
     def abandon(self) -> None:
         """Stop: the engine is not used any more, and was not closed."""
-        self.post(partial(self.stop, False))
+        self.post(Stop(drain=False))
         self.gc_freeze.end()
 
     def post(self, message: Message) -> None:
@@ -150,82 +184,93 @@ class Loop:
             self._refuse_messages()
 
     def leave(self, number: int) -> None:
-        """A request's listener has left; from any thread."""
         self._admission.left(number)
-        self.post(partial(self.cancel, number))
+        self.post(Cancel(number))
 
     def run(self) -> None:
-        """Work until stopped; the body of the engine's thread, which `enter` prepares."""
         with torch.inference_mode():
             try:
                 if self._enter is not None:
                     self._enter()
                 while self._drain is None or (self._drain and (self._requests or any(self._waiting))):
-                    if not self.run_once():
-                        self._wait()
+                    if self.run_once() or self.wait_for_device():
+                        continue
+                    self.busy_since = inf
+                    message = self._inbox.get()
+                    self.busy_since = self._clock()
+                    self._receive(message)
             except Exception:
                 log.exception("engine failed: the engine's loop has failed")
             finally:
                 self._end_all()
 
     def run_once(self) -> bool:
-        """Take messages, hand out what is done, and have the most urgent work begun; False: there was nothing."""
+        """One turn: take messages, hand out what is done, begin the most urgent work; False: there was nothing."""
         self.busy_since = self._clock()
-        moved = False
+        moved = not self._inbox.empty()
         while not self._inbox.empty():
-            self._inbox.get()()
-            moved = True
+            self._receive(self._inbox.get())
         for queue in self._waiting:  # in the order in which they came
             while queue and self._admission.may_start(queue[0]):
-                request = queue.popleft()
-                self._requests[request.id] = request
-                request.outbox.begin()
-                self._go_on(request)
+                self._begin(queue.popleft())
         moved = self._hand_out() or moved
-        lm, synthesis = self._lm, self._synthesis
-        if synthesis is not None and synthesis.queue.open and synthesis.retry():
+        synthesis = self._synthesis
+        if synthesis is not None and synthesis.failed and synthesis.queue.open:
+            synthesis.retry()
             return True
-        now = self._clock()
-        at = SchedulerState(
-            now=now,
-            lm_open=lm is not None and lm.queue.open,
-            synthesis_open=synthesis is not None and synthesis.queue.open,
-            slots_free=lm.stage.free_slots if lm else 0,
-            slots_total=lm.stage.slots if lm else 0,
-            steps_in_flight=lm.stage.steps_in_flight if lm else 0,
-            running=synthesis.running() if synthesis else (),
-            batches_open=synthesis is not None and synthesis.batches_open,
+        return self._run(self._scheduler.plan(self._requests.values(), self._state())) or moved
+
+    def _state(self) -> SchedulerState:
+        lm, synthesis = self._lm, self._synthesis
+        slots = (
+            (lm.queue.open, lm.stage.free_slots, lm.stage.slots, lm.stage.steps_in_flight) if lm else (False, 0, 0, 0)
         )
-        plan = self._scheduler.plan(self._requests.values(), at)
-        if lm is not None and plan.prefill:
-            lm.prefill(plan.prefill)
-        if lm is not None and plan.decode:
-            moved = lm.decode(plan.decode) or moved
-        if synthesis is not None and plan.advance:
-            synthesis.advance(plan.advance)
-        if synthesis is not None and plan.start:
-            synthesis.begin(plan.start)
-        return moved or bool(plan.prefill or plan.advance or plan.start)
+        batches = (synthesis.queue.open, *synthesis.running()) if synthesis else (False, (), False)
+        return SchedulerState(self._clock(), *slots, *batches)
+
+    def _run(self, plan: Plan) -> bool:
+        """Launch the planned work; False: the plan was empty."""
+        moved = bool(plan.prefill or plan.advance or plan.start)
+        if self._lm is not None:
+            if plan.prefill:
+                self._lm.prefill(plan.prefill)
+            if plan.decode:
+                moved = self._lm.decode(plan.decode) or moved
+        if self._synthesis is not None:
+            if plan.advance:
+                self._synthesis.advance(plan.advance)
+            if plan.start:
+                self._synthesis.begin(plan.start)
+        return moved
+
+    def _receive(self, message: Message) -> None:
+        match message:
+            case Accept(request) if self.ended:
+                self._announce_end(request, stopped())
+            case Accept(request):
+                self._waiting[request.policy is None].append(request)
+            case Take(number, more):
+                self._take(number, more)
+            case Cancel(number):
+                cancelled = self._find(number)
+                if cancelled is not None:
+                    self._end(cancelled, RequestCancelled("request: was cancelled"))
+            case Prepare(streams, done):
+                self._prepare(streams, done)
+            case Stop(drain):
+                self._drain = drain and self._drain is not False
+                for request in list(self._requests.values()) if drain else ():
+                    self._go_on(request)
+
+    def _begin(self, request: RequestState) -> None:
+        self._requests[request.id] = request
+        request.outbox.begin()
+        self._go_on(request)
 
     def fail(self, sequences: Sequence[SequenceState], error: Exception) -> None:
-        """End the requests of these sequences; their neighbours go on."""
         self._fail({sequence.request.id: sequence.request for sequence in sequences}.values(), error)
 
-    def accept(self, request: RequestState) -> None:
-        """A request was admitted; a message, as the four that follow."""
-        if self.ended:
-            self._announce_end(request, stopped())
-        else:
-            self._waiting[request.policy is None].append(request)
-
-    def cancel(self, number: int) -> None:
-        """The request's listener has left."""
-        request = self._find(number)
-        if request is not None:
-            self._end(request, RequestCancelled("request: was cancelled"))
-
-    def take(self, number: int, more: Taken) -> None:
-        """More of a request has come, see `RequestState.take`."""
+    def _take(self, number: int, more: Taken) -> None:
         request = self._find(number)
         if request is None:
             return  # it has ended meanwhile
@@ -237,8 +282,7 @@ class Loop:
             self._go_on(request)
         request.outbox.text_sent(-1)
 
-    def prepare(self, streams: int | None, done: Future[None]) -> None:
-        """Get the stages ready for what this many streams need, None: for any work; `done` gets how that went."""
+    def _prepare(self, streams: int | None, done: Future[None]) -> None:
         try:
             if self.ended:
                 raise stopped()
@@ -251,17 +295,11 @@ class Loop:
         else:
             done.set_result(None)
 
-    def stop(self, drain: bool) -> None:
-        """Leave once nothing is left to do (`drain`), or at once, which wins over the other."""
-        self._drain = drain and self._drain is not False
-        for request in list(self._requests.values()) if drain else ():
-            self._go_on(request)
-
     def _give_up(self) -> None:
         """End everything from another thread, because the device holds the loop's; that one leaves if it comes back."""
         self._drain = False
         self._end_all()
-        self._inbox.put(partial(self.stop, False))  # wakes it, should it wait for a message by now
+        self._inbox.put(Stop(drain=False))  # wakes it, should it wait for a message by now
 
     def _end_all(self) -> None:
         """Take nothing any more, and end all that is there; the stages are left as they are: they may have failed."""
@@ -270,7 +308,7 @@ class Loop:
         self.ended = True
         for request in left:
             if request.closed:  # the device holds the thread that was about to end it
-                request.outbox.end(Outcome(stopped()))
+                request.outbox.end(RequestResult(stopped()))
             else:
                 request.closed = True
                 self._announce_end(request, stopped())
@@ -283,7 +321,7 @@ class Loop:
     def _refuse_messages(self) -> None:
         with suppress(Empty):
             while True:
-                self._inbox.get_nowait()()
+                self._receive(self._inbox.get_nowait())
 
     def _fail(self, requests: Iterable[RequestState], error: Exception) -> None:
         if not isinstance(error, VivavoceError):
@@ -292,7 +330,6 @@ class Loop:
             self._end(request, explained(error))
 
     def _go_on(self, request: RequestState) -> None:
-        """Open the sequences that have arrived, and read the text that has."""
         try:
             ended = request.arrival is InputMode.SPEECH and request.complete
             if self._drain is not None and request.arrival is not InputMode.WHOLE and not ended:
@@ -312,77 +349,84 @@ class Loop:
         self._settle(request)
 
     def _hand_out(self) -> bool:
-        changed = self._lm.collect() if self._lm is not None else []
+        """Give their listeners the tokens and samples that have arrived; False: nothing has."""
+        decoded = self._lm.collect() if self._lm is not None else []
         now = self._clock()
-        for sequence in changed:
+        for sequence in decoded:
             request = sequence.request
             if request.closed:
                 continue
             if request.tokens_only:
-                fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
-                if fresh:
-                    request.outbox.put(fresh)
-                if sequence.phase is Phase.DECODED:
-                    self._end(request, request.error)
+                self._hand_out_tokens(sequence)
                 continue
             if sequence.ready_at is None and sequence.may_cut(now):
                 sequence.ready_at = now
             if sequence.phase in (Phase.DECODED, Phase.STARVED):
                 self._settle(request)
-        made = self._synthesis.collect() if self._synthesis is not None else []
-        for sequence, cut, samples in made:
-            request = sequence.request
-            if request.closed:
-                continue
-            request.held[sequence.place] = (cut, samples)
-            self._settle(request)
-        return bool(changed or made)
+        voiced = self._synthesis.collect() if self._synthesis is not None else []
+        for chunk, samples in voiced:
+            request = chunk.sequence.request
+            if not request.closed:
+                request.held[chunk.sequence.place] = (chunk.final, samples)
+                self._settle(request)
+        return bool(decoded or voiced)
+
+    def _hand_out_tokens(self, sequence: SequenceState) -> None:
+        request = sequence.request
+        fresh, sequence.spoken = sequence.tokens[sequence.spoken :], sequence.produced
+        if fresh:
+            request.outbox.put(fresh)
+        if sequence.phase is Phase.DECODED:
+            self._end(request, request.error)
 
     def _settle(self, request: RequestState) -> None:
-        """Send what is made, in the sequences' order; end the request after the last one, or ask for its text."""
-        sequences, rate = request.sequences, request.rates.sample_rate
+        """Send the samples that are there, in the sequences' order; end the request after the last one, or ask for its
+        text.
+        """
+        sequences = request.sequences
         while request.current < len(sequences):
-            sequence, made = sequences[request.current], request.held.pop(request.current, None)
-            if made is None:
-                if sequence.phase is not Phase.DECODED or sequence.produced:
-                    break
-                pause_s = getattr(sequence.segment, "pause_s", 0.0)
-                if not pause_s:
-                    request.current += 1  # it brought no tokens at all
-                    continue
-                made = ChunkPlan(0, True, AttentionMode.FULL, 0), np.zeros(round(pause_s * rate), np.float32)
-            (cut, samples), now = made, self._clock()
-            duration_s = len(samples) / rate
-            last = cut.final and request.complete and sequence is sequences[-1]
-            if duration_s or last or request.arrival is InputMode.SPEECH:
-                first, streaming = request.sounding_since is None, request.policy is not None
-                late_s = request.hand_out(duration_s, now)
-                if request.asked:
-                    with self._statistics.lock:
-                        counted = self._statistics.now
-                        counted.audio_s += duration_s
-                        counted.streams.chunks += streaming
-                        if streaming and first:
-                            counted.streams.first_chunk_s.observe(now - request.accepted_at)
-                        elif late_s > 0:
-                            counted.streams.lateness_s.observe(late_s)
-                request.final_sent = last and request.error is None
-                request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place))
-                request.chunks += 1
-            if not cut.final:
+            sequence = sequences[request.current]
+            ready = request.held.pop(request.current, None)
+            if ready is None and sequence.phase is Phase.DECODED and not sequence.produced:
+                ready = True, _pause(sequence, request.rates.sample_rate)
+            if ready is None:
+                break
+            final, samples = ready
+            last = final and request.complete and sequence is sequences[-1]
+            # A sequence without tokens has nothing to send, unless it is a pause.
+            if len(samples) or (last and sequence.produced) or request.arrival is InputMode.SPEECH:
+                self._send(request, sequence, samples, last)
+            if not final:
                 break
             request.current += 1
         if request.complete and request.current == len(sequences):
             if request.error is None and not request.final_sent:
                 # The chunk before was sent when more could still come: more text, or a sequence that had no tokens.
+                empty = np.zeros(0, np.float32)
                 place = max(0, len(sequences) - 1)
-                request.outbox.put(AudioChunk(np.zeros(0, np.float32), rate, request.chunks, True, place))
+                request.outbox.put(AudioChunk(empty, request.rates.sample_rate, request.chunks, True, place))
             self._end(request, request.error)
-        else:
-            request.outbox.want_text(request.arrival is not InputMode.WHOLE and request.starved)
+        elif request.arrival is not InputMode.WHOLE:
+            request.outbox.want_text(request.starved)
+
+    def _send(self, request: RequestState, sequence: SequenceState, samples: NDArray[np.float32], last: bool) -> None:
+        now, rate, first = self._clock(), request.rates.sample_rate, request.sounding_since is None
+        duration_s = len(samples) / rate
+        late_s = request.hand_out(duration_s, now)
+        if request.asked:
+            with self._statistics.lock:
+                counted, streaming = self._statistics.now, request.policy is not None
+                counted.audio_s += duration_s
+                counted.streams.chunks += streaming
+                if streaming and first:
+                    counted.streams.first_chunk_s.observe(now - request.accepted_at)
+                elif late_s > 0:
+                    counted.streams.lateness_s.observe(late_s)
+        request.final_sent = last and request.error is None
+        request.outbox.put(AudioChunk(samples, rate, request.chunks, request.final_sent, sequence.place))
+        request.chunks += 1
 
     def _end(self, request: RequestState, error: Exception | None) -> None:
-        """Free whatever the request holds, however it ended."""
         if request.closed:
             return
         request.closed = True
@@ -397,7 +441,7 @@ class Loop:
         request.held.clear()
 
     def _announce_end(self, request: RequestState, error: Exception | None) -> None:
-        """Tell all who count a request that it is over, its listener last."""
+        """Tell all who count a request that it is over; its listener comes last."""
         self._admission.ended(request)
         if request.asked:
             cancelled = isinstance(error, RequestCancelled)
@@ -408,9 +452,8 @@ class Loop:
                 counts.finished += error is None
         request.timings.finished_s = self._clock() - request.accepted_at
         tokens = tuple(tuple(sequence.tokens) for sequence in request.sequences)
-        request.outbox.end(
-            Outcome(error, tokens, request.timings, tuple(sequence.cut for sequence in request.sequences))
-        )
+        cut = tuple(sequence.cut for sequence in request.sequences)
+        request.outbox.end(RequestResult(error, tokens, request.timings, cut))
 
     def wait_for_device(self) -> bool:
         """Block until something that was launched is done; False: nothing is under way."""
@@ -420,24 +463,20 @@ class Loop:
             min(busy, key=lambda runner: runner.queue.due_at).wait()
         return bool(busy)
 
-    def _wait(self) -> None:
-        """Nothing can be begun: wait for the device, or for a message."""
-        if not self.wait_for_device():
-            self.busy_since = inf
-            message = self._inbox.get()
-            self.busy_since = self._clock()
-            message()
-
 
 def stopped() -> EngineStopped:
-    """The error of what comes after the end."""
     return EngineStopped("engine: it has stopped; start it again")
+
+
+def _pause(sequence: SequenceState, rate: int) -> NDArray[np.float32]:
+    """The silence of a sequence without tokens: of a pause, else empty."""
+    return np.zeros(round(getattr(sequence.segment, "pause_s", 0.0) * rate), np.float32)
 
 
 def _stop_at_exit(loop: weakref.ref[Loop]) -> None:
     """A thread that still computes while the interpreter goes away would crash it, whether its engine lives or not."""
     running = loop()
     if running is not None and running.thread is not None:
-        running.post(partial(running.stop, False))
+        running.post(Stop(drain=False))
         if not running.leaves_within(None):
             log.error("engine failed: the process ends, and its device did not answer within %g s", STUCK_S)

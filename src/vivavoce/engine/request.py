@@ -1,4 +1,4 @@
-"""What the engine is asked and what it answers: immutable values."""
+"""The engine's requests and its audio: immutable values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a server's process makes requests without torch
 
 MIN_SPEED, MAX_SPEED = 0.5, 2.0
 SEEDS = (-(2**63), 2**63 - 1)
-"""One table holds the numbers of all that are read together: what is no int64 would spoil the neighbours' too."""
+"""One table holds the numbers of all runs that are read together: one outside of int64 would spoil the others."""
 MAX_PAUSE_S = 10.0
 MAX_TOKENS = 100_000
 """Longer than any slot; a text that does not fit its slot is refused with the slot's own numbers."""
@@ -130,7 +130,7 @@ class SegmentRequest:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
     def check_not_empty(self) -> None:
-        """Refuse speech tokens that are none, unless they are still to come."""
+        """Refuse an empty segment, unless its speech tokens are still to come."""
         if not self.text and not self.speech_tokens and not self.pause_s:
             raise InvalidRequest("text: no tokens to speak; give some text")
 
@@ -154,14 +154,14 @@ class InputMode(Enum):
     TOKENS = "tokens"
     """The one segment's text is only its beginning; more is pushed through the handle while speech is made of it."""
     SEGMENTS = "segments"
-    """More segments are pushed through the handle; there may be none yet."""
+    """More segments are pushed through the handle; the request may begin without any."""
     SPEECH = "speech"
     """The one segment has no text and no speech tokens yet: `SpeechTokens` are pushed, and each push gives a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class EngineRequest:
-    """What the engine is asked for: segments that are heard one after the other.
+    """A request for audio: segments that are heard one after the other.
 
     `policy`: the audio is wanted in chunks, each before its listener has played the ones before; None: offline, one
     chunk for each whole segment.
@@ -197,7 +197,7 @@ class TokenRequest:
 
     rows: the prompt; max_tokens: speech ends after this many, whatever the model says; min_tokens: and not before so
     many, or `max_tokens` where that is less; ends: control ids that may end it, None: every one of the model's, ():
-    none, so that there are exactly `max_tokens`; seed: of the draws; speaker: [speaker size] float32, of the prompt's
+    it ends after exactly `max_tokens`; seed: of the draws; speaker: [speaker size] float32, of the prompt's
     row of a speaker, if it has one.
     """
 

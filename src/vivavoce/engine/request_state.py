@@ -39,12 +39,19 @@ class Phase(Enum):
 
 
 class ChunkPlan(NamedTuple):
-    """A chunk that can be made now: `hop` speech tokens after those already spoken; the flow sees the first `seen`."""
+    """Work that flow and vocoder can do now for a sequence: its next chunk, or (hop 0) its voice's prompt.
 
+    hop: speech tokens of the chunk, after those already spoken; seen: speech tokens, from the first one on, that the
+    flow sees; frames: mel frames that the flow computes; past: mel frames that it looks back on.
+    """
+
+    sequence: SequenceState
     hop: int
     final: bool
     attention: AttentionMode
     seen: int
+    frames: int
+    past: int
 
 
 @dataclass(eq=False)
@@ -52,8 +59,9 @@ class SequenceState:
     """One sequence of the language model and the audio made of it; owned by the loop.
 
     prompt_rows: rows to prefill before the first token; prompt_tokens: speech tokens of the voice that the flow sees;
-    tokens: speech tokens so far; pushed: cuts whose tokens have arrived, of a request whose speech tokens arrive; run:
-    rows that wait for their prefill; text: of a text that arrives token by token; flow, wave: its places in the stages.
+    tokens: speech tokens so far; pushed: hop, final and seen (`ChunkPlan`) of each chunk whose tokens have arrived, in
+    a request whose speech tokens arrive; run: rows that wait for their prefill; text: the prompt of a text that arrives
+    token by token; flow, wave: its places in the stages.
     """
 
     segment: SegmentRequest | TokenRequest
@@ -63,11 +71,11 @@ class SequenceState:
     produced: int = 0
     """Speech tokens that are there."""
     sampled: int = 0
-    """Those that the language model gave, with what was left out as too long a silence."""
+    """Speech tokens from the language model, with those left out as too long a silence."""
     silence: int = 0
     """Silent ones among them, in a row, at the end."""
     tokens: list[int] = field(default_factory=list)
-    pushed: deque[ChunkPlan] | None = None
+    pushed: deque[tuple[int, bool, int]] | None = None
     run: DecodeRun | None = None
     text: StreamingPrompt | None = None
     request: RequestState = field(init=False)
@@ -78,7 +86,7 @@ class SequenceState:
     chunks: int = 0
     """Chunks cut so far."""
     asked: int = 0
-    """Of tokens that arrive: those that were to become audio so far."""
+    """Tokens that were to become audio so far, where speech tokens arrive."""
     slot: int | None = None
     most_tokens: int = 0
     """The language model is ended at this many, whatever it says."""
@@ -105,37 +113,45 @@ class SequenceState:
         """Speech tokens still to come before the next chunk can be made; 1 where that is not known."""
         if self.phase is Phase.DECODED or self.pushed:
             return 0
-        if self.request.policy is None or self.pushed is not None:
+        policy, known = self.request.policy, self._known
+        if policy is None or self.pushed is not None:
             return 1
-        return max(0, self.spoken + self._wanted(now, self.request.policy)[1] - self.produced)
+        # This is asked many times a second, and the answer changes once a chunk.
+        need = known[3] if known[:2] == (self.spoken, self.chunks) else self._wanted(now, policy)[1]
+        return max(0, self.spoken + need - self.produced)
 
     def may_cut(self, now: float) -> bool:
-        """Whether the next chunk can be made."""
         return not self.finished and self.produced > 0 and self.lacking(now) == 0
 
-    def next_cut(self, now: float) -> ChunkPlan | None:
-        """The next chunk, if the tokens so far allow one."""
+    def next_chunk(self, now: float) -> ChunkPlan | None:
+        """The work that can be done now: the state of the voice's prompt, which comes first, or the next chunk."""
+        frames_of, policy = self.request.rates.frames_of, self.request.policy
+        if self.busy:
+            return None
+        if self.lacks_prompt:
+            return ChunkPlan(self, 0, False, AttentionMode.BLOCKS, 0, frames_of(self.prompt_tokens), 0)
         if not self.may_cut(now):
             return None
+        pending = self.produced - self.spoken
+        hop, final, attention, seen = pending, True, AttentionMode.FULL, self.produced
         if self.pushed:
-            return self.pushed[0]
-        policy, pending = self.request.policy, self.produced - self.spoken
-        if policy is None:
-            return ChunkPlan(pending, True, AttentionMode.FULL, self.produced)
-        seamless = policy.joins is CrossfadeMode.SEAMLESS
-        hop, need = self._wanted(now, policy)
-        if pending < need:
-            return ChunkPlan(pending, True, AttentionMode.BLOCKS if seamless else AttentionMode.FULL, self.produced)
-        attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
-        return ChunkPlan(
-            hop, False, AttentionMode.BLOCKS if seamless else attention, self.spoken + hop + policy.lookahead
-        )
+            (hop, final, seen), attention = self.pushed[0], AttentionMode.BLOCKS
+        elif policy is not None:
+            seamless = policy.joins is CrossfadeMode.SEAMLESS
+            wanted, need = self._wanted(now, policy)
+            if pending >= need:
+                hop, final, seen = wanted, False, self.spoken + wanted + policy.lookahead
+                attention = AttentionMode.FULL if policy.overlaps else AttentionMode.GRID
+            attention = AttentionMode.BLOCKS if seamless else attention
+        if attention is AttentionMode.BLOCKS:
+            frames, past = frames_of(hop), frames_of(self.prompt_tokens + self.spoken)
+        else:
+            computed = seen - self.spoken if policy is not None and policy.overlaps else self.spoken + hop
+            frames, past = frames_of(self.prompt_tokens + computed), 0
+        return ChunkPlan(self, hop, final, attention, seen, frames, past)
 
     def _wanted(self, now: float, policy: ChunkPolicy) -> tuple[int, int]:
         """Hop of the next chunk, and the unspoken tokens with which it can be made before the last one has come."""
-        # They are asked for many times a second and change once a chunk.
-        if self._known[:2] == (self.spoken, self.chunks):
-            return self._known[2:]
         pending, elapsed_s = self.produced - self.spoken, now - self.request.accepted_at
         progress = Progress(self.chunks, self.spoken, pending, self.prompt_tokens, elapsed_s)
         hop = policy.next_hop(progress, self.request.rates.tokens_per_second)
@@ -144,16 +160,6 @@ class SequenceState:
         if policy.schedule is not Schedule.TIME_BASED:  # whose hops change with the clock
             self._known = (self.spoken, self.chunks, hop, need)
         return hop, need
-
-    def frames(self, cut: ChunkPlan | None) -> tuple[int, int]:
-        """Mel frames that the flow computes for a cut (None: for the prompt's state), and those it looks back on."""
-        frames_of, policy = self.request.rates.frames_of, self.request.policy
-        if cut is None:
-            return frames_of(self.prompt_tokens), 0
-        if cut.attention is AttentionMode.BLOCKS:
-            return frames_of(cut.hop), frames_of(self.prompt_tokens + self.spoken)
-        computed = cut.seen - self.spoken if policy is not None and policy.overlaps else self.spoken + cut.hop
-        return frames_of(self.prompt_tokens + computed), 0
 
 
 @dataclass(eq=False)
@@ -176,8 +182,8 @@ class RequestState:
     complete: bool = True
     asked: bool = True
     sequences: list[SequenceState] = field(default_factory=list)
-    held: dict[int, tuple[ChunkPlan, Any]] = field(default_factory=dict)
-    """Offline sequences that are done before those in front of them, with their samples, by place."""
+    held: dict[int, tuple[bool, Any]] = field(default_factory=dict)
+    """Samples that wait for the sequences in front of theirs, by place; whether they are the sequence's last ones."""
     current: int = 0
     """Place of the sequence whose audio comes next."""
     decoded: int = 0
@@ -189,7 +195,7 @@ class RequestState:
     final_sent: bool = False
     """The last one of them was marked as final."""
     error: Exception | None = None
-    """What it ends with after the audio that could be made was handed out."""
+    """The error that it ends with, once the audio that could be made is handed out."""
     sounding_since: float | None = None
     """When the first chunk was handed out, on the engine's clock in seconds: from then on its listener plays."""
     dry_at: float = 0.0
@@ -207,7 +213,6 @@ class RequestState:
         return not self.complete
 
     def add(self, sequence: SequenceState) -> None:
-        """Open a sequence."""
         sequence.request, sequence.place = self, len(self.sequences)
         self.sequences.append(sequence)
 
@@ -245,7 +250,7 @@ class RequestState:
                 "come; send as many, and at least one, before the final ones"
             )
         assert sequence.pushed is not None
-        sequence.pushed.append(ChunkPlan(more.hop, more.final, AttentionMode.BLOCKS, sequence.produced))
+        sequence.pushed.append((more.hop, more.final, sequence.produced))
         sequence.ready_at = sequence.ready_at or now
         if more.final:
             self.complete, sequence.phase = True, Phase.DECODED

@@ -20,7 +20,7 @@ from typing import Protocol
 from vivavoce.errors import EngineStopped, OutOfMemory, Overloaded, VivavoceError
 
 SPILL = 1.1
-"""How much more than its fair share of all streams an engine may have and still be asked for its voices first."""
+"""An engine with up to this many times its fair share of all streams is still asked for its voices first."""
 IDLE = 0.05
 """Or this share of its capacity, if that is more."""
 _TOLD_APART = 1 << 16
@@ -29,7 +29,7 @@ _TOLD_APART = 1 << 16
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What is known of one engine at one moment.
+    """One engine's state at one moment.
 
     name: unlike the others', and the same for as long as the fleet lives; ready: it takes requests; streams: that it
     has, those sent a moment ago included; capacity: streams that it keeps up with as its admission reckons, 1 or more.
@@ -57,7 +57,7 @@ class SentRecording(Protocol):
 
 
 def voice_key(owner: str, voice: str | SentRecording | None) -> bytes | None:
-    """What requests in one voice have in common; None, for the model's default voice: every engine holds it.
+    """The key that requests in one voice share; None for the model's default voice, which every engine holds.
 
     The owner is part of it, as two owners' voices of one name are two voices.
     """
@@ -93,7 +93,7 @@ def is_retryable(refusal: VivavoceError) -> bool:
 
 
 def shortest_wait(refusals: Sequence[VivavoceError]) -> VivavoceError:
-    """Of what all engines have refused a request with, the one to tell: the one that asks for the shortest wait.
+    """Choose the refusal to report when all engines have refused: the one that asks for the shortest wait.
 
     Full engines come before those that have gone: their wait is reckoned.
     """

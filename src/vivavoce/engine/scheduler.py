@@ -1,4 +1,4 @@
-"""What the loop does next. Pure decisions over plain numbers: no tensors, no clock of its own.
+"""The plan of the loop's next work. Pure decisions over plain numbers: no tensors, no clock of its own.
 
 Two queues are planned: the language model (prefill, decode) and synthesis (flow and vocoder). Where both share one
 processor (`exclusive`, the CPU) only the more urgent of the two is planned, otherwise one of each.
@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from vivavoce.engine.chunk_policy import AttentionMode
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.request_state import ChunkPlan, Phase, RequestState, SequenceState
 
@@ -48,26 +47,7 @@ class Urgency(NamedTuple):
 
 DRY, FIRST, AHEAD, OFFLINE = range(4)
 _UNRIVALLED = Urgency(OFFLINE, 0.0)
-"""Of the only work that a queue of its own can do: nothing is compared with it."""
-
-
-class FlowItem(NamedTuple):
-    """A sequence's work for the flow: a cut, or None for its prompt's state."""
-
-    sequence: SequenceState
-    cut: ChunkPlan | None
-
-
-class _Choice(NamedTuple):
-    """What could be begun: its urgency, with what it may share a batch (prompts and chunks are of one kind), and the
-    mel frames that it computes and that it looks back on.
-    """
-
-    urgency: Urgency
-    item: FlowItem
-    attention: AttentionMode
-    frames: int
-    past: int
+"""Urgency of the only work that a queue can do: nothing is compared with it."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +90,12 @@ class Limits:
 class RunningBatch:
     """A batch that was begun and has steps left: Euler steps of the flow, or the vocoder's one."""
 
-    items: Sequence[FlowItem]
+    chunks: Sequence[ChunkPlan]
     seconds_left: float
 
 
 class Plan(NamedTuple):
-    """What to do now; everything empty: wait.
+    """The work to do now; everything empty: wait.
 
     prefill: sequences whose rows are read (those that have no slot take one); decode: this many steps of all decoding
     slots; start: a flow batch to begin; advance: the running batch to push by one step.
@@ -123,12 +103,12 @@ class Plan(NamedTuple):
 
     prefill: tuple[SequenceState, ...] = ()
     decode: int = 0
-    start: tuple[FlowItem, ...] = ()
+    start: tuple[ChunkPlan, ...] = ()
     advance: RunningBatch | None = None
 
 
 class SchedulerState(NamedTuple):
-    """What the plan depends on, beside the requests.
+    """The plan's inputs beside the requests.
 
     lm_open, synthesis_open: the queue takes more work now; slots_free, slots_total: language-model slots;
     steps_in_flight: decode steps whose tokens are still to come; running: flow batches; batches_open: another flow
@@ -137,10 +117,10 @@ class SchedulerState(NamedTuple):
 
     now: float
     lm_open: bool
-    synthesis_open: bool
     slots_free: int
     slots_total: int
     steps_in_flight: int
+    synthesis_open: bool
     running: Sequence[RunningBatch]
     batches_open: bool
 
@@ -158,7 +138,7 @@ class Scheduler:
         self._costs, self._limits, self._exclusive, self._padded = costs, limits, exclusive, padded
         self._self_paced = self_paced
         self._chunks_s: dict[tuple[int, int], float] = {}
-        """Of the plan in hand: hundreds of streams have chunks of a few sizes."""
+        """Seconds by frames and past, for one plan: hundreds of streams have chunks of a few sizes."""
         self._guard_s = limits.guard_s
 
     def plan(self, requests: Collection[RequestState], at: SchedulerState) -> Plan:
@@ -177,7 +157,6 @@ class Scheduler:
         return Plan(lm[1].prefill, lm[1].decode, synthesis[1].start, synthesis[1].advance)
 
     def urgency(self, sequence: SequenceState, now: float, work_s: float) -> Urgency:
-        """How urgent a sequence's next chunk is, which still needs `work_s` of work."""
         request = sequence.request
         if request.policy is None:
             slack = request.accepted_at + self._limits.patience_s - now
@@ -217,18 +196,18 @@ class Scheduler:
         step_s = self._costs.predict(Stage.DECODE, size)
         by_urgency = sorted(((self._token_urgency(one, at.now, step_s), one) for one in waiting), key=itemgetter(0))
         prefill = self._prefill([one for _, one in by_urgency], at) if waiting else ()
-        gives_way = bool(decoding) and self._gives_way(decoding, at)
+        gives_way = bool(decoding) and not self._exclusive and self._gives_way(decoding, at)
         least = min((self._token_urgency(one, at.now, step_s) for one in decoding), default=None)
         if prefill:
             # The most urgent one may have found no slot.
             reading = next(urgency for urgency, one in by_urgency if one is prefill[0])
-            # What is read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
+            # A prompt read now shares all the steps to come: only a more urgent rank that cannot wait goes on first.
             calm = least is None or least > Urgency(AHEAD, self._limits.calm_s)
             if calm or gives_way or (least is not None and reading.rank <= least.rank):
                 return reading, Plan(prefill=prefill)
         if least is None or gives_way:
             return None
-        return least, Plan(decode=self._steps(decoding, at))
+        return least, Plan(decode=1 if self._exclusive else self._steps(decoding, at))
 
     def _gives_way(self, decoding: Sequence[SequenceState], at: SchedulerState) -> bool:
         """Whether decode steps, of which none is urgent, wait for a stream's batch: on one device they slow it down.
@@ -238,9 +217,9 @@ class Scheduler:
         """
         many = len(decoding) >= _SHARED_SLOTS
         most = AHEAD if many else FIRST
-        if self._exclusive or not any(
-            any(item.sequence.request.policy is not None for item in batch.items)
-            and self._urgency_of(batch, at.now).rank <= most
+        if not any(
+            any(chunk.sequence.request.policy is not None for chunk in batch.chunks)
+            and self._batch_urgency(batch, at.now).rank <= most
             for batch in at.running
         ):
             return False
@@ -256,7 +235,7 @@ class Scheduler:
         """
         request = sequence.request
         if request.policy is None:
-            # Of many, the others' tokens bring its own along.
+            # Where many decode, the others' tokens bring its own along.
             return pause_s == 0 and now - request.accepted_at > self._limits.patience_s
         lacking = sequence.lacking(now)
         if not lacking:
@@ -267,12 +246,10 @@ class Scheduler:
         before = sum(one.produced - one.spoken for one in request.sequences[request.current : sequence.place])
         slack = request.dry_at + before / tokens_per_second - now - lacking * step_s
         # Twice the guard: what is about to run dry keeps newcomers from being read.
-        return slack - self._seconds(tokens_per_second, 0) < 2 * self._guard_s
+        return slack - self._chunk_s(tokens_per_second, 0) < 2 * self._guard_s
 
     def _steps(self, decoding: Sequence[SequenceState], at: SchedulerState) -> int:
         """Decode steps to launch at once: the fewer sequences share them, the sooner each token is wanted."""
-        if self._exclusive:
-            return 1
         steps = next((steps for least, steps in self._limits.shared_steps if len(decoding) >= least), 1)
         if steps > 1:
             requests = ((one, one.request) for one in decoding)
@@ -283,9 +260,9 @@ class Scheduler:
         return steps
 
     def _token_urgency(self, sequence: SequenceState, now: float, step_s: float) -> Urgency:
-        """Of a sequence whose next chunk still needs tokens; if it needs none, it waits for the flow."""
+        """Urgency of a sequence's tokens; a sequence whose next chunk needs no more of them waits for the flow."""
         lacking = sequence.lacking(now)
-        chunk_s = self._seconds(sequence.request.rates.tokens_per_second, 0)
+        chunk_s = self._chunk_s(sequence.request.rates.tokens_per_second, 0)
         urgency = self.urgency(sequence, now, lacking * step_s + chunk_s)
         if lacking or sequence.phase is not Phase.DECODING:
             return urgency
@@ -308,14 +285,14 @@ class Scheduler:
     def _synthesis(self, requests: Collection[RequestState], at: SchedulerState) -> tuple[Urgency, Plan] | None:
         if not at.running:
             return self._start(requests, at.now)
-        urgency, batch = min(((self._urgency_of(one, at.now), one) for one in at.running), key=itemgetter(0))
+        urgency, batch = min(((self._batch_urgency(one, at.now), one) for one in at.running), key=itemgetter(0))
         # A batch that has begun is finished first, unless what waits is of a more urgent kind.
         if at.batches_open and urgency.rank > DRY and self._overtaken(requests, urgency.rank, at.now):
             return self._start(requests, at.now)
         if self._exclusive and not at.batches_open:
-            # What is more urgent waits for its end, and lends it its urgency.
-            rivals = (one.urgency for one in self._choices(requests, at.now) if one.item.sequence.request.policy)
-            urgency = min([urgency, *rivals])
+            # More urgent chunks wait for its end, and lend it their urgency.
+            ready = self._ready(requests, at.now)
+            urgency = min([urgency, *(its for its, chunk in ready if chunk.sequence.request.policy)])
         return urgency, Plan(advance=batch)
 
     def _overtaken(self, requests: Collection[RequestState], rank: int, now: float) -> bool:
@@ -341,67 +318,64 @@ class Scheduler:
             return False
         rates = sounding[0][1].request.rates  # one model's requests have the same
         frames = max(rates.tokens_per_second, rates.frames_of(longest))
-        until = now + self._guard_s + self._seconds(frames, frames)
-        near = (one for dry_at, one in sounding if dry_at < until and (one.lacks_prompt or one.may_cut(now)))
-        return any(self._choice(one, now).urgency.rank < rank for one in near)
+        until = now + self._guard_s + self._chunk_s(frames, frames)
+        near = (one.next_chunk(now) for dry_at, one in sounding if dry_at < until)
+        return any(self._urgency_of(chunk, now).rank < rank for chunk in near if chunk is not None)
 
     def _start(self, requests: Collection[RequestState], now: float) -> tuple[Urgency, Plan] | None:
-        """A batch: the most urgent item, and what may go with it without making it late."""
-        choices = self._choices(requests, now)
-        if not choices:
+        """A batch: the most urgent chunk, and those that may go with it without making it late."""
+        ready = self._ready(requests, now)
+        if not ready:
             return None
-        choices.sort(key=itemgetter(0) if self._exclusive else _oldest_first)
-        urgency = choices[0].urgency
+        ready.sort(key=itemgetter(0) if self._exclusive else _oldest_first)
+        urgency, first = ready[0]
         limits = self._limits
         if urgency.rank == OFFLINE and not self._padded:
             most_frames = limits.offline_batch_frames
         else:
             most_frames = limits.batch_frames if urgency.rank >= AHEAD else limits.urgent_batch_frames
-        _, top, attention, frames, past = choices[0]
-        batch, size = [top], BatchSize(1, frames, past)
+        batch, size = [first], BatchSize(1, first.frames, first.past)
         seconds = self._costs.predict(Stage.FLOW, size)
-        least = min(choice.frames for choice in choices)
+        least = min(chunk.frames for _, chunk in ready)
         alone: dict[tuple[int, int], float] = {}
-        for _, item, its_attention, frames, past in choices[1:]:
-            rows, together = size.rows + 1, size.frames
+        for _, chunk in ready[1:]:
+            rows, together, frames = size.rows + 1, size.frames, chunk.frames
             longest = together // size.rows
             if (rows * max(longest, least) if self._padded else together + least) > most_frames:
                 break
             together = rows * max(longest, frames) if self._padded else together + frames
-            if together > most_frames or its_attention is not attention:
+            if together > most_frames or chunk.attention is not first.attention:
                 continue
-            wider = BatchSize(rows, together, size.past + past)
-            with_item = self._costs.predict(Stage.FLOW, wider)
-            if (frames, past) not in alone:
-                alone[frames, past] = self._costs.predict(Stage.FLOW, BatchSize(1, frames, past))
-            if with_item - seconds <= _WORTH_JOINING * alone[frames, past]:
-                batch.append(item)
-                size, seconds = wider, with_item
+            wider = BatchSize(rows, together, size.past + chunk.past)
+            with_chunk = self._costs.predict(Stage.FLOW, wider)
+            if (frames, chunk.past) not in alone:
+                alone[frames, chunk.past] = self._costs.predict(Stage.FLOW, BatchSize(1, frames, chunk.past))
+            if with_chunk - seconds <= _WORTH_JOINING * alone[frames, chunk.past]:
+                batch.append(chunk)
+                size, seconds = wider, with_chunk
         return urgency, Plan(start=tuple(batch))
 
-    def _urgency_of(self, batch: RunningBatch, now: float) -> Urgency:
-        """Of its most urgent item that is still awaited."""
-        awaited = (item.sequence for item in batch.items if not item.sequence.request.closed)
+    def _ready(self, requests: Collection[RequestState], now: float) -> list[tuple[Urgency, ChunkPlan]]:
+        """Chunks that the flow could begin: of a stream only the current sequence's next one."""
+        ready: list[tuple[Urgency, ChunkPlan]] = []
+        for request in requests:
+            if request.closed:
+                continue
+            for sequence in request.sequences[request.current :][: None if request.policy is None else 1]:
+                chunk = sequence.next_chunk(now)
+                if chunk is not None:
+                    ready.append((self._urgency_of(chunk, now), chunk))
+        return ready
+
+    def _urgency_of(self, chunk: ChunkPlan, now: float) -> Urgency:
+        priced = max(1, chunk.frames) if chunk.hop else chunk.sequence.request.rates.tokens_per_second
+        return self.urgency(chunk.sequence, now, self._chunk_s(priced, chunk.past))
+
+    def _batch_urgency(self, batch: RunningBatch, now: float) -> Urgency:
+        awaited = (chunk.sequence for chunk in batch.chunks if not chunk.sequence.request.closed)
         return min((self.urgency(one, now, batch.seconds_left) for one in awaited), default=_UNRIVALLED)
 
-    def _choices(self, requests: Collection[RequestState], now: float) -> list[_Choice]:
-        """What the flow could begin: of a stream only the current sequence's next chunk."""
-        return [
-            self._choice(sequence, now)
-            for request in requests
-            if not request.closed
-            for sequence in request.sequences[request.current :][: None if request.policy is None else 1]
-            if not sequence.busy and (sequence.lacks_prompt or sequence.may_cut(now))
-        ]
-
-    def _choice(self, sequence: SequenceState, now: float) -> _Choice:
-        cut = None if sequence.lacks_prompt else sequence.next_cut(now)
-        frames, past = sequence.frames(cut)
-        priced = max(1, frames) if cut else sequence.request.rates.tokens_per_second
-        urgency = self.urgency(sequence, now, self._seconds(priced, past))
-        return _Choice(urgency, FlowItem(sequence, cut), cut.attention if cut else AttentionMode.BLOCKS, frames, past)
-
-    def _seconds(self, frames: int, past: int) -> float:
+    def _chunk_s(self, frames: int, past: int) -> float:
         """Seconds of flow and vocoder for this many frames after this many others; no less for more of either."""
         past = past // _PAST_STEP * _PAST_STEP
         seconds = self._chunks_s.get((frames, past))
@@ -412,11 +386,11 @@ class Scheduler:
         return seconds
 
 
-def _oldest_first(choice: _Choice) -> tuple[int, float]:
-    """Order of what could be begun: streams that are ahead are finished one after the other.
+def _oldest_first(ready: tuple[Urgency, ChunkPlan]) -> tuple[int, float]:
+    """Order of chunks that could be begun: streams that are ahead are finished one after the other.
 
     Each that has begun holds the state of its past. By slack, all would go on side by side until memory is full, and
     then most of the work would be to compute pasts again.
     """
-    rank, slack = choice.urgency
-    return rank, choice.item.sequence.request.accepted_at if rank == AHEAD else slack
+    (rank, slack), chunk = ready
+    return rank, chunk.sequence.request.accepted_at if rank == AHEAD else slack

@@ -25,7 +25,7 @@ CUDA_SLOTS = 256
 """From there on a decode step takes longer by as much as it does more."""
 CPU_STATE_BYTES = 2 << 30
 SLOTS_SHARE, BATCHES_SHARE = 0.25, 0.25
-"""Of the memory that a CUDA device has beside the weights: what slots take at most where that is enough for the fewest,
+"""Shares of a CUDA device's memory beside the weights: the most that slots take where that is enough for the fewest,
 and what is left to recordings, batches' own tensors and weights in the form that kernels read; all else is for the
 flow's state."""
 CUDA_BYTES, LATER_BYTES = 3 << 28, 1 << 28
@@ -38,16 +38,16 @@ FEWEST_BYTES, ROOT_BYTES = 15 << 27, 72 << 20
 root of the size: fitted to what engines of CosyVoice 2 and 3 took of an H200 (benchmarks/results/gpu)."""
 FEWEST_SLOTS = 8
 LONE_SLOTS_SHARE = 0.5
-"""As `SLOTS_SHARE`, where no flow and no vocoder need memory."""
+"""`SLOTS_SHARE` of a language model alone."""
 STREAMS = 4_096
-"""In place of slots, where there is no language model: requests that run at once."""
+"""Requests that run at once where no language model limits them by its slots."""
 LEAST_ROOM = 1 << 30
 """Bytes beside the weights with which an engine can work."""
 
 
 @dataclass(frozen=True)
 class EngineSettings(AdmissionLimits):
-    """What an operator may choose, admission's limits included; None: as the device's memory allows.
+    """The operator's choices, admission's limits included; None: as the device's memory allows.
 
     slots: sequences that the language model decodes at once; slots_share: of a CUDA device's memory beside the weights,
     that slots take at most where their number is not given, None: a quarter, or half where the language model is alone;
@@ -105,7 +105,7 @@ class MemoryPlan:
 
     @property
     def num_bytes(self) -> int:
-        """What is taken of a CUDA device beside the weights and `CUDA_BYTES`."""
+        """Bytes taken of a CUDA device beside the weights and `CUDA_BYTES`."""
         return self.slots_bytes + self.state_bytes + self.batches_bytes
 
 
@@ -157,7 +157,7 @@ def divide(room: int, models: Models | LanguageModel, settings: EngineSettings, 
 
 
 def _batches_bytes(frames: int) -> int:
-    """What batches and recordings take where the largest ones that are recorded have this many mel frames."""
+    """Bytes of batches and recordings where the largest recorded ones have this many mel frames."""
     return FEWEST_BYTES + int(ROOT_BYTES * (sqrt(frames) - sqrt(FEWEST_FRAMES)))
 
 
@@ -177,7 +177,7 @@ def slot_bytes(model: Models | LanguageModel, capacity: int) -> int:
 
 
 def suits_kernels(generation: Generation, dtype: torch.dtype) -> bool:
-    """Whether our own kernels are the faster ones on a CUDA device; for CosyVoice 1 there are none."""
+    """Whether our own kernels are the faster ones on a CUDA device; CosyVoice 1 has no kernels."""
     return generation is not Generation.V1 and dtype != torch.float32
 
 
@@ -218,7 +218,7 @@ def cuda_room(device: torch.device, memory_bytes: int | None = None) -> int:
     Raises:
         InvalidRequest: too little is free, or `memory_bytes` leaves too little.
     """
-    # What engines that were closed have held, and torch keeps.
+    # Torch keeps memory of engines that were closed.
     gc.collect()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] - LATER_BYTES

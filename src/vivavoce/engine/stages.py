@@ -1,4 +1,4 @@
-"""What the engine asks of the stages, and what their failures mean.
+"""The interfaces of the stages, and the errors that their failures become.
 
 Another generation of models, or another runtime (vLLM, TensorRT), takes part by implementing these three interfaces:
 loop, scheduler and entry points know nothing else of a stage. One thread uses them, under `torch.inference_mode()`, and
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
+from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
 from vivavoce.engine.request import Conditioning, SamplingParams
 from vivavoce.engine.request_state import SequenceState
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.errors import OutOfMemory, StageFailed, VivavoceError
 
 
@@ -35,7 +35,7 @@ class LMInterface(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """What runs it lives, as far as is known; from any thread."""
+        """The runtime lives, as far as is known; from any thread."""
 
     @property
     def free_slots(self) -> int:
@@ -104,8 +104,8 @@ class FlowJobInterface(Protocol):
 class FlowInterface(Protocol):
     """Speech tokens → mel, by chunks. State is a cache: a past that is not found is computed again, to the same result.
 
-    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, `known`, the
-    state that the next chunk goes on from or None, and `frames_of`, a chunk's mel frames without one.
+    A place (`open`) has `voice`, a key of the voice's prompt or None where it has no state of its own, and `known`, the
+    state that the next chunk goes on from or None.
     """
 
     def prepare(self, frames: int | None = None) -> None:
@@ -120,8 +120,8 @@ class FlowInterface(Protocol):
     def lacks_prompt(self, stream: Any) -> bool:
         """Whether to compute the state of the sequence's voice before its next chunk."""
 
-    def start(self, work: Sequence[FlowChunk | PromptPrefill]) -> FlowJobInterface:
-        """Begin one batch, all of one attention. If it raises, nothing was begun."""
+    def start(self, rows: Sequence[FlowRow]) -> FlowJobInterface:
+        """Begin one batch, all of one attention; sets the rows' frames. If it raises, nothing was begun."""
 
 
 class VocoderInterface(Protocol):
@@ -136,8 +136,8 @@ class VocoderInterface(Protocol):
     def close(self, stream: Any) -> None:
         """Free what a sequence holds; may be called again."""
 
-    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Samples [n] float32 of each piece, on the device. If it raises, nothing is changed."""
+    def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
+        """Samples [n] float32 of each row, on the device. If it raises, nothing is changed."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the engine has done since it started, in counters and bounded histograms; nothing here decides anything."""
+"""Counters and bounded histograms of the engine's work since it started; nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -44,11 +44,9 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Values counted."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, this many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
         self.maximum = max(self.maximum, value)
@@ -68,12 +66,10 @@ class StageStatistics:
 
     @property
     def batches(self) -> int:
-        """Batches done."""
         return self.batch_size.count
 
     @property
     def rows(self) -> int:
-        """Rows done, summed over the batches."""
         return int(self.batch_size.total)
 
 
@@ -103,7 +99,6 @@ class StreamStatistics:
 
     @property
     def underruns(self) -> int:
-        """Chunks that came after their deadline."""
         return self.lateness_s.count
 
 
@@ -130,7 +125,6 @@ class StatisticsSnapshot:
     audio_s: float = 0.0
 
     def stage(self, stage: Stage) -> StageStatistics:
-        """The statistics of one stage."""
         return next(entry for entry in self.stages if entry.stage is stage)
 
 
@@ -140,11 +134,12 @@ class Statistics:
     def __init__(self) -> None:
         # Reentrant: a handle that is collected while its thread counts something ends a request, which is counted, too.
         self.lock, self.now = RLock(), StatisticsSnapshot()
+        self._stages = {entry.stage: entry for entry in self.now.stages}
 
     def batch(self, stage: Stage, rows: int, busy_s: float, queued_s: Iterable[float] = (), batches: int = 1) -> None:
         """Count batches of `rows` rows that took `busy_s` each; queued_s: what rows waited that queued for them."""
         with self.lock:
-            counted = self.now.stage(stage)
+            counted = self._stages[stage]
             counted.batch_size.observe(rows, batches)
             counted.busy_s.observe(busy_s, batches)
             for seconds in queued_s:
@@ -159,7 +154,7 @@ class Statistics:
 
 
 def summed(snapshots: Sequence[StatisticsSnapshot]) -> StatisticsSnapshot:
-    """Of several engines together: the sums of all counts, of the most slots too; the largest of the maxima."""
+    """Statistics of several engines together: the sums of all counts, peaks of slots too; the largest maximum."""
 
     def added(one: Any, other: Any, name: str = "") -> Any:
         if is_dataclass(one) and not isinstance(one, type):

@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +15,13 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.cost_model import BatchSize, CostModel, Stage
 from vivavoce.engine.device import DeviceQueue, QueueEvent
-from vivavoce.engine.flow_stage import FlowChunk, PromptPrefill
+from vivavoce.engine.flow_stage import FlowRow
 from vivavoce.engine.request import SegmentRequest
 from vivavoce.engine.request_state import ChunkPlan, SequenceState
-from vivavoce.engine.scheduler import FlowItem, RunningBatch
+from vivavoce.engine.scheduler import RunningBatch
 from vivavoce.engine.stages import Fail, FlowInterface, FlowJobInterface, VocoderInterface, is_out_of_memory, not_finite
 from vivavoce.engine.statistics import Statistics
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +29,9 @@ _MOST_BATCHES = 2
 """Flow batches that take their steps in turns."""
 
 
-class Synthesized(NamedTuple):
-    """Samples of one cut, [n] float32, on the host."""
-
-    sequence: SequenceState
-    cut: ChunkPlan
-    samples: NDArray[np.float32]
-
-
 @dataclass(eq=False)
 class _Batch(RunningBatch):
-    """Items in the flow (`job`), or with mels that the vocoder has still to turn into samples."""
+    """Chunks in the flow (`job`), or with mels that the vocoder has still to turn into samples."""
 
     size: BatchSize
     job: FlowJobInterface | None
@@ -55,7 +46,7 @@ class _Batch(RunningBatch):
 
 
 class SynthesisRunner:
-    """Runs flow batches, vocodes what they give, and hands samples out in the order in which batches end.
+    """Runs flow batches, vocodes their mels, and hands samples out in the order in which batches end.
 
     Args:
         padded: the rows of a batch cost as much as its longest one.
@@ -80,29 +71,26 @@ class SynthesisRunner:
         self.flow, self.vocoder, self.queue = flow, vocoder, queue
         self._costs, self._statistics = costs, statistics
         self._padded, self._one_by_one = padded, one_by_one
-        self._on_cuda = queue.on_cuda
         self._batches: list[_Batch] = []
-        self._again: deque[tuple[Sequence[FlowItem], bool]] = deque()
-        """Items of batches that failed, to be tried in smaller ones; whether it is for the last time."""
-        self._leaving: deque[tuple[Sequence[FlowItem], Sequence[Tensor], QueueEvent]] = deque()
+        self.failed: deque[tuple[Sequence[ChunkPlan], bool]] = deque()
+        """Chunks of batches that failed, to be tried in smaller ones; whether it is for the last time."""
+        self._leaving: deque[tuple[Sequence[ChunkPlan], Sequence[Tensor], QueueEvent]] = deque()
         """Samples that are being copied to the host."""
 
     @property
     def busy(self) -> bool:
         """Batches are running, samples are on their way, or the device has work left, such as a prompt's."""
-        return bool(self._batches or self._leaving or self._again) or self.queue.busy
+        return bool(self._batches or self._leaving or self.failed) or self.queue.busy
 
-    @property
-    def batches_open(self) -> bool:
-        """Another batch may be begun beside those that run."""
-        return sum(batch.job is not None for batch in self._batches) < _MOST_BATCHES
-
-    def running(self) -> Sequence[RunningBatch]:
-        """The batches with steps left; the vocoder's is a step of its own."""
+    def running(self) -> tuple[Sequence[RunningBatch], bool]:
+        """The batches with steps left, of which the vocoder's is one, and whether another may be begun beside them."""
+        in_flow = 0
         for batch in self._batches:
-            seconds = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
-            batch.seconds_left = seconds * (batch.job.steps_left / batch.steps if batch.job else 1.0)
-        return self._batches
+            batch.seconds_left = self._costs.predict(Stage.FLOW if batch.job else Stage.VOCODER, batch.size)
+            if batch.job is not None:
+                batch.seconds_left *= batch.job.steps_left / batch.steps
+                in_flow += 1
+        return self._batches, in_flow < _MOST_BATCHES
 
     def prepare(self, frames: int | None) -> None:
         """Get ready for batches of up to this many mel frames; None: of any size."""
@@ -111,7 +99,6 @@ class SynthesisRunner:
             self.vocoder.prepare(frames)
 
     def open(self, sequence: SequenceState) -> None:
-        """A sequence's places in flow and vocoder."""
         segment, request = sequence.segment, sequence.request
         assert isinstance(segment, SegmentRequest)
         joins = CrossfadeMode.SEAMLESS if request.policy is None else request.policy.joins
@@ -126,39 +113,36 @@ class SynthesisRunner:
                     self._statistics.now.prompt_cache_misses += sequence.flow.known is None
 
     def release(self, sequence: SequenceState) -> None:
-        """Free what a sequence holds; what is in a running batch when that has ended."""
+        """Free what a sequence holds; its part of a running batch when that has ended."""
         if sequence.flow is not None:
             self.flow.close(sequence.flow)
             self.vocoder.close(sequence.wave)
 
-    def retry(self) -> bool:
-        """Begin a batch that failed before, in a smaller form; False: there is none."""
-        if not self._again:
-            return False
-        items, last = self._again.popleft()
-        items = [item for item in items if not item.sequence.request.closed]
-        if items:
-            self._begin(items, (), last)
-        return True
+    def retry(self) -> None:
+        """Begin one of the `failed` batches in its smaller form."""
+        chunks, last = self.failed.popleft()
+        chunks = [chunk for chunk in chunks if not chunk.sequence.request.closed]
+        if chunks:
+            self._begin(chunks, (), last)
 
-    def begin(self, items: Sequence[FlowItem]) -> None:
-        """Begin a flow batch; marks what its cuts take of their sequences."""
+    def begin(self, chunks: Sequence[ChunkPlan]) -> None:
+        """Begin a flow batch; marks what its chunks take of their sequences."""
         now = self.queue.clock()
         begun, queued = [], []
-        for item in items:
-            sequence, cut = item
+        for chunk in chunks:
+            sequence = chunk.sequence
             if sequence.request.closed:
                 continue  # the language model failed it a moment ago
-            if cut is None:
+            if not chunk.hop:
                 sequence.lacks_prompt = self.flow.lacks_prompt(sequence.flow)
                 if not sequence.lacks_prompt:
                     continue  # another stream of the voice has brought it meanwhile
             else:
                 sequence.chunks += 1
-                sequence.finished = cut.final
+                sequence.finished = chunk.final
                 if sequence.pushed:
                     sequence.pushed.popleft()
-            begun.append(item)
+            begun.append(chunk)
             queued.append(now - (sequence.ready_at or now))
             sequence.busy, sequence.ready_at = True, now if sequence.pushed else None
         if begun:
@@ -170,7 +154,7 @@ class SynthesisRunner:
         job = running.job
         if job is None:
             self._batches.remove(running)
-            self._vocode(running.items, running.mels)
+            self._vocode(running.chunks, running.mels)
             return
 
         def on_done(seconds: float) -> None:
@@ -179,109 +163,105 @@ class SynthesisRunner:
             if running.done == running.steps:
                 self._costs.observe(Stage.FLOW, running.size, running.spent_s)
                 self._statistics.batch(Stage.FLOW, running.size.rows, running.spent_s, running.queued_s)
-            for sequence, _ in running.items:
-                sequence.request.timings.flow_s += seconds / len(running.items)
+            for chunk in running.chunks:
+                chunk.sequence.request.timings.flow_s += seconds / len(running.chunks)
 
         try:
             self.queue.launch(job.step, on_done)
         except Exception as error:
             self._batches.remove(running)
-            self._recover(running.items, error, running.last)
+            self._recover(running.chunks, error, running.last)
             return
-        if job.steps_left:
-            return
-        self._batches.remove(running)
+        if not job.steps_left:
+            self._batches.remove(running)
+            self._finish(running, job)
+
+    def _finish(self, batch: _Batch, job: FlowJobInterface) -> None:
         try:
             with self.queue.entered():
                 mels = job.result()
         except Exception as error:
             # Some rows may have left their state: to compute them again from it would be wrong.
             job.abandon()
-            self._give_up(running.items, error)
+            self._give_up(batch.chunks, error)
             return
-        cuts: list[tuple[FlowItem, Tensor]] = []
-        for item, mel in zip(running.items, mels, strict=True):
-            sequence, cut = item
-            if cut is None or mel is None:
-                sequence.lacks_prompt = sequence.busy = False
+        made: list[tuple[ChunkPlan, Tensor]] = []
+        for chunk, mel in zip(batch.chunks, mels, strict=True):
+            if mel is None:
+                chunk.sequence.lacks_prompt = chunk.sequence.busy = False
             else:
-                sequence.spoken += cut.hop
-                cuts.append((item, mel))
-        for group in [[pair] for pair in cuts] if self._one_by_one else [cuts] if cuts else []:
-            size = self._size([len(mel) for _, mel in group])
-            items, made = [item for item, _ in group], [mel for _, mel in group]
-            self._batches.append(_Batch(items, 0.0, size, None, mels=made))
+                chunk.sequence.spoken += chunk.hop
+                made.append((chunk, mel))
+        for group in [[pair] for pair in made] if self._one_by_one else [made] if made else []:
+            chunks, parts = zip(*group, strict=True)
+            size = self._size([len(mel) for mel in parts])
+            self._batches.append(_Batch(chunks, 0.0, size, None, mels=parts))
 
     def wait(self) -> None:
-        """Block until something that was launched is done."""
         self.queue.settle(wait=True)
 
-    def collect(self) -> list[Synthesized]:
-        """Samples that have arrived at the host, in the order in which their batches ended."""
+    def collect(self) -> list[tuple[ChunkPlan, NDArray[np.float32]]]:
+        """Chunks whose samples have arrived at the host, [n] float32, in the order in which their batches ended."""
         for batch in self._batches[:]:
-            if all(sequence.request.closed for sequence, _ in batch.items):
+            if all(chunk.sequence.request.closed for chunk in batch.chunks):
                 if batch.job is not None:
                     batch.job.abandon()
                 self._batches.remove(batch)
-                for sequence, _ in batch.items:
-                    sequence.busy = False
+                for chunk in batch.chunks:
+                    chunk.sequence.busy = False
         self.queue.settle()
-        made: list[Synthesized] = []
+        arrived: list[tuple[ChunkPlan, NDArray[np.float32]]] = []
         while self._leaving and self._leaving[0][2].reached():
-            items, copies, _ = self._leaving.popleft()
-            for (sequence, cut), copy in zip(items, copies, strict=True):
-                assert cut is not None
-                sequence.busy = False
+            chunks, copies, _ = self._leaving.popleft()
+            for chunk, copy in zip(chunks, copies, strict=True):
+                chunk.sequence.busy = False
                 # A copy of its own: listeners keep chunks, and page-locked memory is dear.
                 samples = copy.numpy().copy() if copy.is_pinned() else copy.numpy()
                 if np.isfinite(samples).all():
-                    made.append(Synthesized(sequence, cut, samples))
+                    arrived.append((chunk, samples))
                 else:
-                    log.warning("samples not finite: of request %(request)d", {"request": sequence.request.id})
-                    self.fail([sequence], not_finite())
-        return made
+                    log.warning("samples not finite: of request %(request)d", {"request": chunk.sequence.request.id})
+                    self.fail([chunk.sequence], not_finite())
+        return arrived
 
-    def _begin(self, items: Sequence[FlowItem], queued: Sequence[float] = (), last: bool = False) -> None:
-        work: list[FlowChunk | PromptPrefill] = []
-        for sequence, cut in items:
-            if cut is None:
-                work.append(PromptPrefill(sequence.flow))
-            else:
-                tokens = tuple(sequence.tokens[: cut.seen])
-                work.append(FlowChunk(sequence.flow, tokens, cut.hop, cut.attention))
-        # What the flow will really compute: without its state a chunk's past comes on top.
-        size = self._size([one.frames for one in work], sum(one.past_frames for one in work))
+    def _begin(self, chunks: Sequence[ChunkPlan], queued: Sequence[float] = (), last: bool = False) -> None:
+        rows = [FlowRow(chunk.sequence.flow) for chunk in chunks]
+        for chunk, row in zip(chunks, rows, strict=True):
+            if chunk.hop:
+                row.speech, row.hop = tuple(chunk.sequence.tokens[: chunk.seen]), chunk.hop
+                row.attention = chunk.attention
         try:
             with self.queue.entered():
-                job = self.flow.start(work)
+                job = self.flow.start(rows)
         except Exception as error:
-            self._recover(items, error, last)
+            self._recover(chunks, error, last)
             return
-        self._batches.append(_Batch(items, 0.0, size, job, queued, steps=job.steps_left, last=last))
+        # The frames that the flow really computes: without its state a chunk's past comes on top.
+        size = self._size([row.frames for row in rows], sum(row.past_frames for row in rows))
+        self._batches.append(_Batch(chunks, 0.0, size, job, queued, steps=job.steps_left, last=last))
 
     def _size(self, frames: Sequence[int], past: int = 0) -> BatchSize:
-        """Of a batch whose rows have this many frames."""
         return BatchSize(len(frames), len(frames) * max(frames) if self._padded else sum(frames), past)
 
-    def _vocode(self, items: Sequence[FlowItem], mels: Sequence[Tensor]) -> None:
-        pieces = []
-        for (sequence, cut), mel in zip(items, mels, strict=True):
-            assert cut is not None
-            pieces.append(Piece(sequence.wave, mel, cut.final, whole=sequence.request.policy is None))
-        size = self._size([piece.frames for piece in pieces])
+    def _vocode(self, chunks: Sequence[ChunkPlan], mels: Sequence[Tensor]) -> None:
+        rows = [
+            VocoderRow(chunk.sequence.wave, mel, chunk.final, whole=chunk.sequence.request.policy is None)
+            for chunk, mel in zip(chunks, mels, strict=True)
+        ]
+        size = self._size([row.frames for row in rows])
 
         def on_done(seconds: float) -> None:
             self._costs.observe(Stage.VOCODER, size, seconds)
             self._statistics.batch(Stage.VOCODER, size.rows, seconds)
-            for sequence, _ in items:
-                sequence.request.timings.vocoder_s += seconds / len(items)
+            for chunk in chunks:
+                chunk.sequence.request.timings.vocoder_s += seconds / len(chunks)
 
         waves: list[Tensor] | None = None
 
         def work() -> tuple[Sequence[Tensor], QueueEvent]:
             nonlocal waves
-            waves = self.vocoder.run(pieces)
-            if not self._on_cuda:
+            waves = self.vocoder.run(rows)
+            if not self.queue.on_cuda:
                 return waves, self.queue.mark()
             samples = torch.cat(waves)  # all of a batch in one copy
             copy = torch.empty(samples.shape, dtype=samples.dtype, pin_memory=True)
@@ -291,39 +271,39 @@ class SynthesisRunner:
         try:
             copies, mark = self.queue.launch(work, on_done)
         except Exception as error:
-            # What was vocoded cannot be once more: its stream remembers it as spoken.
-            if waves is not None or len(items) == 1:
-                self._give_up(items, error)
+            # Vocoded chunks cannot be vocoded once more: their streams remember them as spoken.
+            if waves is not None or len(chunks) == 1:
+                self._give_up(chunks, error)
                 return
         else:
-            self._leaving.append((items, copies, mark))
+            self._leaving.append((chunks, copies, mark))
             return
         # Not in the handler: there the error would keep the batch's tensors alive.
         self._make_room()
-        half = len(items) // 2
-        self._vocode(items[:half], mels[:half])
-        self._vocode(items[half:], mels[half:])
+        half = len(chunks) // 2
+        self._vocode(chunks[:half], mels[:half])
+        self._vocode(chunks[half:], mels[half:])
 
-    def _recover(self, items: Sequence[FlowItem], error: Exception, last: bool = False) -> None:
-        """Try again in two halves: an item that cannot be computed harms no other. After out-of-memory one that is
+    def _recover(self, chunks: Sequence[ChunkPlan], error: Exception, last: bool = False) -> None:
+        """Try again in two halves: a chunk that cannot be computed harms no other. After out-of-memory one that is
         alone is tried once more, with room made.
         """
-        half = len(items) // 2
+        half = len(chunks) // 2
         if half:
-            self._again.extend(((items[:half], False), (items[half:], False)))
+            self.failed.extend(((chunks[:half], False), (chunks[half:], False)))
         elif is_out_of_memory(error) and not last:
-            self._again.append((items, True))
+            self.failed.append((chunks, True))
         else:
-            self._give_up(items, error)
+            self._give_up(chunks, error)
             return
         self._make_room()
 
     def _make_room(self) -> None:
         """Give back what torch's allocator keeps in pieces that are too small."""
-        if self._on_cuda:
+        if self.queue.on_cuda:
             torch.cuda.empty_cache()
 
-    def _give_up(self, items: Sequence[FlowItem], error: Exception) -> None:
-        self.fail([sequence for sequence, _ in items], error)
-        for sequence, _ in items:
-            sequence.busy = False
+    def _give_up(self, chunks: Sequence[ChunkPlan], error: Exception) -> None:
+        self.fail([chunk.sequence for chunk in chunks], error)
+        for chunk in chunks:
+            chunk.sequence.busy = False

@@ -18,7 +18,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
-from vivavoce.engine.engine import Engine
+from vivavoce.engine.engine_group import EngineInterface
 from vivavoce.engine.handle import ArrivingText, Handle
 from vivavoce.engine.request import AudioChunk, EngineRequest, InputMode
 from vivavoce.errors import InvalidText, RequestCancelled
@@ -58,7 +58,11 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
     """The engine's request, after `start`."""
 
     def __init__(
-        self, engine: Engine, front_end: FrontEnd, policy: ChunkPolicy | None = None, later: Later | None = None
+        self,
+        engine: EngineInterface,
+        front_end: FrontEnd,
+        policy: ChunkPolicy | None = None,
+        later: Later | None = None,
     ) -> None:
         """policy: how the audio is cut into chunks; None: as the model's generation does best, see `policy_for`, which
         says what it refuses. later: what `start` is to be given when the first chunk is asked for: `async for` does so
@@ -170,18 +174,18 @@ class RequestSession(Iterator[AudioChunk], AsyncIterator[AudioChunk]):
         The last one's end moves with each chunk; whether a segment was cut for its length is known at the end.
         """
         progress, rate = self._progress, self._front_end.config.rates.sample_rate
-        cut = self.handle.cut if hasattr(self, "handle") else ()
+        cut = self.handle.outcome.cut if hasattr(self, "handle") else ()
         return marks_of(progress.text, progress.spans, progress.samples, rate, cut)
 
     def verdict(self) -> Verdict:
         """How it ended, once its chunks have; what the listener took of it is the listener's to say."""
         given = len(self._progress.spans)
         return Verdict(
-            FinishReason.LENGTH if any(self.handle.cut) else FinishReason.STOP,
+            FinishReason.LENGTH if any(self.handle.outcome.cut) else FinishReason.STOP,
             segments_spoken=given,
             segments_given=given,
             text_tokens=self._progress.text_tokens,
-            speech_tokens=sum(map(len, self.handle.tokens)),
+            speech_tokens=sum(map(len, self.handle.outcome.tokens)),
         )
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ from vivavoce.checkpoint.config import ModelConfig
 from vivavoce.engine.chunk_policy import ChunkPolicy
 from vivavoce.engine.devices import seen_alone
 from vivavoce.engine.engine import Engine
-from vivavoce.engine.engine_group import EngineGroup, Place
-from vivavoce.engine.handle import Handle, Spoken
+from vivavoce.engine.engine_group import DeviceInfo, EngineGroup
+from vivavoce.engine.handle import Handle, RequestResult
 from vivavoce.engine.request import EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import InvalidRequest, MissingDependency, RequestCancelled
@@ -154,7 +154,7 @@ class _Making:
         finally:
             self.handle.cancel()
 
-    def speech(self, spoken: Spoken) -> Speech:
+    def speech(self, spoken: RequestResult) -> Speech:
         """What the engine has made of it."""
         spent, text_s = spoken.timings, self.text_s
         timings = Timings(text_s, spent.lm_s, spent.flow_s, spent.vocoder_s, text_s + (spent.finished_s or 0.0))
@@ -215,7 +215,7 @@ class Synthesizer:
             seen_as, variables = seen_alone(str(device))
             how = torch.device(seen_as), dtype, variant, settings, devices.count(device)
             launches[f"{place} {device}"] = partial(open_engine, folder, *how), variables
-        engines = EngineGroup(launches, Place(devices[0], dtype))
+        engines = EngineGroup(launches, DeviceInfo(devices[0], dtype))
         return cls(cast(Engine, engines), load_front_end(folder, text_processes=text_processes))
 
     def warm_up(self, seconds: float = 3.0, streams: int | None = None) -> None:

@@ -32,7 +32,7 @@ from vivavoce.engine.request import (
 )
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.engine.stages import VocoderInterface
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.frontend.front_end import ModelFrontEnd, load_front_end
 from vivavoce.frontend.model_choice import choose_device, choose_dtype, model_folder
 from vivavoce.frontend.text.tokenizer import TextTokenizer
@@ -254,21 +254,21 @@ class OverlappingVocoder:
     def close(self, stream: _OverlappingStream) -> None:
         """See `VocoderInterface`: nothing is held."""
 
-    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
         """See `VocoderInterface`; the end of a chunk waits for the next one unless it is final."""
-        return [self._run(piece.stream, piece) for piece in pieces]
+        return [self._run(row.stream, row) for row in rows]
 
-    def _run(self, stream: Any, piece: Piece) -> Tensor:
-        mel = piece.mel if stream.tail is None else torch.cat((stream.tail, piece.mel))
+    def _run(self, stream: Any, row: VocoderRow) -> Tensor:
+        mel = row.mel if stream.tail is None else torch.cat((stream.tail, row.mel))
         alone = self._vocoder.open(stream.seed, 1.0, CrossfadeMode.SEAMLESS)
-        (samples,) = self._vocoder.run([Piece(alone, mel, final=True, whole=True)])
+        (samples,) = self._vocoder.run([VocoderRow(alone, mel, final=True, whole=True)])
         self._vocoder.close(alone)
         if stream.held is not None:
             # A raised cosine between sample centres: both sides add up to one everywhere.
             shared = len(stream.held)
             rising = torch.sin(torch.pi / 2 * (torch.arange(shared, device=samples.device) + 0.5) / shared).square()
             samples = torch.cat((samples[:shared] * rising + stream.held * (1 - rising), samples[shared:]))
-        if piece.final or piece.whole:
+        if row.final or row.whole:
             return samples
         stream.tail, stream.held = mel[-self._frames :].clone(), samples[-self._samples :].clone()
         return samples[: -self._samples]

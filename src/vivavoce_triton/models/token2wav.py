@@ -32,7 +32,7 @@ from vivavoce.engine.request import (
     check_speed,
 )
 from vivavoce.engine.settings import CUDA_BYTES, LEAST_ROOM, EngineSettings
-from vivavoce.engine.vocoder_stage.stream import join_rule
+from vivavoce.engine.vocoder_stage.stage import join_rule
 from vivavoce.errors import InvalidRequest, Overloaded, StageFailed, UnsupportedModel
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
 from vivavoce.frontend.model_choice import choose_dtype

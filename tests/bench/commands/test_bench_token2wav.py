@@ -15,7 +15,7 @@ from tests.cli.cli_harness import AUDIO, Run
 from vivavoce.engine.chunk_policy import ChunkPolicy, CrossfadeMode
 from vivavoce.engine.request import Conditioning, EngineRequest, SegmentRequest
 from vivavoce.engine.settings import EngineSettings
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 from vivavoce.models.build import Models
 from vivavoce_bench import chunked as bench_chunked
 from vivavoce_bench.batches import Job
@@ -106,14 +106,14 @@ class Doubling:
     def close(self, stream: object) -> None:
         """Nothing was kept."""
 
-    def run(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    def run(self, pieces: Sequence[VocoderRow]) -> list[torch.Tensor]:
         return [piece.mel[:, 0].repeat_interleave(10) for piece in pieces]
 
 
 def test_a_fade_between_equal_sounds_changes_nothing() -> None:
     vocoder = OverlappingVocoder(cast(Any, Doubling()), frames=2, samples_per_frame=10)
     stream, mel = cast(Any, vocoder.open(0, 1.0, CrossfadeMode.SEAMLESS)), torch.sin(torch.arange(40) / 2)[:, None]
-    (first,) = vocoder.run([Piece(stream, mel[:20], final=False)])
-    (second,) = vocoder.run([Piece(stream, mel[20:], final=True)])
+    (first,) = vocoder.run([VocoderRow(stream, mel[:20], final=False)])
+    (second,) = vocoder.run([VocoderRow(stream, mel[20:], final=True)])
     assert (len(first), len(second)) == (180, 220), "from what they share on"
     torch.testing.assert_close(torch.cat((first, second)), mel[:, 0].repeat_interleave(10))

@@ -10,7 +10,7 @@ from tests.engine.engine_helpers import MUTE, VOICE, given, inject, joined, offl
 from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
 from vivavoce.engine.backends import FLOW_BACKENDS
 from vivavoce.engine.backends.registry import FLOW, foreign_flow
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.models.exported.runtimes import onnx_estimator
@@ -72,7 +72,7 @@ def test_batches_of_all_lengths_and_alone_as_in_company(stages):
         company, own = (
             run(
                 stage,
-                [FlowChunk(stage.open(one), row, len(row), attention) for one, row in zip(voices, tokens, strict=True)],
+                [FlowRow(stage.open(one), row, len(row), attention) for one, row in zip(voices, tokens, strict=True)],
             )
             for stage in stages
         )

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import CPU
 from tests.engine.flow_stage.flow_oracle import run, speech, voice
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.errors import CheckpointError, MissingDependency, StageFailed
 from vivavoce.models.build import build_models
 from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator, ExportedFlow
@@ -101,7 +101,7 @@ def test_the_flow_is_the_same(folder, models, trt):
     ]
     for attention in AttentionMode:
         made, wanted = (
-            run(one, [FlowChunk(one.open(voice(prompt)), speech(9), 9, attention) for prompt in (20, 0, 7)])
+            run(one, [FlowRow(one.open(voice(prompt)), speech(9), 9, attention) for prompt in (20, 0, 7)])
             for one in stages
         )
         for mel, own in zip(made, wanted, strict=True):

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from vivavoce.checkpoint.config import DiTConfig
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.flow.model import fixed_noise, time_steps
 from vivavoce.models.flow.unet import VelocityContext
@@ -72,7 +72,7 @@ def run(stage, work):
 
 def say(stage, stream, tokens, hop, attention=AttentionMode.BLOCKS):
     """One chunk by itself."""
-    (mel,) = run(stage, [FlowChunk(stream, tokens, hop, attention)])
+    (mel,) = run(stage, [FlowRow(stream, tokens, hop, attention)])
     return mel
 
 
@@ -99,7 +99,7 @@ def forget(stage):
     for one in unused:
         stage.prompts.drop(one)
     for stream in () if unused else stage._streams:
-        stage._drop(stream)
+        stage.drop_state(stream)
 
 
 def check_pages(stage):
@@ -144,10 +144,10 @@ def perform(stage, opened, tokens, schedule, compute=run, ahead=3):
         work = []
         for place in batch:
             hop, stream = streams[place][1][len(mels[place])], opened[place]
-            work.append(FlowChunk(stream, tokens[: stream.spoken + hop + ahead], hop, AttentionMode.BLOCKS))
+            work.append(FlowRow(stream, tokens[: stream.spoken + hop + ahead], hop, AttentionMode.BLOCKS))
         if event == "prompts":
-            lacking = [PromptPrefill(stream) for stream in opened if stage.lacks_prompt(stream)]
-            run(stage, lacking or [PromptPrefill(opened[0])])
+            lacking = [FlowRow(stream) for stream in opened if stage.lacks_prompt(stream)]
+            run(stage, lacking or [FlowRow(opened[0])])
         elif event == "evict":
             forget(stage)
         elif event == "abandon":

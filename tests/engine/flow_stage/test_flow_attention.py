@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.engine_helpers import BOTH
 from tests.engine.flow_stage.flow_oracle import check, mel_of, run, say, speech, voice
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage, PromptPrefill
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.flow_stage.planning import Block, block_ends, grid_ends, near_equal
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.flow.model import MAX_FRAMES, FlowInput
@@ -31,7 +31,7 @@ def item(conditioning, tokens, final):
 @BOTH
 def test_full_attention_of_whole_utterances(models, stage):
     voices, tokens = [voice(prompt) for _, prompt in SHAPES], [speech(count) for count, _ in SHAPES]
-    chunks = [FlowChunk(stage.open(v), t, len(t), AttentionMode.FULL) for v, t in zip(voices, tokens, strict=True)]
+    chunks = [FlowRow(stage.open(v), t, len(t), AttentionMode.FULL) for v, t in zip(voices, tokens, strict=True)]
     for mel, v, t in zip(run(stage, chunks), voices, tokens, strict=True):
         assert mel.dtype == torch.float32
         check(mel, models.flow([item(v, t, True)], False)[0])
@@ -58,7 +58,7 @@ def test_grid_attention_of_rows_of_several_lengths(models, stage):
     voices = [voice(prompt) for _, prompt in SHAPES]
     rows = [speech(count + 3) for count, _ in SHAPES]
     chunks = [
-        FlowChunk(stage.open(v), row, len(row) - 3, AttentionMode.GRID) for v, row in zip(voices, rows, strict=True)
+        FlowRow(stage.open(v), row, len(row) - 3, AttentionMode.GRID) for v, row in zip(voices, rows, strict=True)
     ]
     for mel, v, row in zip(run(stage, chunks), voices, rows, strict=True):
         check(mel, models.flow([item(v, row, False)], True)[0])
@@ -82,30 +82,34 @@ def test_what_the_lookahead_lacks_is_zeros(models, stage, ahead):
 def test_frames_count_what_is_computed(models):
     stage = FlowStage(models, state_bytes=60 << 20)
     stream = stage.open(voice(30))
-    chunk = FlowChunk(stream, speech(60), 10, AttentionMode.BLOCKS)
+    chunk, prompt = FlowRow(stream, speech(60), 10, AttentionMode.BLOCKS), FlowRow(stream)
+    stage.start([chunk]).abandon()
     assert (chunk.frames, chunk.past_frames) == (80, 0)
-    prompt = PromptPrefill(stream)
-    assert (prompt.frames, prompt.past_frames) == (54, 0)
     assert run(stage, [prompt]) == [None]
-    assert (chunk.frames, chunk.past_frames) == (26, 54)
+    assert (prompt.frames, prompt.past_frames) == (54, 0)
     assert run(stage, [chunk])[0].shape == (20, 80)
-    after = FlowChunk(stream, speech(60), 5, AttentionMode.BLOCKS)
+    assert (chunk.frames, chunk.past_frames) == (26, 54)
+    after, full = (FlowRow(stream, speech(60), 5, mode) for mode in (AttentionMode.BLOCKS, AttentionMode.FULL))
+    stage.start([after]).abandon()
     assert (after.frames, after.past_frames) == (10, 80)
-    assert FlowChunk(stream, speech(60), 5, AttentionMode.FULL).frames == 90
-    assert PromptPrefill(stage.open(voice(3))).frames == 0
+    stage.start([full]).abandon()
+    assert full.frames == 90
+    short = FlowRow(stage.open(voice(3)))
+    assert run(stage, [short]) == [None]
+    assert short.frames == 0
 
 
 def test_rows_past_the_noise_are_refused(stage):
     stream = stage.open(voice(30))
     tokens = speech(MAX_FRAMES // 2)
     with pytest.raises(InvalidRequest, match=f"{len(tokens)} speech tokens with the voice's 30"):
-        stage.start([FlowChunk(stream, tokens, len(tokens), AttentionMode.FULL)])
+        stage.start([FlowRow(stream, tokens, len(tokens), AttentionMode.FULL)])
     assert say(stage, stream, tokens, 4, AttentionMode.FULL).shape == (8, 80)
 
 
 def test_work_that_makes_no_batch_is_refused(stage):
     one, other, tokens = stage.open(voice(4)), stage.open(voice(5)), speech(9)
-    full, grid = FlowChunk(one, tokens, 5, AttentionMode.FULL), FlowChunk(other, tokens, 5, AttentionMode.GRID)
+    full, grid = FlowRow(one, tokens, 5, AttentionMode.FULL), FlowRow(other, tokens, 5, AttentionMode.GRID)
 
     def refused(message, work, *given):
         with pytest.raises(ValueError, match=message):
@@ -114,7 +118,7 @@ def test_work_that_makes_no_batch_is_refused(stage):
     refused("one kind", stage.start, [full, grid])
     refused("one kind", stage.start, [])
     refused("once", stage.start, [full, full])
-    refused("hop 10", stage.start, [FlowChunk(one, tokens, 10, AttentionMode.FULL)])
+    refused("hop 10", stage.start, [FlowRow(one, tokens, 10, AttentionMode.FULL)])
     job = stage.start([full])
     refused("running batch", stage.start, [full])
     refused("steps left", job.result)
@@ -124,7 +128,7 @@ def test_work_that_makes_no_batch_is_refused(stage):
     refused("no step left", job.step)
     refused("has ended", job.result)
     stage.close(one)
-    refused("closed", stage.start, [FlowChunk(one, tokens, 2, AttentionMode.FULL)])
+    refused("closed", stage.start, [FlowRow(one, tokens, 2, AttentionMode.FULL)])
 
 
 @given(start=st.integers(0, 200), size=st.integers(0, 300), most=st.integers(1, 60))

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.engine.flow_stage.flow_oracle import check, check_pages, perform, run, say, speech, stage_of, voice
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter, with_small_flow
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, FlowStage
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.flow_stage.packed import load_voices
 from vivavoce.engine.flow_stage.packed_tables import EstimatorLayout
 from vivavoce.engine.flow_stage.padded import voice_features
@@ -96,7 +96,7 @@ def test_whole_rows(either, attention):
     fast, plain = stage_of(either, 0, kernels=True), stage_of(either, 0)
     given = [(voice(30), 1), (voice(0), 31), (voice(2), 1)]
     made, expected = (
-        run(stage, [FlowChunk(stage.open(v), TOKENS[: hop + 3], hop, attention) for v, hop in given])
+        run(stage, [FlowRow(stage.open(v), TOKENS[: hop + 3], hop, attention) for v, hop in given])
         for stage in (fast, plain)
     )
     for mel, wanted in zip(made, expected, strict=True):
@@ -106,7 +106,7 @@ def test_whole_rows(either, attention):
 def test_jobs_take_turns_in_the_same_buffers(small):
     stage, plain = stage_of(small, 20, kernels=True), stage_of(small, 20)
     given = [(voice(30), 4), (voice(30, 1), 6), (voice(3), 16)]
-    jobs = [stage.start([FlowChunk(stage.open(one), TOKENS[:40], hop, BLOCKS)]) for one, hop in given]
+    jobs = [stage.start([FlowRow(stage.open(one), TOKENS[:40], hop, BLOCKS)]) for one, hop in given]
     for mel, (one, hop) in zip(take_turns(jobs), given, strict=True):
         check(mel, say(plain, plain.open(one), TOKENS[:40], hop, BLOCKS))
 
@@ -130,7 +130,7 @@ def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
     opened, undisturbed = ([one.open(voice(prompt)) for prompt in (4, 0)] for one in (stage, plain))
 
     def work(streams, hop):
-        return [FlowChunk(one, TOKENS[: one.spoken + hop + 3], hop, BLOCKS) for one in streams]
+        return [FlowRow(one, TOKENS[: one.spoken + hop + 3], hop, BLOCKS) for one in streams]
 
     run(stage, work(opened, 5))
     run(plain, work(undisturbed, 5))
@@ -148,7 +148,7 @@ def test_a_batch_whose_second_part_fails_leaves_no_trace(small, monkeypatch):
         # So long that the rows need pages of their own.
         with pytest.raises(MemoryError):
             stage.start(work(opened, 40))
-    assert [row.chunk.stream for row in begun[0].rows] == opened[:1]
+    assert [row.stream for row in begun[0].rows] == opened[:1]
     check_pages(stage)
     assert stage.pool.total - stage.pool.free == 2
     assert not any(stream.busy for stream in opened)
@@ -164,8 +164,8 @@ def test_deterministic_rows_are_equal_to_the_bit(either, ordered):
     def speak(stage, stream, company):
         mels = []
         for hop in hops:
-            others = [FlowChunk(one, TOKENS[5 : one.spoken + hop + 9], hop + 1, BLOCKS) for one in company]
-            work = [*others, FlowChunk(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS)]
+            others = [FlowRow(one, TOKENS[5 : one.spoken + hop + 9], hop + 1, BLOCKS) for one in company]
+            work = [*others, FlowRow(stream, TOKENS[: stream.spoken + hop + 3], hop, BLOCKS)]
             mels.append(run(stage, work)[-1])
         return torch.cat(mels)
 
@@ -224,10 +224,8 @@ def test_buckets(sizes, size):
 
 def test_tables_of_a_batch(small):
     stage = stage_of(small, 20, kernels=True)
-    rows = [
-        stage.planner.chunk(FlowChunk(stage.open(voice(prompt)), TOKENS[:40], hop, BLOCKS))
-        for prompt, hop in ((0, 5), (30, 9))
-    ]
+    rows = [FlowRow(stage.open(voice(prompt)), TOKENS[:40], hop, BLOCKS) for prompt, hop in ((0, 5), (30, 9))]
+    assert all(map(stage.planner.plan, rows))
     layout = EstimatorLayout(FRAME_SIZES.bucket(2 * (5 + 39), 2, True), 16)
     tables = layout.tables(torch.from_numpy(layout.numbers(rows, 2)))
     assert all(table.data_ptr() % 16 == 0 for table in (tables.first, tables.length, tables.tiles, tables.pages))

@@ -21,7 +21,7 @@ from tests.engine.flow_stage.flow_oracle import (
     stage_of,
     voice,
 )
-from vivavoce.engine.flow_stage import AttentionMode, FlowChunk, PromptPrefill, padded
+from vivavoce.engine.flow_stage import AttentionMode, FlowRow, padded
 from vivavoce.models.layers import in_turn
 
 BLOCKS = AttentionMode.BLOCKS
@@ -95,8 +95,8 @@ def test_a_batch_of_chunks_and_prompts(models):
     stage = stage_of(models, 40)
     first, second, third = (stage.open(voice(prompt)) for prompt in (30, 60, 0))
     speak(stage, first, TOKENS, [18])
-    chunk = FlowChunk(first, TOKENS[:41], 20, BLOCKS)
-    mels = run(stage, [PromptPrefill(second), chunk, FlowChunk(third, TOKENS[:18], 15, BLOCKS)])
+    chunk = FlowRow(first, TOKENS[:41], 20, BLOCKS)
+    mels = run(stage, [FlowRow(second), chunk, FlowRow(third, TOKENS[:18], 15, BLOCKS)])
     assert mels[0] is None
     check(mels[1], expected_of(models, 30, 18, 20)[36:])
     check(mels[2], expected_of(models, 0, 15))
@@ -109,7 +109,7 @@ def test_voices_of_the_same_content_share_their_pages(models):
     stage = stage_of(models, 20)
     one, other, stranger = stage.open(voice(60)), stage.open(voice(60)), stage.open(voice(60, seed=1))
     assert stage.lacks_prompt(one)
-    run(stage, [PromptPrefill(one), PromptPrefill(other)])
+    run(stage, [FlowRow(one), FlowRow(other)])
     assert not stage.lacks_prompt(one)
     assert not stage.lacks_prompt(other)
     assert stage.lacks_prompt(stranger)
@@ -136,7 +136,7 @@ def test_short_prompts_have_nothing_to_keep(models, prompt):
     stage = stage_of(models, 20)
     stream = stage.open(voice(prompt))
     assert not stage.lacks_prompt(stream)
-    assert run(stage, [PromptPrefill(stream)]) == [None]
+    assert run(stage, [FlowRow(stream)]) == [None]
     assert len(stage.prompts.states) == 0
 
 
@@ -149,11 +149,11 @@ def test_without_room_for_a_prompt_it_is_not_asked_for(models):
 def test_the_prompt_used_least_recently_gives_way(models):
     stage = stage_of(models, 7)
     old, recent, new = (stage.open(voice(30, seed)) for seed in range(3))
-    run(stage, [PromptPrefill(old)])
-    run(stage, [PromptPrefill(recent)])
+    run(stage, [FlowRow(old)])
+    run(stage, [FlowRow(recent)])
     speak(stage, old, TOKENS, [2])
     stage.close(old)
-    run(stage, [PromptPrefill(new)])
+    run(stage, [FlowRow(new)])
     speak(stage, stage.open(voice(0)), TOKENS, [60])
     assert len(stage.prompts.states) == 2
     assert stage.lacks_prompt(recent)
@@ -189,7 +189,7 @@ def test_an_abandoned_batch_leaves_no_trace(models):
     stream, other = stage.open(voice(30)), stage.open(voice(60))
     speak(stage, stream, TOKENS, [10])
     held = used(stage)
-    job = stage.start([FlowChunk(stream, TOKENS[:100], 60, BLOCKS), PromptPrefill(other)])
+    job = stage.start([FlowRow(stream, TOKENS[:100], 60, BLOCKS), FlowRow(other)])
     for _ in range(3):
         job.step()
     job.abandon()
@@ -203,14 +203,14 @@ def test_an_abandoned_batch_leaves_no_trace(models):
 def test_a_step_that_fails_abandons_the_batch(models, monkeypatch):
     stage = stage_of(models, 20)
     stream = stage.open(voice(30))
-    job = stage.start([FlowChunk(stream, TOKENS[:20], 10, BLOCKS)])
+    job = stage.start([FlowRow(stream, TOKENS[:20], 10, BLOCKS)])
     with monkeypatch.context() as patch:
         patch.setattr(models.flow.estimator.out, "forward", broken)
         with pytest.raises(MemoryError):
             job.step()
         patch.setattr(models.flow.encoder, "encode", broken)
         with pytest.raises(MemoryError):
-            stage.start([FlowChunk(stream, TOKENS[:20], 10, BLOCKS)])
+            stage.start([FlowRow(stream, TOKENS[:20], 10, BLOCKS)])
     assert used(stage) == 0
     check(speak(stage, stream, TOKENS, [10]), expected_of(models, 30, 10))
 
@@ -218,11 +218,11 @@ def test_a_step_that_fails_abandons_the_batch(models, monkeypatch):
 def test_a_chunk_that_cannot_copy_its_voice_s_last_page_holds_none(models, monkeypatch):
     stage = stage_of(models, 20)
     stream = stage.open(voice(60))
-    run(stage, [PromptPrefill(stream)])
+    run(stage, [FlowRow(stream)])
     with monkeypatch.context() as patch:
         patch.setattr(stage.pool, "copy", broken)
         with pytest.raises(MemoryError):
-            stage.start([FlowChunk(stream, TOKENS[:13], 10, BLOCKS)])
+            stage.start([FlowRow(stream, TOKENS[:13], 10, BLOCKS)])
     assert used(stage) == 3
     check(speak(stage, stream, TOKENS, [10]), expected_of(models, 60, 10))
 
@@ -234,9 +234,9 @@ def broken(*_):
 def test_pages_of_a_running_batch_outlive_close_and_eviction(models):
     stage = stage_of(models, 8)
     closed, evicted = stage.open(voice(30)), stage.open(voice(28))
-    run(stage, [PromptPrefill(closed)])
+    run(stage, [FlowRow(closed)])
     speak(stage, evicted, TOKENS, [6])
-    job = stage.start([FlowChunk(s, TOKENS[: s.spoken + 13], 10, BLOCKS) for s in (closed, evicted)])
+    job = stage.start([FlowRow(s, TOKENS[: s.spoken + 13], 10, BLOCKS) for s in (closed, evicted)])
     job.step()
     stage.close(closed)
     forget(stage)
@@ -260,7 +260,7 @@ def test_pages_of_a_running_batch_outlive_close_and_eviction(models):
 def test_two_batches_may_compute_the_same_prompt(models):
     stage = stage_of(models, 12)
     streams = [stage.open(voice(30)) for _ in range(2)]
-    jobs = [stage.start([PromptPrefill(stream)]) for stream in streams]
+    jobs = [stage.start([FlowRow(stream)]) for stream in streams]
     for _ in range(jobs[0].steps_left):
         for job in jobs:
             job.step()

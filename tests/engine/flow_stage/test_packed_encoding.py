@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 from tests.fast_flow import coarse_cuts, products_in_order, quick_interpreter
 from vivavoce.engine.flow_stage.packed import PackedEncoding
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout
-from vivavoce.engine.flow_stage.planning import AttentionSpan, Block, FlowRow, block_ends
-from vivavoce.engine.flow_stage.state_pool import SINK, PagePool, RowState
+from vivavoce.engine.flow_stage.planning import SINK, AttentionSpan, Block, FlowRow, PagePool, RowState, block_ends
 from vivavoce.engine.graphs import TOKEN_SIZES
 from vivavoce.models.flow.model import Flow
 from vivavoce.models.layers import keys_before
@@ -72,7 +71,9 @@ class Voice:
         ends, known = block_ends(self.blocks, past, end)
         frames = (2 * ends).repeat(2)
         span = AttentionSpan(ends, frames, frames, known)
-        return FlowRow(None, self.tokens[past : end + ahead], past, end, self.blocks, span, before, after)
+        row = FlowRow(None, past=past, end=end, blocks=self.blocks, before=before, after=after)
+        row.tokens, row.span = self.tokens[past : end + ahead], span
+        return row
 
 
 def whole(models, voice, row):

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vivavoce.engine.vocoder_stage.stream import SpeedTail, resize, resized_frames
+from vivavoce.engine.vocoder_stage.stage import SpeedTail, resize, resized_frames
 
 
 def ramp(frames):

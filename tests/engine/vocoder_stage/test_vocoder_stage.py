@@ -4,7 +4,7 @@ import torch
 from tests.engine.vocoder_stage.vocoder_plans import Plan, check, mel, speak, spoken, whole
 from tests.small_vocoder import with_small_vocoder
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.vocoder_stage import Piece, VocoderStage
+from vivavoce.engine.vocoder_stage import VocoderRow, VocoderStage
 
 HOP = 480
 OVERLAP = 8
@@ -79,9 +79,9 @@ def test_official_joins_begin_phases_anew(models):
 def test_an_official_fade_is_a_sum_of_hamming_windows(models):
     stage = VocoderStage(models, source_noise=False)
     stream = stage.open(0, 1.0, CrossfadeMode.OFFICIAL)
-    first = stage.run([Piece(stream, mel(40), final=False)])[0]
+    first = stage.run([VocoderRow(stream, mel(40), final=False)])[0]
     before = stream.tails
-    second = stage.run([Piece(stream, mel(30, 1), final=True)])[0]
+    second = stage.run([VocoderRow(stream, mel(30, 1), final=True)])[0]
     assert (len(first), len(second)) == (32 * HOP, 38 * HOP)
     seen = torch.cat((before.mel, mel(30, 1))).T[None]
     fresh = models.vocoder.source(models.vocoder.f0(seen, None), None)[0, 0, len(before.source) :]
@@ -146,14 +146,16 @@ def test_a_stream_has_one_piece_in_a_call(models):
     stage = VocoderStage(models)
     stream = stage.open(0, 1.0, CrossfadeMode.SEAMLESS)
     with pytest.raises(ValueError, match="different streams"):
-        stage.run([Piece(stream, mel(30), final=False), Piece(stream, mel(30), final=True)])
+        stage.run([VocoderRow(stream, mel(30), final=False), VocoderRow(stream, mel(30), final=True)])
 
 
 def test_noise_is_the_seeds(either):
     stages = [VocoderStage(either), VocoderStage(either), VocoderStage(either, source_noise=False)]
 
     def said(stage, seed):
-        (wave,) = stage.run([Piece(stage.open(seed, 1.0, CrossfadeMode.SEAMLESS), mel(20), final=True, whole=True)])
+        (wave,) = stage.run(
+            [VocoderRow(stage.open(seed, 1.0, CrossfadeMode.SEAMLESS), mel(20), final=True, whole=True)]
+        )
         return wave
 
     first, again, silent = ([said(stage, seed) for seed in (1, 2)] for stage in stages)
@@ -167,9 +169,9 @@ def test_tails_keep_no_batch_alive(either):
     stage = VocoderStage(either)
     stream = stage.open(0, 1.3, CrossfadeMode.SEAMLESS)
     for part in mel(400).split([5, 195, 200]):
-        stage.run([Piece(stream, part, final=False)])
+        stage.run([VocoderRow(stream, part, final=False)])
         tails = stream.tails
         for tensor in (tails.waiting, tails.mel, tails.source, tails.held, tails.speed.kept):
             assert tensor is None or tensor.untyped_storage().nbytes() <= 4 * tensor.numel()
-    stage.run([Piece(stream, mel(9), final=True)])
+    stage.run([VocoderRow(stream, mel(9), final=True)])
     assert stream.tails.mel is None

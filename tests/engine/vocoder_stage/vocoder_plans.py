@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.vocoder_stage import Piece
+from vivavoce.engine.vocoder_stage import VocoderRow
 
 
 def mel(frames, seed=0):
@@ -29,7 +29,7 @@ class Plan:
 
     def piece(self, stream, number):
         part = mel(sum(self.sizes), self.seed).split(self.sizes)[number]
-        return Piece(stream, part, number == len(self.sizes) - 1, whole=self.whole)
+        return VocoderRow(stream, part, number == len(self.sizes) - 1, whole=self.whole)
 
 
 def speak(stage, *plans):

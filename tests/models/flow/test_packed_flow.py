@@ -276,9 +276,10 @@ def tokens_row(flow, ends, ahead, seed=0):
     tokens = torch.randint(0, 50, (count + ahead,), generator=torch.Generator().manual_seed(seed)).numpy()
     up = flow.encoder.config.upsampling
     frames = np.repeat(np.asarray(ends) * up, up)
-    return FlowRow(
-        None, tokens, 0, count, (), AttentionSpan(np.asarray(ends), frames, frames, np.full(count, len(tokens)))
-    )
+    row = FlowRow(None, end=count)
+    row.tokens = tokens
+    row.span = AttentionSpan(np.asarray(ends), frames, frames, np.full(count, len(tokens)))
+    return row
 
 
 def expected_of(flow, row):

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 LM_BACKENDS = ("torch", "vllm", "trtllm")
-"""What runs the language model; torch: our own stage."""
+"""Runtimes of the language model; torch: our own stage."""
 FLOW_BACKENDS = ("torch", "tensorrt", "onnx", "jit", "aoti")
-"""What runs the flow's velocity estimator; torch: our own stage."""
+"""Runtimes of the flow's velocity estimator; torch: our own stage."""
 BACKEND_SETTINGS = ("lm_backend", "flow_backend", "trt_concurrent", "tp", "pp", "trust_model_code")
 """Fields of `EngineSettings`, as settings, flags and parameters call them, too."""
 MOST_CONTEXTS, MOST_PARTS = 64, 64

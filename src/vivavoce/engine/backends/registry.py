@@ -44,7 +44,6 @@ def _onnx(models: Models, settings: EngineSettings) -> ExportedFlow:
 
 
 def _jit(models: Models, settings: EngineSettings) -> ExportedFlow:
-    """The estimator, the encoder, or both, as there are files of them."""
     trusted = settings.trust_model_code
     found = find_export(models.folder, ENCODER, "jit", models.device, models.dtype)
     if found is None or not isinstance(models.config.flow.encoder, TokenEncoderConfig):
@@ -83,7 +82,7 @@ def lm_stage(models: Models | LanguageModel, settings: EngineSettings, memory: M
 
 
 def foreign_flow(models: Models, settings: EngineSettings) -> ExportedFlow | None:
-    """What takes part in the flow's stage, None: its own networks do it all."""
+    """The network that takes part in the flow's stage; None: its own networks do it all."""
     if settings.flow_backend == "torch":
         return None
     if models.config.generation is Generation.V1:

@@ -88,7 +88,7 @@ class SpeechSampler:
         return chosen
 
     def _newest(self, draws: Sequence[Draws], said: Sequence[Sequence[int]]) -> Tensor:
-        """Each slot's newest own ids, newest last, −1 where there is none: [n, widest window] int64."""
+        """Each slot's newest own ids, newest last, padded with −1: [n, widest window] int64."""
         width = max(one.window for one in draws)
         recent = np.full((len(draws), width), -1)
         for row, (one, ids) in enumerate(zip(draws, said, strict=True)):

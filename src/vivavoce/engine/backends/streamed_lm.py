@@ -27,8 +27,7 @@ from vivavoce.checkpoint.config import SamplingDefaults, Vocabulary
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.engine.backends.sampling_rng import Draws, speech_bias
 from vivavoce.engine.lm_stage import DecodeRun, Sampled
-from vivavoce.engine.lm_stage.run import check_positions
-from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot
+from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Slot, check_positions
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, InvalidRequest, MissingDependency, StageFailed
@@ -38,15 +37,15 @@ from vivavoce.models.lm.interleave import Row, RowKind
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
-"""How long the engine's thread waits for ids at a time: it has messages to look after, and runtimes may hang."""
+"""Seconds that the engine's thread waits for ids at a time: it has messages to look after, and runtimes may hang."""
 
 _STOP_S = 30.0
-"""How long a runtime has to end; then its thread is left behind."""
+"""Seconds that a runtime has to end; then its thread is left behind."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a runtime is asked for: ids after a prompt, both of the merged vocabulary.
+    """A request to a runtime: ids after a prompt, both of the merged vocabulary.
 
     most: ids at most, at least 1; ends: an id of these is the last one.
     """
@@ -72,8 +71,7 @@ class TokenRuntime(Protocol):
         EngineStopped: the whole runtime has died; other errors are of this request alone.
         """
 
-    def close(self) -> None:
-        """End all that it holds: processes, memory."""
+    def close(self) -> None: ...
 
 
 def merged_ids(vocabulary: MergedVocabulary, rows: Iterable[Row]) -> list[int]:
@@ -151,27 +149,22 @@ class StreamedLM:
 
     @property
     def free_slots(self) -> int:
-        """Slots that can be opened."""
         return len(self._numbers)
 
     @property
     def in_flight(self) -> int:
-        """Runs in progress; their ids come without being asked for."""
         return self._running
 
     def shutdown(self) -> None:
-        """End what runs, and the runtime."""
         self._finish()
 
     def prepare(self, slots: int | None = None) -> None:
         """Nothing: the runtime is ready once it is made."""
 
     def check(self, run: DecodeRun, slot: int | None = None) -> None:
-        """See `LMInterface`."""
         check_positions(run, 0 if slot is None else len(self._open[slot].fed), self.capacity)
 
     def open(self, params: SamplingParams, seed: int) -> int:
-        """See `LMInterface`."""
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
         number = heapq.heappop(self._numbers)
@@ -188,7 +181,6 @@ class StreamedLM:
         heapq.heappush(self._numbers, slot)
 
     def prefill(self, runs: Mapping[int, DecodeRun]) -> None:
-        """Submit these runs; see `LMInterface`."""
         begun = []
         for number, run in runs.items():
             place = self._open[number]
@@ -209,7 +201,6 @@ class StreamedLM:
         """Nothing: the runtime decodes by itself."""
 
     def collect(self, wait: bool) -> list[Sampled]:
-        """What has come; see `LMInterface`."""
         if wait:
             self.wait()
         if self._death is not None:
@@ -231,7 +222,6 @@ class StreamedLM:
         return collected
 
     def wait(self) -> None:
-        """Block until something has come, or for some milliseconds."""
         with self._news:
             if not self._arrived:
                 self._news.wait(_LOOK_S)
@@ -277,7 +267,7 @@ class StreamedLM:
 
 
 def _up_to_control(ids: Sequence[int], own: Vocabulary) -> list[int]:
-    """The ids up to the first control id; StageFailed: one that is no speech and ends none."""
+    """The ids up to the first control id; StageFailed: an id that neither is nor ends speech."""
     wrong = next((one for one in ids if not 0 <= one < own.num_logits), None)
     if wrong is not None:
         raise StageFailed(f"engine: the runtime drew an id that is no speech ({wrong}); use another lm_backend")
@@ -323,8 +313,6 @@ def open_runtime(
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, runtime: TokenRuntime | None) -> None:
-    """End the requests, the runtime and its thread."""
-
     async def end() -> None:
         readers = asyncio.all_tasks() - {asyncio.current_task()}
         for reader in readers:

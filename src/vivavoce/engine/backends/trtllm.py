@@ -27,7 +27,6 @@ INSTALL = (
 
 
 def import_trtllm() -> Any:
-    """The package, with its part `llmapi`; errors as `import_runtime`."""
     api = import_runtime("tensorrt_llm", (1, 0), (2, 0), INSTALL)
     import_module("tensorrt_llm.llmapi")
     return api
@@ -69,7 +68,6 @@ class LLMTokens:
             self.cancel()
 
     def cancel(self) -> None:
-        """Free what it holds."""
         if not self._over:
             self._over = True
             self._result.abort()
@@ -121,7 +119,6 @@ class TrtllmRuntime:
         )
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
-        """See `TokenRuntime`."""
         first, *others = ask.ends
         params = self._api.SamplingParams(
             max_tokens=ask.most,
@@ -140,5 +137,4 @@ class TrtllmRuntime:
             yield [stream.end]
 
     def close(self) -> None:
-        """See `TokenRuntime`."""
         self._llm.shutdown()

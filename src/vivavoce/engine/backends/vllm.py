@@ -67,7 +67,7 @@ class VllmRuntime:
             tensor_parallel_size=settings.tp,
             pipeline_parallel_size=settings.pp,
             logits_processors=[import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware],
-            # What it compiles for a CPU needs a C++ compiler there.
+            # For a CPU it would compile code, which needs a C++ compiler.
             enforce_eager=device.type == "cpu",
             **share,
         )
@@ -79,11 +79,9 @@ class VllmRuntime:
 
     @property
     def healthy(self) -> bool:
-        """See `TokenRuntime`."""
         return self._engine is not None and not self._engine.errored
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Sequence[int], None]:
-        """See `TokenRuntime`."""
         params = self._params(
             temperature=0.0,  # the sampler leaves one id
             max_tokens=ask.most,
@@ -101,6 +99,5 @@ class VllmRuntime:
             raise EngineStopped("lm_backend: vllm's engine has died, its own log says why; start again") from error
 
     def close(self) -> None:
-        """See `TokenRuntime`."""
         engine, self._engine = self._engine, None
         engine.shutdown()

@@ -28,11 +28,9 @@ class RepetitionAware(LogitsProcessor):  # type: ignore[misc]
         """How the request of a row draws, and its ids so far, which grow."""
 
     def is_argmax_invariant(self) -> bool:
-        """It decides which id is the best."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Rows were added, removed or moved."""
         process_dict_updates(self._rows, batch_update, _added)
 
     def apply(self, logits: Tensor) -> Tensor:

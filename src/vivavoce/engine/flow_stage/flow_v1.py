@@ -7,14 +7,14 @@ version of these frames, which fades into the next one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vivavoce.engine.device import to_device
-from vivavoce.engine.flow_stage.planning import FlowChunk, PromptPrefill
+from vivavoce.engine.flow_stage.planning import FlowRow
 from vivavoce.engine.flow_stage.stage import FlowBatch
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidRequest
@@ -24,14 +24,14 @@ from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 
-class WholeStream:
-    """What the stage knows of one sequence; only the stage changes it."""
+class FlowStreamV1:
+    """One sequence's state in the stage, which alone changes it."""
 
     voice = known = None  # no state of a prompt is kept for other streams
 
-    def __init__(self, conditioning: Conditioning, flow: FlowV1) -> None:
+    def __init__(self, conditioning: Conditioning) -> None:
         self.prompt, self.embedding = conditioning.flow_tokens, conditioning.embedding
-        self.prompt_mel, self._frames_of = conditioning.flow_mel, flow.rates.frames_of
+        self.prompt_mel = conditioning.flow_mel
         self.on_device: tuple[Tensor, Tensor, Tensor] | None = None
         """Prompt, its mel and the speaker, once they were asked for."""
         self.spoken = 0
@@ -41,45 +41,33 @@ class WholeStream:
         """[frames, bins] mel of the tokens that the next chunk makes again."""
         self.busy = self.closed = False
 
-    def frames_of(self, chunk: FlowChunk) -> int:
-        """Mel frames that a chunk's call computes."""
-        return len(self.prompt_mel) + self._frames_of(len(chunk.tokens) - self.spoken)
 
-
-class WholeRow(NamedTuple):
-    """A chunk and its call; shared: frames at the call's end that the next chunk makes again, 0: it is the last."""
-
-    chunk: FlowChunk
-    stream: WholeStream
-    call: WholeInput
-    shared: int
-
-
-class WholeSolver:
+class SolverV1:
     """Rows on their way from tokens to mel, one call of the network for all."""
 
-    def __init__(self, stage: FlowStageV1, rows: Sequence[WholeRow]) -> None:
-        self.rows, self._stage = rows, stage
-        self._path, self._kept = stage.flow.begin([row.call for row in rows], stage.schedule, stage.noise, stage.both)
+    def __init__(self, stage: FlowStageV1, rows: Sequence[FlowRow], calls: Sequence[WholeInput]) -> None:
+        self.rows, self._calls, self._stage = rows, calls, stage
+        self._path, self._kept = stage.flow.begin(calls, stage.schedule, stage.noise, stage.both)
         self._mels: list[Tensor | None] = []
 
     def step(self, number: int) -> None:
-        """Take Euler step `number`."""
         self._path.step(number)
 
     def commit(self) -> None:
-        """Fade what two chunks share, and leave to the streams what their next chunks will need."""
-        for row, kept, whole in zip(self.rows, self._kept, self._path.x, strict=True):
-            stream, window = row.stream, self._stage.window
-            mel = whole[len(row.call.prompt_mel) : self._stage.flow.frames_of(row.call)].clone()
+        """Fade the frames that two chunks share, and leave to the streams what their next chunks will need."""
+        flow, window = self._stage.flow, self._stage.window
+        for row, call, kept, whole in zip(self.rows, self._calls, self._kept, self._path.x, strict=True):
+            stream: FlowStreamV1 = row.stream
+            mel = whole[len(call.prompt_mel) : flow.frames_of(call)].clone()
             if stream.held is not None:
                 mel[: len(stream.held)].mul_(window[: len(stream.held)]).add_(stream.held * window[len(stream.held) :])
-            end = len(mel) - row.shared
+            # Frames at the call's end that the next chunk makes again; 0: the chunk is the last one.
+            shared = flow.rates.frames_of(len(call.tokens) - row.hop)
+            end = len(mel) - shared
             self._mels.append(mel[:end])
-            stream.kept, stream.held = (kept, mel[end:]) if row.shared and not stream.closed else (None, None)
+            stream.kept, stream.held = (kept, mel[end:]) if shared and not stream.closed else (None, None)
 
     def mels(self) -> list[Tensor | None]:
-        """New frames of each row, [frames, bins] float32."""
         return self._mels
 
 
@@ -87,7 +75,7 @@ class FlowStageV1:
     """Batches of chunks from speech tokens to mel. One thread uses it; rows never affect one another.
 
     On a CPU each row is computed by itself, and so is the same to the bit beside any other; elsewhere rows are padded,
-    and what pads them takes no part in norms and attention. Arguments as of `FlowStage`; there are no kernels, and
+    and padding takes no part in norms and attention. The arguments are those of `FlowStage`; there are no kernels, and
     streams hold what they need.
     """
 
@@ -114,54 +102,54 @@ class FlowStageV1:
     def prepare(self, frames: int | None = None) -> None:
         """Nothing is recorded ahead."""
 
-    def open(self, conditioning: Conditioning) -> WholeStream:
-        """A sequence's place."""
-        return WholeStream(conditioning, self.flow)
+    def open(self, conditioning: Conditioning) -> FlowStreamV1:
+        return FlowStreamV1(conditioning)
 
-    def close(self, stream: WholeStream) -> None:
+    def close(self, stream: FlowStreamV1) -> None:
         """Free what the stream holds; may be called again."""
         stream.closed, stream.kept, stream.held = True, None, None
 
-    def lacks_prompt(self, stream: WholeStream) -> bool:
-        """A prompt has no state of its own."""
+    def lacks_prompt(self, stream: FlowStreamV1) -> bool:
         return False
 
-    def start(self, chunks: Sequence[FlowChunk | PromptPrefill]) -> FlowBatch:
+    def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
         """Begin one batch. InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun."""
-        rows = [self._row(cast(FlowChunk, one)) for one in chunks]
-        if len({id(row.stream) for row in rows}) < len(rows) or any(
-            row.stream.busy or row.stream.closed for row in rows
-        ):
+        calls = [self._call(row) for row in rows]
+        streams = {row.stream for row in rows}
+        if len(streams) < len(rows) or any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, in a running batch, or twice in this one")
-        batch = FlowBatch(chunks, self._num_steps, self._end)
-        batch.solvers = [WholeSolver(self, part) for part in ([[row] for row in rows] if self._one_by_one else [rows])]
-        for row in rows:
-            row.stream.busy = True
+        batch = FlowBatch(self, rows, self._num_steps)
+        if self._one_by_one:
+            batch.solvers += [SolverV1(self, [row], [call]) for row, call in zip(rows, calls, strict=True)]
+        else:
+            batch.solvers.append(SolverV1(self, rows, calls))
+        for stream in streams:
+            stream.busy = True
         return batch
 
-    def _row(self, chunk: FlowChunk) -> WholeRow:
-        stream, config = cast(WholeStream, chunk.stream), self.flow.config
-        window = chunk.tokens[stream.spoken :]
-        if not 1 <= chunk.hop <= len(window):
-            raise ValueError(f"hop {chunk.hop} after {stream.spoken} of {len(chunk.tokens)} tokens")
-        if stream.frames_of(chunk) > MAX_FRAMES:
+    def _call(self, row: FlowRow) -> WholeInput:
+        stream: FlowStreamV1 = row.stream
+        window = row.speech[stream.spoken :]
+        if not 1 <= row.hop <= len(window):
+            raise ValueError(f"hop {row.hop} after {stream.spoken} of {len(row.speech)} tokens")
+        row.frames = len(stream.prompt_mel) + self.flow.rates.frames_of(len(window))
+        if row.frames > MAX_FRAMES:
             raise InvalidRequest(
                 f"text: {len(window)} speech tokens with the voice's {len(stream.prompt)} have more than the "
                 f"{MAX_FRAMES} mel frames that the flow takes; split the text or use a shorter recording"
             )
         if stream.on_device is None:
-            given = (stream.prompt, stream.prompt_mel.reshape(-1, config.num_mel_bins), stream.embedding[None])
+            bins = self.flow.config.num_mel_bins
+            given = (stream.prompt, stream.prompt_mel.reshape(-1, bins), stream.embedding[None])
             prompt, mel, embedding = (one.to(self._device, non_blocking=True) for one in given)
             stream.on_device = prompt, mel.float(), self.flow.speaker(embedding)[0]
         prompt, mel, speaker = stream.on_device
         tokens = to_device(torch.tensor(window, dtype=torch.int64), self._device)
-        shared = self.flow.rates.frames_of(len(window) - chunk.hop)
-        return WholeRow(chunk, stream, WholeInput(prompt, tokens, mel, speaker, stream.kept), shared)
+        return WholeInput(prompt, tokens, mel, speaker, stream.kept)
 
-    def _end(self, batch: FlowBatch, done: bool) -> None:
+    def end(self, batch: FlowBatch, finished: bool) -> None:
         batch.ended, batch.solvers = True, []
-        for one in batch.chunks:
-            stream = cast(WholeStream, one.stream)
-            stream.busy = False
-            if done:
-                stream.spoken += cast(FlowChunk, one).hop
+        for row in batch.rows:
+            row.stream.busy = False
+            if finished:
+                row.stream.spoken += row.hop

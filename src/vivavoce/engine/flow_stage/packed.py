@@ -18,8 +18,7 @@ from torch import Tensor
 from vivavoce.engine.device import copy_into, to_device, upload
 from vivavoce.engine.flow_stage.packed_tables import EncoderLayout, EstimatorLayout
 from vivavoce.engine.flow_stage.padded import PaddedPath, voice_features
-from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
-from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.engine.graphs import FRAME_SIZES, TOKEN_SIZES, BatchSizes, Bucket, Graphs, Launch, in_order_of_recording
 from vivavoce.models.build import Models
 from vivavoce.models.flow.dit import DiT
@@ -75,13 +74,12 @@ class RecordedSizes(Generic[Memory, Run]):
         return [self.sizes.common(size, paged) for size in sizes for paged in self._sources]
 
     def prepare(self, positions: int | None) -> None:
-        """Record the same."""
         for bucket in self.common(positions):
             self.of(bucket.positions, bucket.rows, bucket.paged)
 
 
 class EncodedRows(NamedTuple):
-    """What the encoder made of rows.
+    """Encoded rows.
 
     mu: [frames, bins], the rows' new frames end to end; it stays until anything is encoded again, so it must be read
     before, on the same stream. slots: [2, rows] int64 on the device, pages beside which tails lie and will lie, None
@@ -95,7 +93,6 @@ class EncodedRows(NamedTuple):
     pools: Sequence[BufferPool]
 
     def commit(self) -> None:
-        """Write the encoder's tails to the pool."""
         if self.slots is not None:
             parts = self.tails.split([pool.tail for pool in self.pools], dim=1)
             for pool, tails in zip(self.pools, parts, strict=True):
@@ -104,7 +101,7 @@ class EncodedRows(NamedTuple):
 
 
 class EncoderMemory(NamedTuple):
-    """Of batches up to a size, one at a time; each bucket's overlap those of all others."""
+    """Tensors of one batch up to a size; the buckets' tensors overlap."""
 
     tables: Tensor
     mu: Tensor
@@ -119,7 +116,6 @@ class EncoderRun(NamedTuple):
     replay: Launch
 
     def write(self, rows: Sequence[FlowRow]) -> None:
-        """Fill the tables."""
         copy_into(self.memory.tables[: self.layout.size], torch.from_numpy(self.layout.numbers(rows)))
 
 
@@ -151,7 +147,6 @@ class PackedEncoding:
         return EncodedRows(mu, slots, tails, self._pools)
 
     def prepare(self, tokens: int | None) -> None:
-        """Record all common sizes that batches of up to this many tokens come in."""
         with compiled_ahead() as apart:
             for bucket in self.runs.common(tokens) if apart else ():
                 self._make(bucket, self.runs.memory, lambda work: work).replay()
@@ -188,7 +183,7 @@ class PackedEncoding:
 
 @dataclass(eq=False)
 class EstimatorMemory:
-    """Of batches up to a size, which take turns in it, step by step; `holder` is the one that lies in it."""
+    """Tensors of batches up to a size, which take turns in them, step by step; `holder` is the one in them."""
 
     tables: Tensor
     features: Tensor
@@ -242,7 +237,6 @@ class EstimatorRun:
         solver.x.copy_(batch.x[: len(solver.x)])
 
     def leave(self, solver: PackedSolver) -> None:
-        """The batch takes no more steps here."""
         if self._memory.holder is solver:
             self._memory.holder = None
 
@@ -303,7 +297,7 @@ class PackedPath:
         """Rows that all leave a state, or none."""
         run = self.runs.of(sum(row.new for row in rows) * self._up, len(rows), rows[0].after is not None)
         if not self._deterministic:
-            load_voices([row.chunk.stream for row in rows], self._context.models)
+            load_voices([row.stream for row in rows], self._context.models)
         return PackedSolver(self._context, rows, self.encoding.encode(rows), run)
 
     def prepare(self, frames: int | None) -> None:
@@ -340,7 +334,7 @@ class PackedSolver:
     def __init__(self, context: PaddedPath, rows: Sequence[FlowRow], encoded: EncodedRows, run: EstimatorRun) -> None:
         models, self.rows, self._encoded, self._run = context.models, rows, encoded, run
         self._up, self._pool = models.config.flow.encoder.upsampling, context.pool.buffers[2]
-        features = [voice_features(row.chunk.stream, models) for row in rows]
+        features = [voice_features(row.stream, models) for row in rows]
         order = {one: place for place, one in enumerate(dict.fromkeys(features))}
         voices, places = list(order), [order[one] for one in features]
         tables = run.layout.numbers(rows, self._up)
@@ -365,7 +359,6 @@ class PackedSolver:
             self.after = torch.empty_like(self.before)
 
     def step(self, number: int) -> None:
-        """Take Euler step `number`."""
         self._run.step(number, self)
 
     def mels(self) -> list[Tensor | None]:
@@ -376,7 +369,6 @@ class PackedSolver:
         return [None if first is None else mel[first:] for first, mel in zip(firsts, parts, strict=True)]
 
     def commit(self) -> None:
-        """Write the tails to the pool."""
         self._encoded.commit()
         if self.after is not None and self._encoded.slots is not None:
             self._pool.tails.index_copy_(0, self._encoded.slots[1], self.after.permute(2, 0, 1, 3, 4))

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vivavoce.engine.flow_stage.planning import FlowRow
-from vivavoce.engine.flow_stage.state_pool import SINK
+from vivavoce.engine.flow_stage.planning import SINK, FlowRow
 from vivavoce.engine.graphs import Bucket, rounded
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.flow.packed_encoder import EncoderTables
@@ -45,13 +44,12 @@ class TableLayout:
         return [part.view(shape) for part, shape in zip(torch.split(flat, self._sizes), self._shapes, strict=True)]
 
     def _zeros(self) -> tuple[Numbers, list[Numbers]]:
-        """All tables as one, and each as a view."""
         flat = torch.zeros(self.size, dtype=torch.int32)
         return flat.numpy(), [one.numpy() for one in self._views(flat)]
 
 
 class EstimatorLayout(TableLayout):
-    """Of the estimator's `PackedTables`."""
+    """Layout of the estimator's `PackedTables`."""
 
     def __init__(self, bucket: Bucket, queries: int) -> None:
         frames, rows = (bucket.positions,), (bucket.rows,)
@@ -63,7 +61,6 @@ class EstimatorLayout(TableLayout):
         return PackedTables(*self._views(flat))
 
     def numbers(self, rows: Sequence[FlowRow], upsampling: int) -> Numbers:
-        """What the tables hold for `rows`, which fit; none: a batch of padding."""
         flat, (row, local, position, ends, first, length, tiles, pages) = self._zeros()
         new = np.array([one.new * upsampling for one in rows], dtype=np.int64)
         used = _lay_rows(new, rows, row, local, first, length, pages)
@@ -75,7 +72,7 @@ class EstimatorLayout(TableLayout):
 
 
 class EncoderLayout(TableLayout):
-    """Of the encoder's `EncoderTables`; lookahead, upsampling: the encoder's."""
+    """Layout of the encoder's `EncoderTables`; lookahead, upsampling: the encoder's."""
 
     def __init__(self, bucket: Bucket, queries: int, lookahead: int, upsampling: int) -> None:
         self.lookahead, self.upsampling, self.frames = lookahead, upsampling, bucket.positions * upsampling
@@ -89,7 +86,6 @@ class EncoderLayout(TableLayout):
         return EncoderTables(*self._views(flat))
 
     def numbers(self, rows: Sequence[FlowRow]) -> Numbers:
-        """What the tables hold for `rows`, which fit; none: a batch of padding."""
         flat, tables = self._zeros()
         ids, row, local, ends, frame_ends, first, length, past, slots, tiles, frame_tiles, pages = tables
         new, count = np.array([one.new for one in rows], dtype=np.int64), len(rows)
@@ -122,7 +118,7 @@ class EncoderLayout(TableLayout):
 
 
 def _tile_shape(size: int, rows: int, queries: int) -> tuple[int, int]:
-    """Of the tiles that `cut_tiles` needs at most, for `size` positions of this many rows."""
+    """Shape of the most tiles that `cut_tiles` needs for `size` positions of this many rows."""
     # Every row, and the padding, may end with a tile that is not full. Each table begins at a multiple of 16 bytes: for
     # one that does not another kernel would be compiled.
     return rounded(-(-size // queries) + rows + 1, 4), 3

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.engine.device import upload
-from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, VoiceFeatures
-from vivavoce.engine.flow_stage.state_pool import SINK, BufferPool, PagePool
+from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import ExportedEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
@@ -98,9 +97,7 @@ class PaddedSolver:
             for buffer, first in zip(buffers, range(len(own), len(sent), 3), strict=True)
         ]
         both = context.both if size * up >= LEAST_SPLIT else None
-        self._steps = self._memories[2:]
-        if slots and both:
-            self._steps = self._memories[2].halves()
+        self._steps = self._memories[2].halves() if slots and both else self._memories[2:]
         masks = [keys_before(end, width) if end.numel() else None for end, width in zip(seen, widths, strict=True)]
         mu = context.encoder.encode(
             flow.token_embedding(ids),
@@ -112,11 +109,8 @@ class PaddedSolver:
             (self._memories[0], self._memories[1]) if slots else None,
             lookahead_ends if lookahead_ends.numel() else None,
         )
-        voices = [voice_features(row.chunk.stream, models) for row in rows]
-        condition = torch.zeros_like(mu, dtype=torch.float32)
-        for row, voice, given in zip(rows, voices, condition, strict=True):
-            if len(mel := voice.mel[row.past * up : row.end * up]):
-                given[: len(mel)] = mel
+        voices = [voice_features(row.stream, models) for row in rows]
+        condition = _conditions(rows, voices, mu, up)
         noise = context.noise.index_select(0, places).view(mu.shape)
         speakers, guidance = torch.stack([voice.speaker for voice in voices]), models.config.flow.guidance
         self._path = Path(
@@ -133,7 +127,6 @@ class PaddedSolver:
         )
 
     def step(self, number: int) -> None:
-        """Take Euler step `number`."""
         for memory in self._steps:
             memory.number = number
         self._path.step(number, *self._steps)
@@ -147,13 +140,20 @@ class PaddedSolver:
         ]
 
     def commit(self) -> None:
-        """Write the tails to the pool: what the rows' next chunks will need."""
         for memory in self._memories:
             memory.commit(self._slots[1])
 
 
+def _conditions(rows: Sequence[FlowRow], voices: Sequence[VoiceFeatures], mu: Tensor, upsampling: int) -> Tensor:
+    """The prompts' mels where rows compute them, zeros elsewhere: [rows, frames, bins] float32, as long as `mu`."""
+    condition = torch.zeros_like(mu, dtype=torch.float32)
+    for row, voice, given in zip(rows, voices, condition, strict=True):
+        if len(mel := voice.mel[row.past * upsampling : row.end * upsampling]):
+            given[: len(mel)] = mel
+    return condition
+
+
 def voice_features(stream: FlowStream, models: Models) -> VoiceFeatures:
-    """A stream's voice on the device, worked out once."""
     if stream.features is None:
         given, device = stream.conditioning, models.device
         speaker = models.flow.speaker(given.embedding[None].to(device, non_blocking=True))[0]
@@ -182,7 +182,6 @@ class BatchMemory:
         self._after = torch.empty_like(self._before)
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """See `Memory`."""
         channels = slice(first, first + x.shape[2])
         extended = torch.cat((self._before[self.number, ..., channels], x), dim=1)
         if len(self._tails):
@@ -193,7 +192,6 @@ class BatchMemory:
         return extended
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """See `Memory`."""
         slab = (self.number * self._buffer.sites + site) * self._buffer.copies
         self._positions[slab * self._buffer.positions :].index_copy_(0, self._write, keys.flatten(0, 1))
         if not len(self._read):
@@ -202,7 +200,7 @@ class BatchMemory:
         return recalled.view(len(keys), -1, keys.shape[2])[:, : self._keys]
 
     def halves(self) -> list[BatchMemory]:
-        """Of the first and the second half of the rows; their tails are kept by this memory's `commit`."""
+        """Views of the first and the second half of the rows; this memory's `commit` keeps their tails."""
         parts = [copy(self), copy(self)]
         rows = self._after.shape[1] // 2
         extended = rows * (len(self._write) // (2 * rows) + self._buffer.tail)
@@ -231,7 +229,7 @@ def page_indices(buffer: BufferPool, rows: Sequence[FlowRow]) -> tuple[Indices, 
     write = np.full((len(spans), time), SINK, dtype=np.int64)
     tables = [np.asarray(row.after.pages) for row in rows if row.after]
     for place, ((past, end), table) in enumerate(zip(spans, tables, strict=True)):
-        # What lies past a row's pages is masked; it reads its own, which no other row can have spoilt.
+        # Masked positions point at the row's own page, so another row's NaN cannot leak in.
         pages[place] = table[np.minimum(np.arange(pages.shape[1]), len(table) - 1)]
         position = np.arange(past, end)
         slabs = table[position // buffer.positions] * buffer.slabs
@@ -261,7 +259,7 @@ def _lookahead_ends(rows: Sequence[FlowRow], size: int, lookahead: int) -> Indic
 
 
 def _ends(rows: Sequence[Indices], size: int, keys: int) -> Indices:
-    """What positions see: [rows, positions or 1], empty if every position sees every key."""
+    """End of the keys that each position sees: [rows, positions or 1], empty if every position sees every key."""
     if all(len(ends) == size and (ends == keys).all() for ends in rows):
         return NONE
     if all((ends == ends[-1]).all() for ends in rows):

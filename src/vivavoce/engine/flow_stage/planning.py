@@ -1,25 +1,179 @@
-"""From chunks to rows: what each row computes, what it sees, and which pages it reads and writes."""
+"""From chunks to rows: what each row computes and sees, and the pages of state that it reads and writes.
+
+State is keys and values of the rows' past, and the inputs that their convolutions read next.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.checkpoint.config import FlowConfig
 from vivavoce.engine.chunk_policy import AttentionMode
-from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache, RowState
 from vivavoce.engine.request import Conditioning
 from vivavoce.errors import InvalidRequest
+from vivavoce.models.build import Models
 from vivavoce.models.flow.model import MAX_FRAMES
+from vivavoce.models.kernels.layouts import KEY_TILE
+from vivavoce.models.layers import MemoryShape
 
 Ends = NDArray[np.int64]
+SINK = 0
+"""The page that positions of padding are written to and nothing is read from; beside it lie the tails of rows
+without a past, which are zeros."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowState:
+    """The state of a row's first `tokens`: its pages in order, and `slot`, the page beside which its tails lie.
+
+    The slot is one of the row's own pages, so that no other row writes there.
+    """
+
+    tokens: int
+    pages: tuple[int, ...]
+    slot: int
+
+
+class BufferPool:
+    """One network's share of every page; a page holds `page_tokens`, each of `per_token` positions.
+
+    A network may run in several passes, such as Euler steps, and each pass over several rows for one row of the
+    batch (copies), such as the two of classifier-free guidance.
+    keys: [pages, passes, sites, copies, positions, key channels]; tails: [pages, passes, copies, tail, tail channels].
+    """
+
+    def __init__(
+        self,
+        shape: MemoryShape,
+        pages: int,
+        page_tokens: int,
+        like: Tensor,
+        *,
+        per_token: int = 1,
+        passes: int = 1,
+        copies: int = 1,
+    ) -> None:
+        self.sites, self.tail, self.copies, self.per_token = shape.sites, shape.tail, copies, per_token
+        self.positions = page_tokens * per_token
+        self.slabs = passes * shape.sites * copies
+        """Pieces of a page in which the positions of one attention's row lie."""
+        self.keys = like.new_empty(pages, passes, shape.sites, copies, self.positions, shape.key_channels)
+        self.tails = like.new_empty(pages, passes, copies, shape.tail, shape.tail_channels)
+        self.tails[SINK : SINK + 1] = 0
+        self.page_bytes = sum(math.prod(one.shape[1:]) * one.element_size() for one in (self.keys, self.tails))
+
+
+class PagePool:
+    """All pages, made once of `state_bytes`, and the number of their holders: streams, prompts and running batches.
+
+    kernels: pages are read by kernels: the estimator's are one of their key tiles each, and nothing is read past a
+    row's end.
+    """
+
+    def __init__(self, models: Models, state_bytes: int, *, kernels: bool = False) -> None:
+        encoder = models.config.flow.encoder
+        self.page_tokens = KEY_TILE // encoder.upsampling if kernels else encoder.chunk
+        self._reads_whole_pages = not kernels
+        page_bytes = sum(one.page_bytes for one in self._buffers(models, 1, torch.device("meta")))
+        self.total = max(0, state_bytes // page_bytes - 1)
+        self.buffers = self._buffers(models, self.total + 1 if self.total else 0, models.device)
+        """Buffers of the encoder at token rate, of the encoder at mel rate, and of the estimator."""
+        self._free = list(range(self.total, SINK, -1))
+        self._holders: Counter[int] = Counter()
+
+    def _buffers(self, models: Models, pages: int, device: torch.device) -> tuple[BufferPool, BufferPool, BufferPool]:
+        flow, size = models.config.flow, self.page_tokens
+        up = flow.encoder.upsampling
+        like = torch.empty(0, device=device, dtype=models.dtype)
+        of_tokens, of_frames = models.flow.encoder.memory_shapes
+        estimator = models.flow.estimator.memory_shape
+        return (
+            BufferPool(of_tokens, pages, size, like),
+            BufferPool(of_frames, pages, size, like, per_token=up),
+            BufferPool(estimator, pages, size, like, per_token=up, passes=flow.num_steps, copies=2),
+        )
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+    def acquire(self, count: int) -> tuple[int, ...]:
+        """Take free pages; there must be as many. The holder fills all but the last one before they are read.
+
+        The last one is zeros: a masked key weighs nothing, but nothing times what was left there by an overflow is not
+        a number.
+        """
+        pages = tuple(self._free.pop() for _ in range(count))
+        self._holders.update(pages)
+        if pages and self._reads_whole_pages:
+            for buffer in self.buffers:
+                buffer.keys[pages[-1]].zero_()
+        return pages
+
+    def hold(self, pages: Iterable[int]) -> None:
+        self._holders.update(pages)
+
+    def release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                del self._holders[page]
+                self._free.append(page)
+
+    def unshared(self, pages: Iterable[int]) -> bool:
+        return all(self._holders[page] == 1 for page in pages)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        for buffer in self.buffers:
+            kept = tokens * buffer.per_token
+            buffer.keys[target, ..., :kept, :].copy_(buffer.keys[source, ..., :kept, :])
+
+
+class PromptCache:
+    """States of voices' prompts, shared by all streams of a voice; the least recently used ones give way."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.states: OrderedDict[bytes, RowState] = OrderedDict()
+
+    def add(self, voice: bytes, state: RowState) -> None:
+        """Take over a state that its maker holds; one that is here already is kept in its stead."""
+        if self.states.setdefault(voice, state) is not state:
+            self._pool.release(state.pages)
+
+    def unused(self) -> list[bytes]:
+        return [voice for voice, state in self.states.items() if self._pool.unshared(state.pages)]
+
+    def could_free(self) -> int:
+        return sum(len(self.states[voice].pages) for voice in self.unused())
+
+    def acquire(self, count: int) -> tuple[int, ...] | None:
+        """Take this many pages. Prompts that no stream uses are dropped for them, oldest first; None: not even then
+        would there be enough, and nothing is dropped.
+        """
+        pool = self._pool
+        if pool.free < count and pool.free + self.could_free() < count:
+            return None
+        while pool.free < count:
+            self.drop(self.unused()[0])
+        return pool.acquire(count)
+
+    def drop(self, voice: bytes) -> None:
+        self._pool.release(self.states.pop(voice).pages)
 
 
 class Block(NamedTuple):
@@ -34,7 +188,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpan:
-    """How far each new position of a row sees: a query sees the keys before its end, counted from the row's start.
+    """The reach of each new position of a row: a query sees the keys before its end, counted from the row's start.
 
     tokens: [new tokens]; up_frames and frames: [new frames], of the encoder's upper half and of the estimator;
     lookahead_ends: [new tokens], where the tokens ended that each could hear when it was computed first.
@@ -55,7 +209,7 @@ class VoiceFeatures:
 
 
 class FlowStream:
-    """What the stage knows of one sequence; only the stage changes it."""
+    """One sequence's state in the stage, which alone changes it."""
 
     def __init__(self, conditioning: Conditioning, prompts: PromptCache, config: FlowConfig) -> None:
         encoder = config.encoder
@@ -77,84 +231,54 @@ class FlowStream:
         self.busy = self.closed = False
         self._prompts = prompts
 
-    def frames_of(self, chunk: FlowChunk) -> int:
-        """Mel frames from the prompt's first one to a chunk's end."""
-        return (len(self.prompt) + self.spoken + chunk.hop) * self.upsampling
-
     @property
     def known(self) -> RowState | None:
-        """The state that its next chunk of blocks continues: its own, or its voice's."""
         return self.state or (None if self.voice is None else self._prompts.states.get(self.voice))
 
 
-@dataclass(frozen=True, eq=False)
-class FlowChunk:
-    """The next mel of a stream.
-
-    tokens: all speech tokens of the sequence that may be used, the lookahead included, without the prompt's;
-    hop: how many after those already spoken are to become mel, at least 1.
-    """
-
-    stream: FlowStream
-    tokens: Sequence[int]
-    hop: int
-    attention: AttentionMode
-
-    @property
-    def past_frames(self) -> int:
-        """Frames that were computed before and are read as state, as things stand."""
-        known = self.stream.known if self.attention is AttentionMode.BLOCKS else None
-        return known.tokens * self.stream.upsampling if known else 0
-
-    @property
-    def frames(self) -> int:
-        """Frames that are computed anew, as things stand."""
-        return self.stream.frames_of(self) - self.past_frames
-
-
-class PromptPrefill:
-    """The state of the prompt of a stream's voice, to be kept for all streams of the voice."""
-
-    attention = AttentionMode.BLOCKS
-    past_frames = 0
-
-    def __init__(self, stream: FlowStream) -> None:
-        self.stream = stream
-        self.frames = stream.prompt_end * stream.upsampling
-        """Frames of the prompt that the text does not change."""
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class FlowRow:
-    """One row of a batch.
+    """One row of a batch: the next mel of a stream, or (hop 0) the state of its voice's prompt, for all its streams.
 
-    tokens: [tokens] int64, from the first new one on, the lookahead included; past: tokens before them, whose state
-    is read; end: position after the last new token; blocks: all up to `end`, none where attention has none;
-    before: the state that is read; after: the state that is left, its pages held for the row; None: none is kept.
+    speech: all speech tokens of the sequence that may be used, the lookahead included, without the prompt's; hop: the
+    number of tokens after those already spoken that become mel. The other fields are planned by `FlowStage.start`.
     """
 
-    chunk: FlowChunk | PromptPrefill
-    tokens: Ends
-    past: int
-    end: int
-    blocks: tuple[Block, ...]
-    span: AttentionSpan
+    stream: Any
+    """A `FlowStream`, or CosyVoice 1's `FlowStreamV1`."""
+    speech: Sequence[int] = ()
+    hop: int = 0
+    attention: AttentionMode = AttentionMode.BLOCKS
+    frames: int = 0
+    """Mel frames that are computed."""
+    past_frames: int = 0
+    """Mel frames that were computed before and are read as state."""
+    tokens: Ends = field(init=False)
+    """[tokens] int64, from the first new one on, the lookahead included."""
+    past: int = 0
+    """Tokens before the first new one, whose state is read."""
+    end: int = 0
+    """Position after the last new token."""
+    blocks: tuple[Block, ...] = ()
+    """All blocks up to `end`; empty unless the attention is of blocks."""
+    span: AttentionSpan = field(init=False)
     before: RowState | None = None
+    """The state that is read."""
     after: RowState | None = None
+    """The state that is left, its pages held for the row; None: none is kept."""
 
     @property
     def new(self) -> int:
-        """Tokens that are computed."""
         return self.end - self.past
 
     def first_frame(self, upsampling: int) -> int | None:
-        """Where the new frames of the chunk begin in the row; None: it is a prompt's."""
-        if isinstance(self.chunk, PromptPrefill):
+        """The first of the computed frames that belongs to the chunk; None: the row is a prompt."""
+        if not self.hop:
             return None
         if self.blocks:
-            return (self.new - self.chunk.hop) * upsampling
-        # As in the official code a prompt ends where its mel does, which may be a frame before its tokens' end.
-        stream = self.chunk.stream
+            return (self.new - self.hop) * upsampling
+        # The official code ends a prompt where its mel ends, which may be a frame before its tokens' end.
+        stream = self.stream
         return len(stream.conditioning.flow_mel) + stream.spoken * upsampling
 
 
@@ -169,15 +293,15 @@ class Planner:
         self._config, self._pool, self._prompts = config, pool, prompts
         self.prompt_hits = self.prompt_misses = self.recomputed = 0
 
-    def check(self, chunk: FlowChunk | PromptPrefill) -> None:
+    def check(self, row: FlowRow) -> None:
         """Refuse, with InvalidRequest, a row that has more frames than the flow has noise for."""
-        stream = chunk.stream
-        if isinstance(chunk, PromptPrefill):
+        stream = row.stream
+        if row.hop == 0 and not row.speech:
             tokens, hop = 0, stream.prompt_end
         else:
-            tokens, hop = len(stream.prompt), stream.spoken + chunk.hop
-            if chunk.hop < 1 or len(chunk.tokens) < hop:
-                raise ValueError(f"hop {chunk.hop} after {stream.spoken} of {len(chunk.tokens)} tokens")
+            tokens, hop = len(stream.prompt), stream.spoken + row.hop
+            if row.hop < 1 or len(row.speech) < hop:
+                raise ValueError(f"hop {row.hop} after {stream.spoken} of {len(row.speech)} tokens")
         room = MAX_FRAMES // self._config.encoder.upsampling
         if tokens + hop > room:
             raise InvalidRequest(
@@ -185,95 +309,92 @@ class Planner:
                 "split the text or use a shorter recording"
             )
 
-    def prompt(self, chunk: PromptPrefill) -> FlowRow | None:
-        """The row of a prompt's state; None: it is known, there is nothing to keep, or no room to be made."""
-        stream = chunk.stream
-        if stream.voice is None or stream.voice in self._prompts.states:
-            return None
-        count = self._pool.pages_for(stream.prompt_end)
-        if not self._prompts.make_room(count):
-            return None
-        self.prompt_misses += 1
-        pages = self._pool.acquire(count)
-        return self._row(chunk, stream.prompt, stream.prompt_blocks, None, RowState(stream.prompt_end, pages, pages[0]))
+    def plan(self, row: FlowRow) -> bool:
+        """Fill in what the row computes, with state if there is, or can be, any.
 
-    def chunk(self, chunk: FlowChunk) -> FlowRow:
-        """The row of a chunk, with state if there is, or can be, any."""
-        stream = chunk.stream
-        row, end = (*stream.prompt, *chunk.tokens), len(stream.prompt) + stream.spoken + chunk.hop
-        if chunk.attention is not AttentionMode.BLOCKS:
-            return self._whole_row(chunk, row, end)
+        False: a prompt's state is known, there is nothing to keep, or no room to be made.
+        """
+        stream = row.stream
+        row.past, row.before, row.after = 0, None, None
+        if not row.hop:
+            if stream.voice is None or stream.voice in self._prompts.states:
+                return False
+            pages = self._prompts.acquire(self._pool.pages_for(stream.prompt_end))
+            if pages is None:
+                return False
+            self.prompt_misses += 1
+            row.blocks, row.end = stream.prompt_blocks, stream.prompt_end
+            row.after = RowState(stream.prompt_end, pages, pages[0])
+        else:
+            row.end = len(stream.prompt) + stream.spoken + row.hop
+            if row.attention is AttentionMode.BLOCKS:
+                self._plan_blocks(row)
+        encoder = self._config.encoder
+        known = (*stream.prompt, *row.speech)[row.past : row.end + encoder.lookahead]
+        # The official code takes ids below zero for the first one, too.
+        row.tokens = np.maximum(np.asarray(known, dtype=np.int64), 0)
+        row.frames, row.past_frames = row.new * encoder.upsampling, row.past * encoder.upsampling
+        if row.blocks:
+            ends, lookahead_ends = block_ends(row.blocks, row.past, row.end)
+            frames = np.repeat(ends * encoder.upsampling, encoder.upsampling)
+            row.span = AttentionSpan(ends, frames, frames, lookahead_ends)
+        else:
+            row.span = self._whole_span(row)
+        return True
+
+    def _plan_blocks(self, row: FlowRow) -> None:
+        stream, before = row.stream, row.stream.known
         start = stream.blocks[-1].end if stream.blocks else 0
-        new = (Block(bound, len(row)) for bound in near_equal(start, end, self._config.encoder.chunk))
-        before = stream.known
-        after = self._extended(stream, before, end)
-        if after is None:
-            before = None
-        if stream.spoken and (after is None or not stream.state):
+        heard = len(stream.prompt) + len(row.speech)
+        new = (Block(bound, heard) for bound in near_equal(start, row.end, self._config.encoder.chunk))
+        row.blocks, row.after = (*stream.blocks, *new), self._extended(stream, before, row.end)
+        if row.after is not None and before is not None:
+            row.before, row.past = before, before.tokens
+        if stream.spoken and (row.after is None or not stream.state):
             self.recomputed += 1
-        if before and not stream.state and stream.voice is not None:
+        if row.before and not stream.state and stream.voice is not None:
             self.prompt_hits += 1
             self._prompts.states.move_to_end(stream.voice)
-        return self._row(chunk, row, (*stream.blocks, *new), before, after)
 
-    def _row(
-        self,
-        chunk: FlowChunk | PromptPrefill,
-        row: Sequence[int],
-        blocks: tuple[Block, ...],
-        before: RowState | None,
-        after: RowState | None,
-    ) -> FlowRow:
-        past, end = before.tokens if before else 0, blocks[-1].end
-        ends, lookahead_ends = block_ends(blocks, past, end)
-        up = self._config.encoder.upsampling
-        frames = np.repeat(ends * up, up)
-        span = AttentionSpan(ends, frames, frames, lookahead_ends)
-        return FlowRow(chunk, self._tokens(row, past, end), past, end, blocks, span, before, after)
-
-    def _whole_row(self, chunk: FlowChunk, row: Sequence[int], end: int) -> FlowRow:
-        encoder, tokens = self._config.encoder, self._tokens(row, 0, end)
-        frames, lookahead_ends = end * encoder.upsampling, np.full(end, len(tokens))
+    def _whole_span(self, row: FlowRow) -> AttentionSpan:
+        encoder, end = self._config.encoder, row.end
+        frames = end * encoder.upsampling
         # One chunk of the grid that holds the whole row is full attention.
         of_tokens, of_up_frames, of_frames = (
             (end, frames, frames)
-            if chunk.attention is AttentionMode.FULL
+            if row.attention is AttentionMode.FULL
             else (encoder.chunk, encoder.chunk * encoder.upsampling, self._config.estimator.chunk)
         )
-        span = AttentionSpan(
+        return AttentionSpan(
             grid_ends(0, end, of_tokens),
             grid_ends(0, frames, of_up_frames),
             grid_ends(0, frames, of_frames),
-            lookahead_ends,
+            np.full(end, len(row.tokens)),
         )
-        return FlowRow(chunk, tokens, 0, end, (), span)
-
-    def _tokens(self, row: Sequence[int], past: int, end: int) -> Ends:
-        # The official code takes ids below zero for the first one, too.
-        return np.maximum(np.asarray(row[past : end + self._config.encoder.lookahead], dtype=np.int64), 0)
 
     def _extended(self, stream: FlowStream, before: RowState | None, end: int) -> RowState | None:
-        """The state that goes on from `before` up to token `end`, its pages held; None: there is no room."""
+        """The state that goes on from `before` up to token `end`, its pages held; None: the pool has no room."""
         pool, old = self._pool, before.pages if before else ()
         own = before is not None and before is stream.state
         # The last page of a voice's prompt goes on differently in every stream.
         split = before.tokens % pool.page_tokens if before and not own else 0
         kept = old[:-1] if split else old
-        pool.hold(old)
+        pool.hold(old)  # making room may drop the prompt that they belong to
         try:
-            count = pool.pages_for(end) - len(kept)
-            if not self._prompts.make_room(count):
-                return None
-            fresh = pool.acquire(count)
-            pool.hold(kept)
-            try:
-                if split:
+            fresh = self._prompts.acquire(pool.pages_for(end) - len(kept))
+            if fresh and split:
+                try:
                     pool.copy(old[-1], fresh[0], split)
-            except BaseException:
-                pool.release((*kept, *fresh))
-                raise
-        finally:
+                except BaseException:
+                    pool.release(fresh)
+                    raise
+        except BaseException:
             pool.release(old)
+            raise
+        if fresh is None:
+            pool.release(old)
+            return None
+        pool.release(old[len(kept) :])
         return RowState(end, (*kept, *fresh), before.slot if before and own else fresh[0])
 
 
@@ -288,7 +409,7 @@ def near_equal(start: int, end: int, most: int) -> tuple[int, ...]:
 
 def block_ends(blocks: Sequence[Block], start: int, end: int) -> tuple[Ends, Ends]:
     """Ends of its block and of its lookahead, for each position in [start, end) of a row that is cut into `blocks`."""
-    # Of a long row only the last blocks are asked for, at every chunk.
+    # Each chunk asks for the last blocks of a long row only.
     reached = blocks[bisect_right(blocks, start, key=itemgetter(0)) : bisect_left(blocks, end, key=itemgetter(0)) + 1]
     starts = [start, *(block.end for block in reached[:-1]), end]
     ends, lookahead_ends = np.array(reached, dtype=np.int64).T.repeat(np.diff(starts), axis=1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from vivavoce.engine.flow_stage.padded import PaddedPath, PaddedSolver
-from vivavoce.engine.flow_stage.planning import FlowChunk, FlowRow, FlowStream, Planner, PromptPrefill
-from vivavoce.engine.flow_stage.state_pool import PagePool, PromptCache
+from vivavoce.engine.flow_stage.padded import PaddedPath
+from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, PagePool, Planner, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
 from vivavoce.models.exported.estimator import ExportedFlow
@@ -17,39 +17,52 @@ from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
 if TYPE_CHECKING:
-    from vivavoce.engine.flow_stage.flow_v1 import WholeSolver
-    from vivavoce.engine.flow_stage.packed import PackedPath, PackedSolver
+    from vivavoce.engine.flow_stage.packed import PackedPath
 
 
+class BatchOwner(Protocol):
+    def end(self, batch: FlowBatch, finished: bool) -> None: ...
+
+
+class Solver(Protocol):
+    """Some rows of a batch on their way from tokens to mel."""
+
+    @property
+    def rows(self) -> Sequence[FlowRow]: ...
+
+    def step(self, number: int) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def mels(self) -> Sequence[Tensor | None]:
+        """New frames of each row, [frames, bins] float32; None for prompts."""
+
+
+@dataclass(eq=False)
 class FlowBatch:
-    """Chunks between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails.
+    """Rows between `FlowStage.start` and their mel; it ends by `result`, by `abandon`, or by a step that fails."""
 
-    end: given the batch and whether it was finished, settles who holds what; called once.
-    """
-
-    def __init__(
-        self, chunks: Sequence[FlowChunk | PromptPrefill], num_steps: int, end: Callable[[FlowBatch, bool], None]
-    ) -> None:
-        self.chunks, self.steps_left = chunks, num_steps
-        self.rows: list[FlowRow] = []
-        self.solvers: list[PaddedSolver | PackedSolver | WholeSolver] = []
-        self.ended = False
-        self._num_steps, self._end = num_steps, end
+    stage: BatchOwner
+    rows: Sequence[FlowRow]
+    steps_left: int
+    solvers: list[Solver] = field(default_factory=list)
+    steps_done: int = 0
+    ended: bool = False
 
     def step(self) -> None:
-        """Enqueue one Euler step of the whole batch; a failure abandons the batch."""
         if self.ended or self.steps_left == 0:
             raise ValueError("the batch has no step left")
         try:
             for solver in self.solvers:
-                solver.step(self._num_steps - self.steps_left)
+                solver.step(self.steps_done)
         except BaseException:
             self.abandon()
             raise
+        self.steps_done += 1
         self.steps_left -= 1
 
     def result(self) -> list[Tensor | None]:
-        """New frames of each chunk, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
+        """New frames of each row, [2 · hop, bins] float32 on the device, None for prompts; once, after all steps.
 
         The streams have then spoken them.
         """
@@ -57,17 +70,17 @@ class FlowBatch:
             raise ValueError(
                 f"the batch has {self.steps_left} steps left" if self.steps_left else "the batch has ended"
             )
-        mels: dict[FlowChunk | PromptPrefill, Tensor | None] = {}
+        mels: dict[FlowRow, Tensor | None] = {}
         for solver in self.solvers:
             solver.commit()
-            mels.update(zip((row.chunk for row in solver.rows), solver.mels(), strict=True))
-        self._end(self, True)
-        return [mels.get(one) for one in self.chunks]
+            mels.update(zip(solver.rows, solver.mels(), strict=True))
+        self.stage.end(self, finished=True)
+        return [mels.get(row) for row in self.rows]
 
     def abandon(self) -> None:
         """Give the batch up: its streams are as they were before it started. Does nothing once the batch has ended."""
         if not self.ended:
-            self._end(self, False)
+            self.stage.end(self, finished=False)
 
 
 class FlowStage:
@@ -131,7 +144,6 @@ class FlowStage:
         self.path.prepare(frames)
 
     def open(self, conditioning: Conditioning) -> FlowStream:
-        """A sequence's place; it holds no pages until its first chunk."""
         stream = FlowStream(conditioning, self.prompts, self._config)
         self._streams.add(stream)
         return stream
@@ -140,7 +152,12 @@ class FlowStage:
         """Free what the stream holds; pages in a running batch are freed with it. May be called again."""
         stream.closed = True
         self._streams.discard(stream)
-        self._drop(stream)
+        self.drop_state(stream)
+
+    def drop_state(self, stream: FlowStream) -> None:
+        if stream.state:
+            self.pool.release(stream.state.pages)
+            stream.state = None
 
     def lacks_prompt(self, stream: FlowStream) -> bool:
         """Whether to compute the state of the stream's voice before its next chunk of blocks.
@@ -152,35 +169,32 @@ class FlowStage:
         pages = self.pool.pages_for(stream.prompt_end) + 1
         return self.pool.free + self.prompts.could_free() >= pages
 
-    def start(self, chunks: Sequence[FlowChunk | PromptPrefill]) -> FlowBatch:
+    def start(self, rows: Sequence[FlowRow]) -> FlowBatch:
         """Begin one batch, all of one attention; chunks of blocks may stand beside prompts.
 
         InvalidRequest: a row has more frames than the flow has noise for. Nothing was begun.
         """
-        streams = {one.stream for one in chunks}
-        if len({one.attention for one in chunks}) != 1 or len(streams) != len(chunks):
+        streams = {row.stream for row in rows}
+        if len({row.attention for row in rows}) != 1 or len(streams) != len(rows):
             raise ValueError("a batch is of one kind of attention, and has a stream once")
         if any(stream.busy or stream.closed for stream in streams):
             raise ValueError("a stream of the batch is closed, or in a running batch")
-        for one in chunks:
-            self.planner.check(one)
-        batch = FlowBatch(chunks, self._config.num_steps, self._end)
+        for row in rows:
+            self.planner.check(row)
+        batch = FlowBatch(self, rows, self._config.num_steps)
         self._batches.add(batch)
-        for one in chunks:
-            one.stream.busy = True
         try:
-            voices = set()
-            for one in chunks:
-                row = None
-                if isinstance(one, FlowChunk):
-                    row = self.planner.chunk(one)
-                elif one.stream.voice not in voices:
-                    voices.add(one.stream.voice)
-                    row = self.planner.prompt(one)
-                if row:
-                    batch.rows.append(row)
+            voices, planned = set(), []
+            for row in rows:
+                row.stream.busy = True
+                if not row.hop and row.stream.voice in voices:
+                    continue
+                if not row.hop:
+                    voices.add(row.stream.voice)
+                if self.planner.plan(row):
+                    planned.append(row)
             for kept in (True, False):
-                together = [row for row in batch.rows if (row.after is not None) == kept]
+                together = [row for row in planned if (row.after is not None) == kept]
                 for part in self.path.parts(together) if together else ():
                     batch.solvers.append(self.path.begin(part))
         except BaseException:
@@ -188,28 +202,22 @@ class FlowStage:
             raise
         return batch
 
-    def _end(self, batch: FlowBatch, done: bool) -> None:
+    def end(self, batch: FlowBatch, finished: bool) -> None:
         batch.ended, batch.solvers = True, []
         self._batches.remove(batch)
-        for one in batch.chunks:
-            one.stream.busy = False
         for row in batch.rows:
-            stream = row.chunk.stream
-            if isinstance(row.chunk, FlowChunk) and done:
-                stream.spoken += row.chunk.hop
+            stream = row.stream
+            stream.busy = False
+            if row.hop and finished:
+                stream.spoken += row.hop
                 if row.blocks:
                     stream.blocks = row.blocks
-                    self._drop(stream)
+                    self.drop_state(stream)
                 if row.after and not stream.closed:
                     stream.state = row.after
                     continue
-            elif row.after and done and stream.voice is not None:
+            elif row.after and finished and stream.voice is not None:
                 self.prompts.add(stream.voice, row.after)
                 continue
             if row.after:
                 self.pool.release(row.after.pages)
-
-    def _drop(self, stream: FlowStream) -> None:
-        if stream.state:
-            self.pool.release(stream.state.pages)
-            stream.state = None

@@ -6,8 +6,14 @@
 
 from __future__ import annotations
 
-from vivavoce.engine.lm_stage.run import DecodeRun, StreamingPrompt, plain_run, without_long_silence
-from vivavoce.engine.lm_stage.slots import Chooser, SamplingState
+from vivavoce.engine.lm_stage.slots import (
+    Chooser,
+    DecodeRun,
+    SamplingState,
+    StreamingPrompt,
+    plain_run,
+    without_long_silence,
+)
 from vivavoce.engine.lm_stage.stage import LMStage, Sampled
 
 __all__ = [

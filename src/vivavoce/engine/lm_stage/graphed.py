@@ -15,9 +15,8 @@ from torch import Tensor
 from vivavoce.checkpoint.config import Vocabulary
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, Launch, fitting, rounded, sizes_for
-from vivavoce.engine.lm_stage.plain import KINDS, PLAIN_SLOTS, SlotSteps
-from vivavoce.engine.lm_stage.run import DecodeRun
-from vivavoce.engine.lm_stage.slots import Slot, repetition_aware
+from vivavoce.engine.lm_stage.slots import DecodeRun, Slot, repetition_aware
+from vivavoce.engine.lm_stage.stage import KINDS, PLAIN_SLOTS, SlotSteps
 from vivavoce.models.build import LanguageModel, Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import Field
@@ -47,7 +46,7 @@ class PrefillLayout:
     state: int
 
     def views(self, inputs: Tensor) -> tuple[TiledRows, Tensor, Tensor]:
-        """What the network reads, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
+        """The network's input, [sequences] the slot of each, and [sequences, state], see `Slot.start_row`.
 
         inputs: as `numbers` lays them.
         """
@@ -112,11 +111,9 @@ class GraphedSteps(SlotSteps):
         """Decode steps of some slots and prefills, each by whether the ids are chosen in it."""
 
     def bucket(self, slots: int) -> int:
-        """Slots that a step for the first `slots` covers."""
         return self._slots if self._fixed else min(self._slots, fitting(SLOTS, slots) or self._slots)
 
     def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
-        """As `PlainSteps.prefill`."""
         rows, count = sum(rounded(len(run.rows), ROW_TILE) for _, run in begun), len(begun)
         # Past the largest sizes few shapes are met all the same: few prefills are so large.
         layout = self._layout(
@@ -136,7 +133,6 @@ class GraphedSteps(SlotSteps):
         return ids
 
     def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
-        """As `PlainSteps.decode`."""
         bucket = self.bucket(max(slot.place for slot in held) + 1)
         graph = self._graph(bucket, most <= MOST_CANDIDATES)
         state = self._states.first(bucket)

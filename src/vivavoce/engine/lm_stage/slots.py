@@ -1,22 +1,27 @@
-"""Slots: what the host knows of each, and the state that the device keeps and changes in place, without waiting."""
+"""Runs and slots: rows to read, then ids to sample; the host's part of a slot, and the state that the device keeps.
+
+A run is one stretch of decoding; text that arrives makes one run after another.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vivavoce.checkpoint.config import Vocabulary
-from vivavoce.engine.lm_stage.run import DecodeRun
-from vivavoce.engine.request import SamplingParams
+from vivavoce.checkpoint.config import MAX_SILENCE, ConformerLMConfig, LMConfig, Vocabulary
+from vivavoce.engine.request import SamplingParams, SegmentRequest, speech_prompt
+from vivavoce.errors import InvalidRequest
 from vivavoce.models.counter_noise import NoiseStream, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
+from vivavoce.models.lm.interleave import Row, TextInterleaver
 from vivavoce.models.lm.sampling import SamplingRows, sample
 
 LARGEST_WINDOW = 200
@@ -25,8 +30,159 @@ _COUNTERS = slice(Field.POSITION, Field.RUN_COUNT + 1)
 
 
 @dataclass(frozen=True)
+class DecodeRun:
+    """One stretch of decoding in a slot: rows are fed, then ids are sampled until a control id.
+
+    rows: appended at the slot's current position; allowed: control ids (those that are not speech) that may be
+    sampled; forced_at: after this many ids of this run `forced`, a control id, comes next whatever the model says;
+    min_tokens: before this many ids of this run the control ids `early_forbidden` are forbidden, allowed or not;
+    speaker: [speaker size] float32, of the one row of a speaker.
+    """
+
+    rows: tuple[Row, ...]
+    allowed: tuple[int, ...]
+    forced_at: int
+    forced: int
+    min_tokens: int = 0
+    early_forbidden: tuple[int, ...] = ()
+    speaker: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """Positions of a slot that it takes at most, the one that idle steps write to included."""
+        return len(self.rows) + self.forced_at + 1
+
+
+def check_positions(run: DecodeRun, taken: int, capacity: int) -> None:
+    """Refuse with InvalidRequest a run that may need more positions than are left of `capacity` after those taken."""
+    positions = run.positions + taken
+    if positions > capacity:
+        raise InvalidRequest(
+            f"text: with its prompt it may need {positions} positions, a slot has {capacity}; use a shorter text or "
+            "reference"
+        )
+
+
+def plain_run(
+    config: LMConfig | ConformerLMConfig, request: SegmentRequest, *, official: bool, room: int | None
+) -> DecodeRun:
+    """The run of a text that is all there: [sos, speaker, prompt text, text, task, prompt speech], then speech.
+
+    official: the official minimum-length rule, which forbids one of the stop ids only; room: speech tokens that the
+    stages after this one can take, None: any number. InvalidRequest: it may need more positions than the model has.
+    """
+    vocabulary, voice, params = config.vocabulary, request.conditioning, request.sampling
+    least = most = params.exact_tokens or 0
+    if params.exact_tokens is None:
+        least = max(0 if official else 1, int(params.min_ratio * len(request.text)))
+        most = int(params.max_ratio * len(request.text))
+    most = most if room is None else min(most, room)
+    speaker = voice.lm_embedding if isinstance(config, ConformerLMConfig) else None
+    rows = speech_prompt(vocabulary, voice.lm_text + request.text, voice.lm_prompt_tokens, speaker=speaker is not None)
+    if len(rows) + most > config.max_positions:
+        raise InvalidRequest(
+            f"text: with its prompt it may need {len(rows) + most} positions, the model has {config.max_positions}; "
+            "use a shorter text or reference"
+        )
+    stop_ids = tuple(vocabulary.stop_ids)
+    # The official code forbids one stop id before the minimum, and any of them could end the speech early.
+    early = (vocabulary.masked_before_minimum,) if official else stop_ids
+    return DecodeRun(rows, stop_ids, most, vocabulary.eos, min(least, most), early, speaker)
+
+
+def without_long_silence(ids: Sequence[int], silent: Container[int], run: int) -> tuple[list[int], int]:
+    """Speech tokens as they are spoken: of silent ones in a row, those beyond `MAX_SILENCE` are left out.
+
+    run: silent ones in a row before these, spoken or not; returned for those after.
+    """
+    spoken = []
+    for one in ids:
+        run = run + 1 if one in silent else 0
+        if run <= MAX_SILENCE:
+            spoken.append(one)
+    return spoken, run
+
+
+class StreamingPrompt:
+    """Turns an interleaver's sequence, of which nothing has been taken yet, into successive runs of one slot.
+
+    room: speech tokens that the stages after this one can take; capacity: positions of the slot; ∞: any number.
+    """
+
+    def __init__(
+        self,
+        interleaver: TextInterleaver,
+        vocabulary: Vocabulary,
+        room: float = inf,
+        capacity: float = inf,
+    ) -> None:
+        self._interleaver, self._vocabulary = interleaver, vocabulary
+        self._room, self._capacity = room, capacity
+        self._positions = self._spoken = self._sampled = 0
+        self._run: DecodeRun | None = None
+        self._cut = False
+        """The run ends where a limit wants it, not where the interleaver does."""
+        self._refusal: str | None = None
+        self.push, self.close = interleaver.push, interleaver.close
+
+    @property
+    def done(self) -> bool:
+        return self._interleaver.done
+
+    def next_run(self) -> DecodeRun | None:
+        """The next rows to feed; None while a run is in progress, while text is awaited, and when done.
+
+        InvalidRequest: the text goes on after as many speech tokens as there is room for, or past the slot's positions.
+        All tokens that were accepted before stand.
+        """
+        if self._run is not None or self.done:
+            return None
+        if self._refusal is None and self._spoken >= self._room:
+            self._refusal = _too_long(self._room, "speech tokens")
+        rows = None if self._refusal else self._interleaver.next_rows()
+        left = self._capacity - self._positions - len(rows or ()) - 1
+        if rows is not None and left < 1:
+            self._refusal = _too_long(self._capacity, "positions")
+        if self._refusal:
+            raise InvalidRequest(self._refusal)
+        if rows is None:
+            return None
+        due = self._interleaver.ids_until_control()
+        forced_at = min(self._room - self._spoken, left, inf if due is None else due)
+        self._cut = due is None or forced_at < due
+        control = self._interleaver.allows()
+        self._run, self._sampled = DecodeRun(tuple(rows), control, int(forced_at), control[0]), 0
+        self._positions += len(rows)
+        return self._run
+
+    def accept(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Ids that were sampled, in order, the run's control id included  →  the speech tokens among them."""
+        speech = tuple(one for one in ids if one < self._vocabulary.num_speech_tokens)
+        for one in ids:
+            if one < self._vocabulary.num_speech_tokens:
+                self._interleaver.accept(one)
+                self._positions += 1
+                self._spoken += 1
+                self._sampled += 1
+                continue
+            assert self._run is not None, f"{one} ends no run"
+            if self._cut and self._sampled >= self._run.forced_at:
+                spoken_out = self._spoken >= self._room
+                limit, what = (self._room, "speech tokens") if spoken_out else (self._capacity, "positions")
+                self._refusal = _too_long(limit, what)
+            elif not self.done:
+                self._interleaver.accept(one)
+            self._run = None
+        return speech
+
+
+def _too_long(limit: float, what: str) -> str:
+    return f"text: a stream holds {limit} {what} at most; send the rest in a new stream"
+
+
+@dataclass(frozen=True)
 class SamplingState:
-    """What the choice in each of n slots may depend on.
+    """Inputs of the choice in each of n slots.
 
     counts: [n] int64, ids sampled in the slot so far, control ids included; history: [n, window] int64, the newest
     of them last (what is further back than `counts` means nothing); seeds: [n] int64; settings: n rows.
@@ -65,7 +221,7 @@ class Slot:
     window: int
     max_repeats: int
     positions: int = 0
-    """Rows in the cache when the run in progress began, or now if there is none."""
+    """Rows in the cache when the run in progress began; without a run: now."""
     count: int = 0
     """Ids sampled in the runs that are over."""
     run: DecodeRun | None = None
@@ -79,7 +235,6 @@ class Slot:
 
     @classmethod
     def of(cls, number: int, place: int, seed: int, params: SamplingParams, defaults: Mapping[str, float]) -> Slot:
-        """What the parameters leave open, the checkpoint's `SamplingDefaults` decide."""
         asked = {name: getattr(params, name) for name in defaults}
         chosen: dict[str, Any] = dict(defaults) | {name: value for name, value in asked.items() if value is not None}
         window = chosen["win_size"]
@@ -88,7 +243,6 @@ class Slot:
 
     @property
     def decoding(self) -> bool:
-        """The run in progress may need another step."""
         return self.run is not None and self.launched <= self.run.forced_at
 
     def start_row(self, run: DecodeRun, vocabulary: Vocabulary) -> list[int]:
@@ -121,18 +275,16 @@ class SlotRows(NamedTuple):
 
     @classmethod
     def allocate(cls, slots: int, num_controls: int, window: int, device: torch.device) -> SlotRows:
-        """Of idle slots; window: ids of each one's past that are kept."""
         forbidden, early = torch.zeros(2, slots, num_controls, dtype=torch.bool, device=device)
         numbers = torch.zeros(slots, len(Field), dtype=torch.int64, device=device)
         history = torch.full((slots, window), IDLE, dtype=torch.int64, device=device)
         return cls(numbers, torch.zeros(slots, device=device), forbidden, early, history)
 
     def first(self, slots: int) -> SlotRows:
-        """The first slots, as views."""
         return SlotRows(*(part[:slots] for part in self))
 
     def starting(self, places: Tensor, rows: Tensor) -> SlotRows:
-        """What slots begin a run with; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
+        """State of slots at the start of a run; places: [n] int64; rows: [n, …] int64, see `Slot.start_row`."""
         numbers, flags = rows[:, : len(Field)].clone(), rows[:, len(Field) :].bool()
         forbidden, early = flags.chunk(2, dim=1)
         top_p = numbers[:, Field.TOP_P].contiguous().view(torch.float64).float()
@@ -152,7 +304,6 @@ class SlotRows(NamedTuple):
             part.copy_(old)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy slots onto others; what is left behind runs no more."""
         self.put(targets, SlotRows(*(part.index_select(0, sources) for part in self)))
         self.numbers[:, Field.RUNNING].index_fill_(0, sources, 0)
 

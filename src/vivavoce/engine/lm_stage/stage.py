@@ -1,14 +1,15 @@
 """The language-model stage: slots are opened and closed; prefills and decode steps are launched.
 
-Ids are collected late: they are copied behind the device's work, and the host looks when it likes.
+Ids are collected late: they are copied behind the device's work, and the host looks when it likes. `PlainSteps` runs
+the network as it is, on any device, with any chooser; `graphed.py` records launches of kernels of our own.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,18 +18,137 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vivavoce.engine.device import upload
-from vivavoce.engine.lm_stage.plain import PlainSteps
-from vivavoce.engine.lm_stage.run import DecodeRun, check_positions
-from vivavoce.engine.lm_stage.slots import LARGEST_WINDOW, Chooser, Slot, repetition_aware
+from vivavoce.engine.graphs import fitting, rounded
+from vivavoce.engine.lm_stage.slots import (
+    LARGEST_WINDOW,
+    Chooser,
+    DecodeRun,
+    Slot,
+    SlotRows,
+    check_positions,
+    repetition_aware,
+)
 from vivavoce.engine.request import SamplingParams
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce.models.kernels.layouts import Field
+from vivavoce.models.lm.conformer import SPEAKER, TEXT, ConformerLM, ConformerSlotLM
+from vivavoce.models.lm.interleave import RowKind
+from vivavoce.models.lm.slot_lm import SAFE_ROWS, PackedRows, SlotCache, SlotLM
 
 if TYPE_CHECKING:
     from vivavoce.engine.lm_stage.graphed import GraphedSteps
 
+PLAIN_SLOTS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Slots of a decode step; after the last one all slots."""
+REACH_STEP = 128
+"""Attention looks at a multiple of this many positions."""
+KINDS = {RowKind.CONTROL: 0, RowKind.TEXT: TEXT, RowKind.SPEECH: 2, RowKind.SPEAKER: SPEAKER}
+"""The numbers of the tables that rows are taken from; the last one is of no table."""
+
+
+class SlotSteps:
+    """Static slots: their keys, values and state, which `PlainSteps` and `GraphedSteps` advance.
+
+    spare: slots besides; capacity: positions of each; window: ids of a slot's past that are kept; fixed: decode steps
+    are of one shape, that of all slots (and positions).
+    """
+
+    def __init__(
+        self, models: Models | LanguageModel, slots: int, capacity: int, window: int, *, fixed: bool, spare: int = 0
+    ) -> None:
+        config = models.config.lm
+        self._slots, self._capacity, self._fixed = slots, capacity, fixed
+        self._device, self._vocabulary = models.device, config.vocabulary
+        self._cache = SlotCache.allocate(config, slots + spare, capacity, models.device, models.dtype)
+        self._states = SlotRows.allocate(slots + spare, len(config.vocabulary.stop_ids), window, models.device)
+
+    def move(self, sources: Tensor, targets: Tensor, positions: int) -> None:
+        """Copy slots onto others, the first `positions` positions of each; sources, targets: [n] int64."""
+        self._cache.move(sources, targets, self._reach(positions))
+        self._states.move(sources, targets)
+
+    def _reach(self, positions: int) -> int:
+        return min(self._capacity, rounded(positions, REACH_STEP))
+
+
+class PlainSteps(SlotSteps):
+    """`SlotLM` and a chooser, which decides the ids, over static slots."""
+
+    def __init__(
+        self, models: Models | LanguageModel, slots: int, capacity: int, window: int, choose: Chooser, *, fixed: bool
+    ) -> None:
+        super().__init__(models, slots, capacity, window, fixed=fixed)
+        lm = models.lm
+        self._lm = ConformerSlotLM(lm, capacity) if isinstance(lm, ConformerLM) else SlotLM(lm, capacity)
+        self._choose = choose
+
+    def prepare(self, slots: int | None) -> None:
+        """Make ahead what this many slots would wait for when it is first needed, None: all; here nothing is."""
+
+    def bucket(self, slots: int) -> int:
+        if self._fixed:
+            return self._slots
+        if self._device.type == "cpu":
+            return slots
+        return min(self._slots, fitting(PLAIN_SLOTS, slots) or self._slots)
+
+    def prefill(self, begun: Sequence[tuple[Slot, DecodeRun]], most: int) -> Tensor:
+        """Read the runs of one slot or more; their first ids come first, [≥ n] int64.
+
+        most: no open slot's top_k is larger
+        """
+        lengths = np.array([len(run.rows) for _, run in begun])
+        starts, places = np.array([(slot.positions, slot.place) for slot, _ in begun]).T
+        firsts = np.cumsum(lengths) - lengths
+        # Attention and products round in blocks of rows: with whole blocks neighbours change no bit of a row.
+        longest, used = rounded(int(lengths.max()), SAFE_ROWS), int(lengths.sum())
+        within = np.arange(used) - np.repeat(firsts, lengths)
+        sequence = np.repeat(np.arange(len(begun)), lengths)
+        flat = [row for _, run in begun for row in run.rows]
+        of_rows = np.zeros((5, rounded(used, SAFE_ROWS)), dtype=np.int64)
+        of_rows[3, used:] = self._capacity - 1
+        of_rows[:, :used] = (
+            [KINDS[row.kind] for row in flat],
+            [row.id for row in flat],
+            places[sequence],
+            starts[sequence] + within,
+            sequence * longest + within,
+        )
+        padded = firsts[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+        states = np.array([slot.start_row(run, self._vocabulary) for slot, run in begun])
+        sent, *parts, states_sent = upload(
+            (of_rows, places, starts, padded, firsts + lengths - 1, states), self._device
+        )
+        text_end = int(within[of_rows[0, :used] == TEXT].max(initial=-1)) + 1
+        speakers = None
+        if any(run.speaker is not None for _, run in begun):
+            # Zeros where a run has no speaker.
+            given = [run.speaker for _, run in begun]
+            none = torch.zeros_like(next(one for one in given if one is not None))
+            speakers = torch.stack([none if one is None else one for one in given]).to(self._device, non_blocking=True)
+        packed = replace(PackedRows(*sent, *parts), text_end=text_end, speakers=speakers)
+        scores = self._lm.prefill(packed, self._cache, self._reach(int((starts + lengths).max()) + 1))
+        state = self._states.starting(packed.sequences, states_sent)
+        ids = state.advance(scores, self._choose, most)
+        self._states.put(packed.sequences, state)
+        return ids
+
+    def decode(self, held: Sequence[Slot], most: int, steps: int) -> Iterator[Tensor]:
+        """More ids for one slot or more, all that run: by place, [bucket] int64 for each step, `IDLE` where none runs.
+
+        A step is launched when it is asked for, and may overwrite the ids of the one before.
+        """
+        rows = self._states.first(self.bucket(max(slot.place for slot in held) + 1))
+        last, position = rows.numbers[:, Field.LAST], rows.numbers[:, Field.POSITION]
+        reach = max(slot.positions + slot.launched for slot in held)
+        for step in range(steps):
+            width = self._capacity if self._fixed else self._reach(reach + step)
+            scores = self._lm.step(last, position, self._cache, width)
+            yield rows.advance(scores, self._choose, most)
+
 
 class Sampled(NamedTuple):
-    """What one launch gave for one slot: its ids in order, one for each step until the run's end.
+    """The ids of one launch for one slot, in order, one for each step until the run's end.
 
     ended: the last one is a control id: the run is over, and the slot pauses until the next `prefill` or `close`;
     error: the run is over without one, and so is its request; seconds: for each of the ids, of a stage that is
@@ -55,7 +175,6 @@ class _Launch:
         self.places: Sequence[int] = ()
 
     def full(self, wait: bool) -> bool:
-        """Whether all of it has come; wait: block until it has."""
         if self.written is None or self.written.query():
             return True
         if wait:
@@ -112,6 +231,7 @@ class LMStage:
         self._open: dict[int, Slot] = {}
         # Free numbers and free places are heaps: the lowest is taken first.
         self._numbers, self._places = list(range(slots)), list(range(slots))
+        self.free_slots, self.steps_in_flight = slots, 0
         self._launches: deque[_Launch] = deque()
         self._spare: list[_Launch] = []
 
@@ -123,24 +243,13 @@ class LMStage:
         self._steps.prepare(slots)
 
     @property
-    def free_slots(self) -> int:
-        """Slots that can be opened."""
-        return len(self._numbers)
-
-    @property
     def decoding(self) -> int:
-        """Slots with a run in progress, as far as is known."""
         return sum(slot.decoding for slot in self._open.values())
 
     @property
     def in_flight(self) -> int:
         """Launches whose ids were not collected."""
         return len(self._launches)
-
-    @property
-    def steps_in_flight(self) -> int:
-        """Decode steps whose ids were not collected."""
-        return sum(launch.steps for launch in self._launches if launch.decode)
 
     def wait(self) -> None:
         """Block until the oldest launch whose ids were not collected is finished."""
@@ -156,6 +265,7 @@ class LMStage:
         if not self._numbers:
             raise RuntimeError("no slot is free; ask free_slots before opening one")
         number, place = heapq.heappop(self._numbers), heapq.heappop(self._places)
+        self.free_slots -= 1
         self._open[number] = Slot.of(number, place, seed, params, self._defaults)
         return number
 
@@ -163,6 +273,7 @@ class LMStage:
         """Free a slot at once; ids that are still on their way to it are dropped."""
         held = self._open.pop(slot)
         held.closed = True
+        self.free_slots += 1
         heapq.heappush(self._numbers, slot)
         heapq.heappush(self._places, held.place)
 
@@ -194,7 +305,7 @@ class LMStage:
             return
         # Once the open slots would fit half of the step, they move together.
         used = max(slot.place for slot in self._open.values()) + 1
-        if 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
+        if used > len(self._open) and 2 * self._steps.bucket(len(self._open)) <= self._steps.bucket(used):
             self._compact()
         results = self._steps.decode(held, max(slot.top_k for slot in self._open.values()), steps)
         self._send(results, steps, held, [slot.place for slot in held], decode=True)
@@ -207,6 +318,7 @@ class LMStage:
         while self._launches and self._launches[0].full(wait):
             wait, launch = False, self._launches.popleft()
             self._spare.append(launch)
+            self.steps_in_flight -= launch.steps if launch.decode else 0
             ids = launch.ids[: launch.steps, launch.places]
             # Slots are many and launches frequent: what can be is worked out for all of them at once.
             counts: list[int] = np.count_nonzero(ids >= 0, axis=0).tolist()
@@ -252,4 +364,5 @@ class LMStage:
         if launch.written is not None:
             launch.written.record()
         launch.steps, launch.decode, launch.owners, launch.places = steps, decode, owners, list(places)
+        self.steps_in_flight += steps if decode else 0
         self._launches.append(launch)

@@ -1,6 +1,5 @@
-"""The vocoder stage: pieces of mel of many requests in one batch, samples out, what streams remember between them."""
+"""The vocoder stage: pieces of mel of many requests in one batch, samples out, and the tails kept between pieces."""
 
-from vivavoce.engine.vocoder_stage.stage import VocoderStage
-from vivavoce.engine.vocoder_stage.stream import Piece, Tails, VocoderStream
+from vivavoce.engine.vocoder_stage.stage import Tails, VocoderRow, VocoderStage, VocoderStream
 
-__all__ = ["Piece", "Tails", "VocoderStage", "VocoderStream"]
+__all__ = ["Tails", "VocoderRow", "VocoderStage", "VocoderStream"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from vivavoce.engine.chunk_policy import CrossfadeMode
 from vivavoce.engine.device import copy_into
 from vivavoce.engine.graphs import Graphs, fitting, in_order_of_recording, rounded, sizes_within
-from vivavoce.engine.vocoder_stage.stream import Crossfade, PieceRow, PooledTails, Tails, join_rule
+from vivavoce.engine.vocoder_stage.stage import Crossfade, PooledTails, Tails, VocoderRow, join_rule
 from vivavoce.models.build import Models
 from vivavoce.models.kernels.common import compiled_ahead
 from vivavoce.models.kernels.layouts import WIDTH, PackedRow
@@ -46,11 +46,9 @@ class TailPool:
 
     @property
     def taken(self) -> int:
-        """Rows in use."""
         return len(self.memory.mel) - len(self._free)
 
     def take(self) -> int:
-        """A free row; the pool doubles if there is none."""
         if not self._free:
             rows = len(self.memory.mel)
             self.memory = Pool(*(torch.cat((part, torch.zeros_like(part))) for part in self.memory))
@@ -58,7 +56,6 @@ class TailPool:
         return self._free.pop()
 
     def give(self, row: int) -> None:
-        """Give a row back."""
         self._free.append(row)
 
 
@@ -91,12 +88,10 @@ class VocoderRun:
         self.wave, self.phases = self.source, self.carried
 
     def compute(self) -> None:
-        """Samples and kept phases of what lies in the buffers."""
         self.phases = self._vocoder.excite(self.mel, self.frames, self.carried, self.source, noise=self._noise)
         self.wave = self._vocoder.decode(self.mel, self.frames, self.source)
 
     def write_table(self, rows: Sequence[PackedRow]) -> None:
-        """One copy: what each frame is, whose it is, and the rows."""
         host = np.zeros(len(self._table), np.int64)
         tags, row_of, *stages = host[: self._head].view(np.int32).reshape(-1, len(self.mel))
         for number, row in enumerate(rows):
@@ -117,22 +112,20 @@ class VocoderRun:
 class PooledRow:
     """A row of a batch, and the pool's row that is taken for its stream's tails; None: they are not kept."""
 
-    row: PieceRow
+    row: VocoderRow
     after: PooledTails | None
 
     @property
     def first_given(self) -> int:
-        """The first frame that is given out."""
-        return 0 if self.row.before.pooled is None else self.row.before.context - self.row.piece.stream.rule.overlap
+        return 0 if self.row.before.pooled is None else self.row.before.context - self.row.stream.rule.overlap
 
     @property
     def given(self) -> int:
-        """Frames that are given out."""
-        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.piece.stream.rule.overlap)
+        return self.row.frames - self.first_given - (0 if self.row.ends else self.row.stream.rule.overlap)
 
     def packed(self, start: int, fresh: int, out: int) -> PackedRow:
         """Its row of the table; start, fresh, out: see `PackedRow`."""
-        row, after, stream, before = self.row, self.after, self.row.piece.stream, self.row.before
+        row, after, stream, before = self.row, self.after, self.row.stream, self.row.before
         runs_on = before.pooled is not None and stream.rule.continuous
         known = before.pooled.known if before.pooled else 0
         origin = known if runs_on else 0
@@ -149,7 +142,7 @@ class PooledRow:
             fresh=fresh,
             before=before.pooled.row if before.pooled else 0,
             after=after.row if after else -1,
-            tail=row.frames - after.context if after else 0,
+            tail=row.frames - row.seen_again if after else 0,
             tail_known=after.known if after else 0,
             held=row.frames - stream.rule.overlap,
             fade=stream.rule.fade_frames,
@@ -162,7 +155,7 @@ class PooledRow:
 
 
 class PackedVocoding:
-    """What `PaddedVocoding` does, for all rows at once: a few launches per batch, whatever its rows are.
+    """`PaddedVocoding` for all rows at once: a few launches per batch, whatever its rows are.
 
     Where the networks are in 16 bit, of either kind, the vocoder's products are in float16: on the mini model it is
     1.4e-3 of the waveform from float32, bfloat16 1.2e-2, and no operand is above 24. most_frames: of the largest batch
@@ -194,17 +187,15 @@ class PackedVocoding:
             self._run(size)
 
     def release(self, tails: Tails) -> None:
-        """Give back what the tails take."""
         if tails.pooled is not None:
             self.pool.give(tails.pooled.row)
 
-    def vocode(self, rows: Sequence[PieceRow]) -> list[tuple[Tensor, Tails]]:
-        """As `PaddedVocoding.vocode`."""
+    def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
         pooled: list[PooledRow] = []
         try:
             for row in rows:
-                keeps = not (row.ends or row.piece.stream.closed)
-                after = PooledTails(self.pool.take(), row.seen_again, row.source_kept) if keeps else None
+                keeps = not (row.ends or row.stream.closed)
+                after = PooledTails(self.pool.take(), row.source_kept) if keeps else None
                 pooled.append(PooledRow(row, after))
             samples = [part for batch in self._batches(pooled) for part in self._vocode(batch)]
         except BaseException:
@@ -213,7 +204,12 @@ class PackedVocoding:
                     self.pool.give(one.after.row)
             raise
         tails = [
-            Tails(speed=one.row.speed, pooled=one.after, frames=one.row.before.frames + one.row.new_frames)
+            Tails(
+                speed=one.row.speed,
+                frames=one.row.before.frames + one.row.new_frames,
+                context=one.row.seen_again,
+                pooled=one.after,
+            )
             if one.after
             else Tails()
             for one in pooled
@@ -270,7 +266,6 @@ class PackedVocoding:
         return VocoderRun(self._vocoder, memory, size, self._rows(size), noise=self._noise)
 
     def _rows(self, frames: int) -> int:
-        """As many as can be in a batch of that many frames."""
         return frames // (self._gap + 1) + 1
 
     def _allocate(self, frames: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,22 +1,343 @@
-"""The vocoder stage: pieces of mel of many requests in one batch, samples out, what streams remember between them."""
+"""The vocoder stage: pieces of mel of many requests in one batch, samples out, and the tails kept between pieces.
+
+`PaddedVocoding` runs the network as it is, on any device; `packed.py` runs it without padding, by kernels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
+from torch.nn.utils.rnn import pad_sequence
 
 from vivavoce.engine.chunk_policy import CrossfadeMode
-from vivavoce.engine.vocoder_stage.padded import PaddedVocoding
-from vivavoce.engine.vocoder_stage.stream import Piece, PieceRow, Tails, VocoderStream, join_rule
+from vivavoce.engine.device import to_device
 from vivavoce.models.build import Models
 from vivavoce.models.layers import PairRunner, in_turn
+from vivavoce.models.vocoder.hift import Reach
 
 if TYPE_CHECKING:
     from vivavoce.engine.vocoder_stage.packed import PackedVocoding
+
+OVERLAP_FRAMES = 8
+"""Frames at the end of each piece that wait for the next one to be faded into, where a vocoder has no `Reach`."""
+CONTEXT_FRAMES = 12
+"""Frames before the overlap that a seamless piece sees again. The generator reaches 13 frames to the left, and the
+farthest weighs less than 1e-4 of the whole; without the second farthest, seams of 4e-3 can be measured."""
+FRAME_BUCKET = 8
+"""Batches are padded to a multiple of this many frames: convolution kernels are chosen, and on CPUs compiled, anew for
+every length that they meet, which takes about as long as a short piece."""
+
+
+@dataclass(frozen=True, eq=False)
+class Crossfade:
+    """The frames that are carried from piece to piece.
+
+    overlap: frames at the end of a piece that are not given out; mel_frames: seen again, the overlap included;
+    source_frames: how many of them keep the source that was made for them; fade_frames: of the overlap that the fade
+    takes, the rest are the new piece's; window: fade in, then fade out, [2 · fade_frames · hop] float32; continuous:
+    the phase runs on from the last kept frame, else it starts anew.
+    """
+
+    overlap: int
+    mel_frames: int
+    source_frames: int
+    fade_frames: int
+    window: Tensor
+    continuous: bool
+
+
+@lru_cache(maxsize=8)
+def join_rule(
+    joins: CrossfadeMode, hop: int, reach: Reach | None, device: torch.device, overlap: int | None = None
+) -> Crossfade:
+    """The rule of a vocoder of `hop` samples per frame, this reach and this overlap (`HiFT.overlap`). The cache is
+    shared: a rule is a constant.
+    """
+    if reach is not None:
+        # All that was heard is heard again, and nothing that is given out changes: there is one way to join.
+        before, after = reach
+        return Crossfade(after, before + after, before, 0, torch.zeros(0, device=device), continuous=True)
+    if joins is CrossfadeMode.OFFICIAL or overlap is not None:
+        frames = OVERLAP_FRAMES if overlap is None else overlap
+        window = torch.from_numpy(np.hamming(2 * frames * hop).astype(np.float32)).to(device)
+        return Crossfade(frames, frames, frames, frames, window, continuous=False)
+    # One frame is enough: there the old version has most of its right neighbours and the new one all it needs.
+    # A raised cosine between sample centres adds up to one everywhere.
+    size = 2 * hop
+    window = torch.sin(torch.pi * (torch.arange(size) + 0.5) / size).square().to(device)
+    seen_again = OVERLAP_FRAMES + CONTEXT_FRAMES
+    return Crossfade(OVERLAP_FRAMES, seen_again, CONTEXT_FRAMES, 1, window, continuous=True)
+
+
+def resized_frames(frames: int, speed: float) -> int:
+    return frames if speed == 1.0 or frames == 0 else max(1, int(frames / speed))
+
+
+def resize(mel: Tensor, speed: float) -> Tensor:
+    """The whole mel in `resized_frames`; mel: [frames, bins]  →  [frames', bins]."""
+    if speed == 1.0 or not len(mel):
+        return mel
+    return interpolate(mel.T[None], size=resized_frames(len(mel), speed), mode="linear")[0].T
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedTail:
+    """`resize` for a mel that arrives in pieces: each output frame is made once both its neighbours are there.
+
+    Output frame k lies at (k + 1/2) · speed − 1/2 of the input, ends repeated. kept: [frames, bins], the input that
+    output frames to come still need; first: place of `kept` in the whole input; made: output frames given out.
+    """
+
+    speed: float = 1.0
+    kept: Tensor | None = None
+    first: int = 0
+    made: int = 0
+
+    def count(self, frames: int, final: bool) -> int:
+        if self.speed == 1.0:
+            return frames
+        end = self.first + (0 if self.kept is None else len(self.kept)) + frames
+        if final:
+            return max(0, resized_frames(end, self.speed) - self.made)
+        return max(0, int((end - 0.5) / self.speed + 0.5) - self.made)
+
+    def push(self, mel: Tensor, final: bool) -> tuple[Tensor, SpeedTail]:
+        """mel: [frames, bins] new input  →  [n, bins], possibly of no frames, and the tail after it."""
+        if self.speed == 1.0:
+            return mel, self
+        made = self.made + self.count(len(mel), final)
+        kept = mel if self.kept is None else torch.cat((self.kept, mel))
+        end = self.first + len(kept)
+        out = self._between(kept, made) if made > self.made else mel[:0]
+        drop = max(0, min(int((made + 0.5) * self.speed - 0.5), end - 1) - self.first)
+        return out, SpeedTail(self.speed, kept[drop:].clone(), self.first + drop, made)
+
+    def _between(self, kept: Tensor, made: int) -> Tensor:
+        end = self.first + len(kept)
+        # On the CPU: not every device has float64, and float32 would lose the fraction within a minute.
+        index = torch.arange(self.made, made, dtype=torch.float64)
+        position = ((index + 0.5) * self.speed - 0.5).clamp(0, max(end - 1, 0))
+        left = position.floor().clamp(max=max(end - 2, 0))
+        weight = to_device((position - left).to(kept.dtype), kept.device)[:, None]
+        low = to_device(left.long() - self.first, kept.device)
+        high = (low + 1).clamp(max=len(kept) - 1)
+        return kept[low] * (1 - weight) + kept[high] * weight
+
+
+@dataclass(frozen=True)
+class PooledTails:
+    """Tails in a row of the packed path's pool; known: frames of the context that have their source."""
+
+    row: int
+    known: int
+
+
+@dataclass(frozen=True, eq=False)
+class Tails:
+    """A stream's memory between pieces. A piece gives a new one; it is never changed.
+
+    On the packed path `pooled` says where mel, source, phase and held are, and they are None here.
+    """
+
+    speed: SpeedTail = field(default_factory=SpeedTail)
+    waiting: Tensor | None = None
+    """[frames, bins] float32, at the speed asked for: too few to be vocoded by themselves."""
+    mel: Tensor | None = None
+    """[frames, bins] float32: seen again by the next piece, the overlap at its end; None before the first piece."""
+    source: Tensor | None = None
+    """[samples] float32 of `mel`'s first frames."""
+    phase: Tensor | None = None
+    """[harmonics] float32 cycles at the end of `source`."""
+    held: Tensor | None = None
+    """[samples] float32: the first samples of the overlap, to be faded into the next piece."""
+    frames: int = 0
+    """Frames vocoded so far."""
+    context: int = 0
+    """Frames that the next row sees again."""
+    pooled: PooledTails | None = None
+
+
+class VocoderStream:
+    """One sequence's place: what it was opened with, and its tails, which `VocoderStage.run` alone replaces.
+
+    seed: of the source's noise, None: no noise; speed: of a whole utterance or of a stream's pieces.
+    """
+
+    def __init__(self, seed: int | None, speed: float, rule: Crossfade) -> None:
+        self.seed, self.speed, self.rule = seed, speed, rule
+        self.tails = Tails(SpeedTail(speed))
+        self.closed = False
+        """It keeps no tails any more; pieces that were on their way may still come."""
+
+    def frames_of(self, frames: int, final: bool, whole: bool) -> int:
+        """Frames that the vocoder will work on for a piece of this many, context included.
+
+        0: the piece waits for more. It is too short to give out a sample, or to hold the fade at either end.
+        """
+        if whole:
+            return resized_frames(frames, self.speed)
+        tails = self.tails
+        fresh = (0 if tails.waiting is None else len(tails.waiting)) + tails.speed.count(frames, final)
+        least = self.rule.overlap + 1 if tails.frames == 0 else max(1, self.rule.fade_frames)
+        return 0 if fresh < least and not final else tails.context + fresh
+
+
+@dataclass(eq=False)
+class VocoderRow:
+    """One row of a batch: a part of a stream's mel, or a whole utterance's, which is resampled as one and joined to
+    nothing.
+
+    mel: [frames, bins], new frames only, before speed; final: nothing follows.
+    """
+
+    stream: VocoderStream
+    mel: Tensor
+    final: bool
+    whole: bool = False
+    frames: int = field(init=False)
+    """Frames that the vocoder works on, context included; 0 if the row waits for more."""
+    before: Tails = field(init=False)
+    """The stream's tails as they are, empty for a whole utterance."""
+    speed: SpeedTail = field(init=False)
+    """The stream's resampling after this row."""
+    fresh: tuple[Tensor, ...] = field(init=False)
+    """[frames, bins] float32 each, at the speed asked for: frames that waited, and new ones."""
+    new_frames: int = field(init=False)
+    """The frames of `fresh`."""
+    seen_again: int = field(init=False)
+    """Frames at the end that the next row sees again."""
+    source_kept: int = field(init=False)
+    """The first of `seen_again`, which keep their source."""
+
+    def __post_init__(self) -> None:
+        self.frames = self.stream.frames_of(len(self.mel), self.final, self.whole)
+
+    @property
+    def ends(self) -> bool:
+        """Nothing is kept for a next row."""
+        return self.final or self.whole
+
+    def load(self) -> None:
+        """Bring the mel to its speed, on the stage's stream. The row's stream is not changed."""
+        stream, rule, mel = self.stream, self.stream.rule, self.mel.float()
+        self.before, self.speed = Tails() if self.whole else stream.tails, SpeedTail()
+        if self.whole:
+            mel = resize(mel, stream.speed)
+        else:
+            mel, self.speed = self.before.speed.push(mel, self.final)
+        self.fresh = (mel,) if self.before.waiting is None else (self.before.waiting, mel)
+        self.new_frames = sum(map(len, self.fresh))
+        self.seen_again = min(rule.mel_frames, self.frames)
+        self.source_kept = min(rule.source_frames, self.seen_again - (rule.overlap if rule.continuous else 0))
+
+
+class PaddedVocoding:
+    """Vocodes rows side by side."""
+
+    def __init__(self, models: Models, both: PairRunner = in_turn) -> None:
+        self._vocoder, self._device, self._both = models.vocoder, models.device, both
+        self._hop = models.vocoder.config.samples_per_frame
+        self.one_by_one = models.device.type == "cpu"
+        """Each row is a batch: a CPU's cores are busy with one, nothing is lost on padding, each shape that kernels are
+        compiled for serves all batches, and a row is the same to the bit beside any other."""
+
+    def prepare(self, frames: int | None) -> None:
+        """Record ahead what batches of up to this many frames need, None: of any size; here nothing is recorded."""
+
+    def release(self, tails: Tails) -> None:
+        """Give back what tails take beside their own tensors; here nothing."""
+
+    def vocode(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
+        """Samples of each row, and its stream's tails after it; a closed stream's may be anything."""
+        if self.one_by_one:
+            return [self._batch([row])[0] for row in rows]
+        # Rows whose source starts anew come first: the others' is computed otherwise.
+        batch = sorted(rows, key=lambda row: row.before.phase is not None)
+        made = dict(zip(map(id, batch), self._batch(batch) if batch else (), strict=True))
+        return [made[id(row)] for row in rows]
+
+    def _batch(self, rows: Sequence[VocoderRow]) -> list[tuple[Tensor, Tails]]:
+        sizes = [row.frames for row in rows]
+        longest = -(-max(sizes) // FRAME_BUCKET) * FRAME_BUCKET
+        lengths = None if min(sizes) == longest else to_device(torch.tensor(sizes), self._device)
+        mels = [torch.cat(row.fresh if row.before.mel is None else (row.before.mel, *row.fresh)) for row in rows]
+        mel = pad_sequence(mels, batch_first=True)
+        mel = pad(mel, (0, 0, 0, longest - mel.shape[1])).transpose(1, 2)
+        f0 = self._vocoder.f0(mel, lengths)
+        new = sum(row.before.phase is None for row in rows)
+        parts = ((rows[:new], f0[:new]), (rows[new:], f0[new:]))
+        sources = [source for part, pitch in parts if part for source in self._sources(part, pitch)]
+        source = pad_sequence([samples for samples, _ in sources], batch_first=True)
+        source = pad(source, (0, longest * self._hop - source.shape[1]))
+        waves = self._vocoder.decode(mel, source[:, None], lengths, self._both)
+        return [self._finished(*one) for one in zip(rows, mels, sources, waves, strict=True)]
+
+    def _sources(self, rows: Sequence[VocoderRow], f0: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """Excitation of rows that all run on from a phase, or all start anew; f0: [batch, frames] Hz.
+
+        →  [frames · hop] float32, and [harmonics] cycles where the next piece's new source begins, None: it starts anew
+        """
+        vocoder, hop = self._vocoder, self._hop
+        phases = [row.before.phase for row in rows if row.before.phase is not None]
+        carried = torch.stack(phases) if phases else None
+        kept = [None if carried is None else row.before.source for row in rows]
+        known = [0 if one is None else len(one) // hop for one in kept]
+        pitch = pad_sequence([one[first : row.frames] for row, one, first in zip(rows, f0, known, strict=True)], True)
+        # One copy to the device: seed, first noise counter, frame at whose end the phase is kept.
+        numbers = [
+            (
+                row.stream.seed or 0,
+                (row.before.frames - row.before.context + first) * hop,
+                max(0, row.frames - row.stream.rule.overlap - first - 1),
+            )
+            for row, first in zip(rows, known, strict=True)
+        ]
+        seeds, counters, ends = to_device(torch.tensor(numbers), f0.device).unbind(1)
+        noise = None
+        if rows[0].stream.seed is not None:
+            places = torch.arange(pitch.shape[1] * hop, device=f0.device) + counters[:, None]
+            noise = vocoder.source.draw(seeds[:, None], places)
+            carried = vocoder.source.initial(seeds) if carried is None else carried
+        cycles = vocoder.source.cycles(pitch, carried)
+        made = vocoder.source.excite(pitch, cycles, noise, carried)[:, 0]
+        at_end = cycles.gather(1, ends[:, None, None].expand(-1, 1, cycles.shape[2]))[:, 0] % 1
+        sources = []
+        for row, samples, first, phase in zip(rows, made, known, at_end, strict=True):
+            samples, old = samples[: (row.frames - first) * hop], row.before.source
+            if old is not None:
+                samples = torch.cat((old, samples[len(old) - first * hop :]))
+            sources.append((samples, phase if row.stream.rule.continuous else None))
+        return sources
+
+    def _finished(
+        self, row: VocoderRow, mel: Tensor, source: tuple[Tensor, Tensor | None], wave: Tensor
+    ) -> tuple[Tensor, Tails]:
+        """Samples, faded in place into what was held, and the tails after them: copies that keep no batch alive."""
+        hop, rule, before = self._hop, row.stream.rule, row.before
+        wave, fade = wave[: row.frames * hop], rule.fade_frames * hop
+        if before.held is not None:
+            wave = wave[(before.context - rule.overlap) * hop :]
+            wave[:fade].mul_(rule.window[:fade]).add_(before.held * rule.window[fade:])
+        if row.ends:
+            return wave, Tails()
+        first, kept = row.frames - row.seen_again, row.source_kept
+        overlap = len(wave) - rule.overlap * hop
+        return wave[:overlap], Tails(
+            speed=row.speed,
+            mel=mel[first:].clone(),
+            source=source[0][first * hop : (first + kept) * hop].clone(),
+            phase=source[1],
+            held=wave[overlap : overlap + fade].clone(),
+            frames=before.frames + row.new_frames,
+            context=row.seen_again,
+        )
 
 
 class VocoderStage:
@@ -63,7 +384,7 @@ class VocoderStage:
         vocoder = self._vocoder
         hop, device = vocoder.config.samples_per_frame, self._no_samples.device
         rule = join_rule(joins, hop, vocoder.reach, device, vocoder.overlap)
-        # The official code ignores the speed of a stream, or refuses it where there are no others.
+        # The official code ignores the speed of a stream, or refuses it where it knows no streams without it.
         speed = 1.0 if joins is CrossfadeMode.OFFICIAL and vocoder.overlap is None else speed
         return VocoderStream(seed if self._source_noise else None, speed, rule)
 
@@ -73,26 +394,27 @@ class VocoderStage:
         stream.tails, stream.closed = Tails(), True
 
     @torch.inference_mode()
-    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
-        """Samples of each piece, [n] float32 on the device, and new tails for the streams of those that are not whole.
+    def run(self, rows: Sequence[VocoderRow]) -> list[Tensor]:
+        """Samples of each row, [n] float32 on the device, and new tails for the streams of those that are not whole.
 
-        Nothing is changed if anything fails. A piece that has too little to be vocoded gives no samples and waits
-        for the next one. ValueError: two pieces are of the same stream.
+        Nothing is changed if anything fails. A row that has too little to be vocoded gives no samples and waits
+        for the next one. ValueError: two rows are of the same stream.
         """
-        if len({id(piece.stream) for piece in pieces}) < len(pieces):
+        if len({id(row.stream) for row in rows}) < len(rows):
             raise ValueError("the pieces of one call must be of different streams")
-        rows = [PieceRow(piece) for piece in pieces]
+        for row in rows:
+            row.load()
         ready = [row for row in rows if row.frames]
         made = dict(zip(map(id, ready), self.vocoding.vocode(ready), strict=True))
         given = []
         for row in rows:
-            stream, samples = row.piece.stream, self._no_samples
+            stream, samples = row.stream, self._no_samples
             if row.frames:
                 samples, tails = made[id(row)]
             else:  # copies, so that no tail keeps a batch alive
                 tails = replace(row.before, speed=row.speed, waiting=torch.cat(row.fresh))
             given.append(samples)
-            if row.piece.whole or stream.closed:
+            if row.whole or stream.closed:
                 continue
             if row.frames:
                 self.vocoding.release(stream.tails)
