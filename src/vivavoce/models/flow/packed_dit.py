@@ -24,12 +24,11 @@ from vivavoce.models.kernels.flow_products import product
 from vivavoce.models.kernels.flow_rows import Modulations, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
-NORM_ROWS = 4
-"""Rows of a program of LayerNorm: few, as there is one at every turn, and a first chunk's batch is small."""
+NORM_ROWS = 4  # few, as there is one at every turn, and a first chunk's batch is small
 
 
 class DiTBlockWeights(NamedTuple):
-    """A block: matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
+    """Matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
 
     queries_and_keys: tuple[Tensor, Tensor]
     mixed: Tensor
@@ -38,8 +37,6 @@ class DiTBlockWeights(NamedTuple):
 
 
 class PackedDiT(PackedEstimator):
-    """`PackedEstimator` of a `DiT`."""
-
     @torch.no_grad()
     def __init__(self, dit: DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
         super().__init__(dit, schedule, guidance, invariant=invariant)
@@ -94,7 +91,6 @@ def _block(block: DiTBlock) -> DiTBlockWeights:
 
 
 def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tensor, Tensor]:
-    """`Modulations.norms` and `Modulations.gates`."""
     times = torch.stack(schedule.biases).float().flatten(2)
     by_block, (scale, shift) = times[:, :-2].unflatten(1, (-1, 2, PER_BLOCK // 2)), times[:, -2:].unbind(1)
     shifts, scales, gates = by_block.flatten(1, 2).unbind(2)
@@ -108,8 +104,6 @@ def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tenso
 
 
 class PackedLookahead:
-    """`LookaheadEncoder.encode` row by row; arguments and errors as in `PackedEncoder`."""
-
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         encoder, self._table = flow.encoder, flow.token_embedding.weight
         assert isinstance(encoder, LookaheadEncoder)

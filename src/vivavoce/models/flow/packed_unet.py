@@ -28,19 +28,14 @@ from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm
 
 @dataclass(frozen=True)
 class Cuts:
-    """products: None: the library's."""
-
     attention: AttentionTile
     conv: ConvTile
     products: ProductTile | None = None
 
 
-FEW_FRAMES = 512
-"""Up to this many packed frames small tiles keep more of the chip at work."""
-NORM_ROWS = 16
-"""Rows of a program of LayerNorm."""
-MANY_FRAMES = 4096
-"""From this many on large tiles fill the chip."""
+FEW_FRAMES = 512  # up to this many packed frames small tiles keep more of the chip at work
+NORM_ROWS = 16  # of a program of LayerNorm
+MANY_FRAMES = 4096  # from this many on large tiles fill the chip
 
 _FEW = Cuts(AttentionTile(64, 4, 3), ConvTile(16, 64, 4, 3))
 _SOME = Cuts(AttentionTile(64, 4, 3), ConvTile(32, 64, 4, 3))
@@ -49,9 +44,7 @@ _INVARIANT = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 8, 3), ProductTile(1
 
 
 def cuts_of(frames: int, *, invariant: bool) -> Cuts:
-    """The cut of a batch of that number of packed frames; invariant: one for all sizes, so that a row has the same bits
-    in every batch.
-    """
+    """invariant: one for all sizes, so that a row has the same bits in every batch."""
     if invariant:
         return _INVARIANT
     if frames <= FEW_FRAMES:
@@ -99,8 +92,6 @@ class PackedBatch:
 
 
 class BlockWeights(NamedTuple):
-    """A transformer block: norms, and matrices [out, in]."""
-
     attention_norm: ShiftedNorm
     queries_and_keys: Tensor
     mixed: Tensor
@@ -111,10 +102,7 @@ class BlockWeights(NamedTuple):
 
 
 class LevelWeights(NamedTuple):
-    """A level: its resnet block's convolutions with their norms, its shortcut, transformer blocks, its last one.
-
-    shortcut: weight [out, in] and bias [out], the latter with all output biases of the level.
-    """
+    """shortcut: weight [out, in] and bias [out], the latter with all output biases of the level."""
 
     convs: tuple[ConvWeights, ConvWeights]
     norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -155,11 +143,9 @@ def _conv(conv: CausalConv) -> ConvWeights:
 
 
 class PackedEstimator:
-    """Computes what `model.Path.step` does, row by row; it holds weights only.
-
-    network: on the device, after `lay_out`; its weights are shared; schedule: of the same network; guidance: of
-    classifier-free guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the
-    kernels do not take its sizes.
+    """Computes what `model.Path.step` does, row by row. schedule: of the same network; guidance: of classifier-free
+    guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the kernels do not
+    take its sizes.
     """
 
     def __init__(
@@ -169,22 +155,18 @@ class PackedEstimator:
         self._spans = torch.tensor([dt for _, dt in schedule.times], device=network.out.weight.device)
 
     def cuts(self, frames: int) -> Cuts:
-        """Tiles of a batch of this many packed frames; the batch's attention tiles must have their size."""
         return cuts_of(frames, invariant=self._invariant)
 
     def step(self, batch: PackedBatch) -> None:
-        """Take the Euler step `batch.step` in place; new keys and tails are left for the next chunk."""
         velocity = self.velocity(batch)
         advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """Velocities of all frames with conditions and then without, [2 · frames, bins]; anything in padding."""
+        """[2 · frames, bins], with conditions and then without; anything in padding."""
         raise NotImplementedError
 
 
 class PackedUNet(PackedEstimator):
-    """`PackedEstimator` of a `UNet`."""
-
     @torch.no_grad()
     def __init__(self, unet: UNet, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
         super().__init__(unet, schedule, guidance, invariant=invariant)

@@ -22,9 +22,7 @@ _FRAMES = 4
 
 
 class PagePlaces(NamedTuple):
-    """Where packed frames keep their keys and values.
-
-    keys, pages, step: as in `attend`; row, local, position: [frames] int32, each packed frame's row, its place among
+    """keys, pages, step: as in `attend`; row, local, position: [frames] int32, each packed frame's row, its place among
     the row's new frames (below zero: padding, which is kept nowhere) and in the whole row.
     """
 
@@ -75,10 +73,8 @@ def _keep(
 
 
 def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Tensor | None = None) -> None:
-    """Copy new keys and values to their places; products, site: as in `attend`.
-
-    rotation: [positions, head], cosines and sines of each position's angles, by which the first head's queries (in
-    place) and keys (in place without pages) are rotated; None: without rotation.
+    """products, site: as in `attend`. rotation: [positions, head], cosines and sines of each position's angles, by
+    which the first head's queries (in place) and keys (in place without pages) are rotated; None: without rotation.
     """
     inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
@@ -95,8 +91,6 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Queries of one program, 16 or more; warps and pipeline stages of its loop."""
-
     queries: int
     warps: int
     stages: int
@@ -180,15 +174,13 @@ def attend(
     num_heads: int,
     cut: AttentionTile,
 ) -> Tensor:
-    """Attention of packed rows, both copies of guidance.
-
-    products: [2 · frames, 3 · inner], queries, keys and values of the packed frames, contiguous.
-    keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new keys and values
+    """Both copies of guidance. products: [2 · frames, 3 · inner], queries, keys and values of the packed frames,
+    contiguous; keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new ones
     already, in pages: [rows, width] int32, of each row in order, at pass step: [1] int32; None: each row's keys are
-    those among `products`, from first: [rows] int32 on, the packed place of a row's first frame.
-    tiles: [tiles, 3] int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle).
-    ends: [frames] int32, the position before which a frame sees the keys of its row; 0: it sees none.
-    site: the attention's place among the network's  →  [2 · frames, inner]; frames in no tile are left as memory was
+    those among `products`, from first: [rows] int32 on, the packed place of a row's first frame; tiles: [tiles, 3]
+    int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle); ends: [frames] int32, the
+    position before which a frame sees the keys of its row; 0: it sees none; site: the attention's place among the
+    network's  →  [2 · frames, inner]; frames in no tile are left as memory was.
     """
     frames, inner = len(ends), products.shape[1] // 3
     head = inner // num_heads

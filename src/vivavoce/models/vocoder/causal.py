@@ -32,14 +32,11 @@ from vivavoce.models.vocoder.hift import (
     stft,
 )
 
-PITCH_LOOKAHEAD = 3
-"""Frames that the pitch of one hears after it."""
+PITCH_LOOKAHEAD = 3  # frames that the pitch of one hears after it
 
 
 class CausalF0Predictor(nn.Module):
-    """`F0Predictor` whose frames hear `PITCH_LOOKAHEAD` frames after them, in float64, as in the official code: the
-    source sums pitches up to phases.
-    """
+    """In float64, as in the official code: the source sums pitches up to phases."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -51,7 +48,7 @@ class CausalF0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """`F0Predictor.forward`; pitches past a row's end are meaningless."""
+        """Pitches past a row's end are meaningless."""
         x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
         for index, conv in enumerate(self.convs):
             x = pad(x, (F0_KERNEL - 1 if index else 0, 0))
@@ -63,12 +60,9 @@ class CausalF0Predictor(nn.Module):
 
 
 class SteppedSource(HarmonicSource):
-    """`HarmonicSource` whose phase is constant within a frame, and whose noise is uniform in [0, 1), not centred, as in
-    the official code.
-    """
+    """Its phase is constant within a frame, and its noise uniform in [0, 1), not centred, as in the official code."""
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
-        """See `HarmonicSource.excite`; noise: [batch, samples, harmonics], of `draw`."""
         config, hop = self.config, self.config.samples_per_frame
         voiced = (f0 > config.voiced_threshold_hz).float()[..., None]
         signal = self.merge(voiced * (config.sine_amplitude * torch.sin(cycles * (2 * math.pi) * hop)))
@@ -79,18 +73,13 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Uniform noise by position, one number per harmonic, as their sum has no simple distribution of its own.
-
-        Shapes as in `HarmonicSource.draw`  →  [batch, samples, harmonics].
-        """
+        """[batch, samples, harmonics]: one number per harmonic, as their sum has no simple distribution of its own."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
 
 
 class CausalHiFT(nn.Module):
-    """mel → pitch → source → waveform."""
-
     overlap = None  # see `HiFT`
 
     def __init__(self, config: CausalVocoderConfig) -> None:
@@ -116,7 +105,6 @@ class CausalHiFT(nn.Module):
 
     @property
     def reach(self) -> Reach:
-        """See `Reach`; before: of the mel, and of the source that was made for it."""
         # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
         return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
 
@@ -142,7 +130,7 @@ class CausalHiFT(nn.Module):
         return -min(first, position), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """`HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
+        """noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
@@ -170,5 +158,4 @@ class CausalHiFT(nn.Module):
 
 
 def _heard(kernel: int, dilations: tuple[int, ...]) -> int:
-    """Positions before its own that a causal residual block hears."""
     return (kernel - 1) * sum(dilation + 1 for dilation in dilations)
