@@ -18,8 +18,7 @@ from vivavoce_training.data.store import Corpus, write_array
 from vivavoce_training.record import log
 from vivavoce_training.utterances import heard_alone
 
-PIECE = 200
-"""Utterances that one process takes at a time."""
+PIECE = 200  # utterances that one process takes at a time
 
 
 def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:

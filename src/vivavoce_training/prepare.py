@@ -41,8 +41,6 @@ class Recording(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A recording that was left out, and why."""
-
     audio: Path
     reason: str
 

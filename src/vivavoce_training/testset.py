@@ -17,8 +17,7 @@ PROMPTS = (
 )
 """What the cloned recordings say, by turns."""
 
-Record = Callable[[Speaker, str], NDArray[np.float32]]
-"""(speaker, text) → samples at 24 kHz."""
+Record = Callable[[Speaker, str], NDArray[np.float32]]  # (speaker, text) → samples at 24 kHz
 
 
 def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:

@@ -18,10 +18,8 @@ from vivavoce.models.features import prompt_mel
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
 
 HEARD_RATE = 16_000
-HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE
-"""Samples of a token at 16 kHz."""
-BATCH_TOKENS = 45_000
-"""Half an hour of audio: what extraction takes at once."""
+HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # samples of a token at 16 kHz
+BATCH_TOKENS = 45_000  # half an hour of audio: what extraction takes at once
 MEL_BATCH_TOKENS = 25 * 600
 
 

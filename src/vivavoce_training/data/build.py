@@ -18,8 +18,7 @@ from vivavoce_training.data.render import render
 from vivavoce_training.data.store import Corpus, CorpusWriter, Speaker, Utterance, hours_of
 from vivavoce_training.data.workers import ordered_map
 
-MAX_FAILURES = 0.02
-"""Share of the utterances that may fail before the synthesiser must be broken."""
+MAX_FAILURES = 0.02  # share of the utterances that may fail before the synthesiser must be broken
 _MIN_ATTEMPTS = 100
 
 
@@ -77,7 +76,6 @@ def build(
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

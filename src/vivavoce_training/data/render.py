@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from vivavoce_training.data.flite import FLITE_RATE, Synthesise
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Speaker, Utterance
 
-SILENCE_S = (0.05, 0.35)
-"""How much of the silence before and after the words is kept, at most; drawn for each side."""
-PEAK = (0.5, 0.9)
-"""Highest amplitude of an utterance, drawn; full scale is 1."""
+SILENCE_S = (0.05, 0.35)  # how much of the silence before and after the words is kept, at most; drawn for each side
+PEAK = (0.5, 0.9)  # highest amplitude of an utterance, drawn; full scale is 1
 MAX_S = 20.0
 
 _MEL_SAMPLES = TOKEN_SAMPLES // MELS_PER_TOKEN

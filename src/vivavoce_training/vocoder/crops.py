@@ -49,7 +49,6 @@ class Crops:
 
     @property
     def num_tokens(self) -> int:
-        """Length in speech tokens."""
         return len(self.pitch) // MELS_PER_TOKEN
 
     def cut(self, starts: Tensor, tokens: int, flow_share: float = 0.0) -> Crop:
@@ -123,8 +122,7 @@ NOISE_SHARE, LARGEST_NOISE = 0.5, 0.15
 BLUR_SHARE, LARGEST_BLUR = 0.3, 0.25
 """Share of the crops that are smoothed along time or frequency; the largest weight of a neighbour."""
 GAIN_SHARE, LOWEST_GAIN = 0.5, math.log(0.3)
-FLOOR = math.log(1e-5)
-"""The lowest value of the mel, see `prompt_mel`."""
+FLOOR = math.log(1e-5)  # the lowest value of the mel, see `prompt_mel`
 
 
 def augment(crop: Crop) -> Crop:

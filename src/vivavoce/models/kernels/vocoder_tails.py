@@ -31,7 +31,7 @@ from vivavoce.models.kernels.vocoder_source import (
 
 
 class Pool(NamedTuple):
-    """float32. mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes] cycles."""
+    """All float32; mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes]."""
 
     mel: Tensor
     source: Tensor

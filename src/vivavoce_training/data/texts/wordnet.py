@@ -91,7 +91,6 @@ def _entries(part: str, folder: Path) -> Iterator[_Entry]:
 
 
 def _definitions(gloss: str) -> list[str]:
-    """The parts of a gloss that are no examples and no asides in brackets."""
     return [part for part in _ASIDE.sub("", _EXAMPLE.sub("", gloss)).split(";") if part.strip()]
 
 
