@@ -22,7 +22,7 @@ PIECE = 200  # utterances that one process takes at a time
 
 
 def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:
-    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with so many processes (None: one per core)."""
+    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with `jobs` processes (None: one per core)."""
     source = Corpus.open(corpus)
     starts = range(0, len(source), PIECE)
     with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:

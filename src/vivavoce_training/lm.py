@@ -130,7 +130,7 @@ def build_rows(
     """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
 
     A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
-    that is too small to keep any text for validation there are no rows for it. system: ids of the system prompt.
+    that is too small to keep any text for validation it gives an empty list. system: ids of the system prompt.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
@@ -235,7 +235,7 @@ def train_lm(
 
 
 class LMStep(TrainingStep):
-    """Each variant is a length of rows. InvalidRequest: there are no rows at all."""
+    """Each variant is a length of rows. InvalidRequest: the corpus gives not a single row."""
 
     def __init__(
         self, lm: SpeechLM, rows: Sequence[Rows], recipe: LMRecipe, device: torch.device, seed: int = 0
@@ -321,7 +321,7 @@ def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
-    """Those lengths of rows that there are, on the device; a batch has about `positions`, and one row at least."""
+    """The existing lengths of rows, on the device; a batch has about `positions`, and one row at least."""
     buckets = []
     for one in rows:
         if len(one):

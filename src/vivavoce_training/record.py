@@ -1,4 +1,4 @@
-"""What a training leaves for people: a log of JSON lines, lines on the terminal, and curves as a picture."""
+"""The records of a training for people: a log of JSON lines, lines on the terminal, and curves as a picture."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Record:
             file.write(json.dumps(entry) + "\n")
 
     def plot(self) -> None:
-        """Draw every logged value over the steps; without matplotlib there is no picture."""
+        """Draw every logged value over the steps; without matplotlib the picture is left out."""
         try:
             import matplotlib
         except ImportError:

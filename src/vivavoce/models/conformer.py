@@ -24,7 +24,6 @@ class Embed(nn.Module):
         self.scale = math.sqrt(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, time, input]  →  [batch, time, size]."""
         return self.norm(self.linear(x)) * self.scale
 
 

@@ -47,7 +47,6 @@ class NetworkPart:
     float32: bool = False
 
     def outline(self, config: Any) -> nn.Module:
-        """The network on torch's meta device: shapes without memory."""
         with torch.device("meta"), _NothingDrawn():
             return self.build(config)
 

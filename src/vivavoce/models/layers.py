@@ -215,7 +215,6 @@ class RelativeAttention(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
 
     def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None = None) -> Tensor:
-        """x: [batch, time, size]; memory: of what precedes x  →  [batch, time, size]."""
         heads = (self.num_heads, self.head_dim)
         query = self.query(x).unflatten(-1, heads)
         key, value = self.key(x), self.value(x)

@@ -23,7 +23,7 @@ _MIN_ATTEMPTS = 100
 
 
 class Progress(NamedTuple):
-    """How far a build has come: what is written, and how many utterances failed."""
+    """A build's progress: the utterances written, and how many utterances failed."""
 
     hours: float
     utterances: int
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """What is to be spoken: the number seeds what chance decides in the sound."""
+    """A text to be spoken; the number seeds the random choices in its sound."""
 
     number: int
     speaker: int
@@ -82,7 +82,7 @@ def num_cores() -> int:
 def _renderer(
     make_synthesiser: Callable[[], Synthesise], speakers: tuple[Speaker, ...], seed: int
 ) -> Callable[[_Line], Utterance | None]:
-    """What a worker process does: renders lines with a synthesiser of its own."""
+    """The work of a worker process: it renders lines with a synthesiser of its own."""
     synthesise = make_synthesiser()
 
     def rendered(line: _Line) -> Utterance | None:

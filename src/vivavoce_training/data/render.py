@@ -43,7 +43,7 @@ def render(speaker: Speaker, text: str, synthesise: Synthesise, r: np.random.Gen
 
 
 def source_recording(speaker: Speaker, text: str, synthesise: Synthesise) -> NDArray[np.float32]:
-    """What a speaker says as a recording, float32 [samples] at 24 kHz; the same for the same speaker and text.
+    """A speaker's recording of a text, float32 [samples] at 24 kHz; the same for the same speaker and text.
 
     ValueError: the synthesiser finds nothing to say in the text.
     """
@@ -72,7 +72,7 @@ def frame_phones(
 def _cut(
     ends: NDArray[np.float64], phones: NDArray[np.uint8], length: int, before_s: float, after_s: float
 ) -> tuple[int, int]:
-    """First sample and end of what is kept: the words and at most so much silence on either side."""
+    """First sample and end of what is kept: the words and a limited silence on either side."""
     sounding = np.flatnonzero(phones != _SILENCE)
     first, last = int(sounding[0]), int(sounding[-1])
     words_start = float(ends[first - 1]) if first else 0.0

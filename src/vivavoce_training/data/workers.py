@@ -96,7 +96,7 @@ class _Worker(Generic[Item, Result]):
         return time.monotonic() - self._since > patience_s
 
     def receive(self) -> dict[int, Result | None]:
-        """The oldest item's answer by its index; None, and `is_lost`, if there will be none; {} for "ready"."""
+        """The oldest item's answer by its index; None, and `is_lost`, if it will never come; {} for "ready"."""
         try:
             if not self.connection.poll():
                 raise EOFError

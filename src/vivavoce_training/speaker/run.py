@@ -89,7 +89,7 @@ JUDGED_UTTERANCES = 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a test makes small; hours: of the corpus that the training holds on the device."""
+    """Settings that a test makes small; hours: of the corpus that the training holds on the device."""
 
     model: SpeakerSizes = field(default_factory=SpeakerSizes)
     batch: int = BATCH

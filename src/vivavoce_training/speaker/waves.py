@@ -36,7 +36,7 @@ class Waves:
 def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, longest: int) -> Waves:
     """Bring `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
 
-    longest: crop that will be drawn, in samples; ValueError: no speaker has so much.
+    longest: crop that will be drawn, in samples; ValueError: every speaker has less.
     """
     speakers = find_speakers(corpus, utterances, -(-longest // HEARD_SAMPLES), device, HEARD_SAMPLES)
 

@@ -68,7 +68,7 @@ class Crops:
 def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mels: Path | None = None) -> Crops:
     """Bring a corpus, of one token at least, to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
 
-    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: it is no such array.
+    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: another array.
     """
     wave, mel = _to_device(corpus.wav, device), mels_of(corpus, config, device)
     flow_mel = None
@@ -104,9 +104,9 @@ def _pitch_of(wave: Tensor) -> Tensor:
 
 
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
-    """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus and touches none of `held_out`.
+    """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus, apart from `held_out`.
 
-    held_out: ranges of tokens [first, last); ValueError: there is no such position.
+    held_out: ranges of tokens [first, last); ValueError: not a single position is left.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:

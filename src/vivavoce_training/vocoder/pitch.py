@@ -22,7 +22,7 @@ JUMP_COST = 0.4
 VOICED_PEAK = 0.5  # a frame is voiced if its autocorrelation peaks higher, of 1 for a periodic signal
 QUIET = 1e-3  # amplitude (root mean square) below which nothing counts as voiced
 NEIGHBOURS = 12  # frames on either side that a frame's pitch is compared with
-FARTHEST = 0.75  # octaves from the neighbourhood's median beyond which a peak is no pitch
+FARTHEST = 0.75  # octaves from the neighbourhood's median beyond which a peak does not count as pitch
 
 
 def track_pitch(wave: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from vivavoce_training.weights import initialise, load_part, save_part
 
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
-"""Share of the budget after which the adversary joins: before, it would only learn that noise is no speech."""
+"""Share of the budget after which the adversary joins: before, it would only learn to tell noise from speech."""
 TUNING_RATE = 0.3  # factor on the learning rates when the training starts from a trained vocoder
 
 

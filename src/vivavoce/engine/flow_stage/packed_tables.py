@@ -20,8 +20,7 @@ from vivavoce.engine.flow_stage.state_pool import SINK
 from vivavoce.engine.graphs import Bucket, rounded
 from vivavoce.models.flow.model import MAX_FRAMES
 from vivavoce.models.flow.packed_encoder import EncoderTables
-from vivavoce.models.flow.packed_unet import PackedTables
-from vivavoce.models.kernels.layouts import KEY_TILE
+from vivavoce.models.kernels.layouts import KEY_TILE, PackedTables
 
 Numbers = NDArray[np.int32]
 

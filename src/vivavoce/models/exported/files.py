@@ -22,7 +22,7 @@ def file_name(part: str, precision: str, kind: str, device: torch.device) -> str
 def find_export(
     folder: Path, part: str, kind: str, device: torch.device, dtype: torch.dtype
 ) -> tuple[Path, torch.dtype] | None:
-    """None: both the file in the network's precision and the one in float32 are missing."""
+    """The file in the network's precision, else in float32, and its dtype; None: both are missing."""
     for precision in ["fp16", "fp32"] if dtype == torch.float16 else ["fp32"]:
         if (path := folder / file_name(part, precision, kind, device)).is_file():
             return path, PRECISIONS[precision]

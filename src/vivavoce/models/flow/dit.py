@@ -66,8 +66,6 @@ class LookaheadEncoder(nn.Module):
 
 
 class PositionConv(nn.Module):
-    """Two causal convolutions in groups, with Mish after each."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.convs = nn.ModuleList(nn.Conv1d(size, size, POSITION_KERNEL, groups=POSITION_GROUPS) for _ in range(2))

@@ -127,7 +127,6 @@ class FlowV1(nn.Module):
         return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
 
     def forward(self, items: Sequence[WholeInput], chunked: bool = False) -> list[Tensor]:
-        """Mel of each item after its prompt's frames, [frames, bins] float32."""
         noise = fixed_noise(self.config.num_mel_bins).to(self.speaker_projection.weight.device)
         schedule = EulerSchedule.of(self.estimator, self.config.num_steps)
         path, _ = self.begin(items, schedule, noise)

@@ -151,7 +151,6 @@ class Flow(nn.Module):
         return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))
 
     def encode(self, tokens: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """tokens: [batch, n] int64; the rest as in `TokenEncoder.forward`  →  mu, frames of each row."""
         return self.encoder(self.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
 
     def lay_out(self) -> None:

@@ -19,7 +19,7 @@ from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
 from vivavoce.models.kernels.common import tile_of
 from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_attention import PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_attention import attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import product
 from vivavoce.models.kernels.flow_rows import Modulations, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
@@ -60,8 +60,7 @@ class PackedDiT(PackedEstimator):
         cuts, tables = self.cuts(len(batch.x)), batch.tables
         cut, times = cuts.products, Modulations(self._norms, self._gates, batch.step)
         in_rows = ((tables.row, tables.local, tables.length), tables.first, batch.tails, cuts.conv)
-        in_pages = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, batch.step)
-        seen = (tables.tiles, tables.ends, tables.first, tables.pages, batch.step)
+        in_pages = (batch.keys, tables, batch.step)
 
         def normal(added: Tensor | None, norm: int) -> Tensor:
             return modulated(x, None if added is None else (added, norm - 1), times, norm, NORM_EPS, NORM_ROWS)
@@ -71,8 +70,8 @@ class PackedDiT(PackedEstimator):
         h = normal(None, 0)
         for site, block in enumerate(self._blocks):
             products = product(h, *block.queries_and_keys, cut)
-            keep_in_pages(products, in_pages, site, self._rotation)
-            mixed = attend(products, batch.keys, *seen, site, self._num_heads, cuts.attention)
+            keep_in_pages(products, *in_pages, site, self._rotation)
+            mixed = attend(products, *in_pages, site, self._num_heads, cuts.attention)
             h = normal(product(mixed, block.mixed, None, cut), 2 * site + 1)
             wide = product(h, *block.expand, cut, gelu="tanh")
             h = normal(product(wide, block.contract, None, cut), 2 * site + 2)

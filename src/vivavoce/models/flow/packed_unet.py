@@ -21,9 +21,10 @@ from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import EulerSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
 from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.flow_attention import AttentionTile, PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_attention import AttentionTile, attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
 from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm
+from vivavoce.models.kernels.layouts import PackedTables
 
 
 @dataclass(frozen=True)
@@ -50,26 +51,6 @@ def cuts_of(frames: int, *, invariant: bool) -> Cuts:
     if frames <= FEW_FRAMES:
         return _FEW
     return _MANY if frames >= MANY_FRAMES else _SOME
-
-
-class PackedTables(NamedTuple):
-    """Positions of packed frames; all int32.
-
-    row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
-    padding), its place in the whole row, and the place before which it sees the row's keys.
-    first, length: [rows], packed place of each row's first new frame, and how many it has.
-    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
-    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
-    """
-
-    row: Tensor
-    local: Tensor
-    position: Tensor
-    ends: Tensor
-    first: Tensor
-    length: Tensor
-    tiles: Tensor
-    pages: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,13 +187,10 @@ class PackedUNet(PackedEstimator):
         return product(conv(h, self._final, self._final_norm), *self._velocity, cuts.products)
 
     def _block(self, x: Tensor, block: BlockWeights, batch: PackedBatch, cuts: Cuts, site: int) -> None:
-        tables, step = batch.tables, batch.step
         products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
         if batch.keys is not None:
-            places = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, step)
-            keep_in_pages(products, places, site)
-        seen = (tables.tiles, tables.ends, tables.first, tables.pages)
-        mixed = attend(products, batch.keys, *seen, step, site, self._num_heads, cuts.attention)
+            keep_in_pages(products, batch.keys, batch.tables, batch.step, site)
+        mixed = attend(products, batch.keys, batch.tables, batch.step, site, self._num_heads, cuts.attention)
         product(mixed, block.mixed, None, cuts.products, into=x)
         normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
         wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu="none")

@@ -54,7 +54,6 @@ class TimeEmbedding(nn.Module):
         self.project = nn.Linear(size, size)
 
     def forward(self, t: Tensor) -> Tensor:
-        """t: [batch] in [0, 1], float32  →  [batch, size]."""
         half = self.sinusoids // 2
         steps = torch.arange(half, device=t.device, dtype=torch.float32)
         angle = TIME_SCALE * t[:, None] * torch.exp(steps * -(math.log(10000.0) / (half - 1)))

@@ -28,8 +28,6 @@ GROUPS = 8
 
 
 class TimeNorm(nn.GroupNorm):
-    """Norm over time and a group's channels, of rows that may be padded."""
-
     def forward(self, x: Tensor, inside: Tensor | None = None) -> Tensor:
         """x: [batch, time, channels]; inside: [batch, time, 1], 1 within a row, 0 past its end; None: all are full."""
         if inside is None:

@@ -15,6 +15,27 @@ RowPlaces = tuple[Tensor, Tensor, Tensor]
 """Where packed positions stand, int32: [positions] the row of each, and its place among the row's new ones (below zero:
 padding); [rows] new positions of each row."""
 
+
+class PackedTables(NamedTuple):
+    """Positions of packed frames; all int32.
+
+    row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
+    padding), its place in the whole row, and the place before which it sees the row's keys.
+    first, length: [rows], packed place of each row's first new frame, and how many it has.
+    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
+    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
+    """
+
+    row: Tensor
+    local: Tensor
+    position: Tensor
+    ends: Tensor
+    first: Tensor
+    length: Tensor
+    tiles: Tensor
+    pages: Tensor
+
+
 IDLE = -1  # stands in a launch's result where no id was sampled
 
 

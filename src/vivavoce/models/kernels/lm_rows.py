@@ -17,7 +17,6 @@ def dependent_launches(device: torch.device) -> bool:
 
 
 def launch_options(dependent: bool) -> dict[str, bool]:
-    """Launchers of other devices may not know them."""
     return {"launch_pdl": True} if dependent else {}
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,7 +50,6 @@ class ConformerLM(nn.Module):
         return self.text_projection(self.text_encoder(self.text_embedding(ids), mask[:, None]))
 
     def speaker_rows(self, embeddings: Tensor) -> Tensor:
-        """embeddings: [batch, speaker size]  →  [batch, hidden]."""
         return self.speaker_projection(normalize(embeddings, dim=1).to(self.speaker_projection.weight.dtype))
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -60,17 +58,6 @@ class ConformerLM(nn.Module):
 
 def _causal(size: int, device: torch.device) -> Tensor:
     return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
-
-
-def conformer_rows(lm: ConformerLM, text: Sequence[int], speech: Sequence[int], speaker: Tensor | None) -> Tensor:
-    """[sos, speaker, text, task, speech]  →  [rows, hidden]; text: transcript and text; speaker: [speaker size]."""
-    vocabulary, device = lm.config.vocabulary, lm.speech_head.weight.device
-    sos, task = lm.control_embedding(torch.tensor([vocabulary.sos, vocabulary.task], device=device)).split(1)
-    parts = [sos, lm.text_rows(torch.tensor([text], device=device))[0], task]
-    if speaker is not None:
-        parts.insert(1, lm.speaker_rows(speaker[None].to(device)))
-    parts.append(lm.speech_embedding(torch.tensor(speech, dtype=torch.int64, device=device)))
-    return torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -86,8 +73,6 @@ class _Layer:
 
 
 class ConformerSlotLM:
-    """lm: on its final device; capacity: positions per slot. One prefill reads all rows of a slot."""
-
     def __init__(self, lm: ConformerLM, capacity: int) -> None:
         self._lm, config = lm, lm.config
         self._heads, self._head_dim, size = config.num_kv_heads, config.head_dim, config.hidden_size

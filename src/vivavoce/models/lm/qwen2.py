@@ -119,14 +119,11 @@ class SpeechLM(nn.Module):
         return self.norm(x)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., hidden]  →  [..., logits] float32, log-softmax over all ids."""
         return self.speech_head(hidden).float().log_softmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class LMPrompt:
-    """One sequence's input: the transcript and speech tokens of a reference, and the text to be spoken."""
-
     text: tuple[int, ...]
     prompt_text: tuple[int, ...] = ()
     prompt_speech: tuple[int, ...] = ()

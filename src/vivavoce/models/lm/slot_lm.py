@@ -167,8 +167,6 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class SlotLM:
-    """lm: on its final device; capacity: positions per slot."""
-
     def __init__(self, lm: SpeechLM, capacity: int) -> None:
         config = self.config = lm.config
         weight = lm.speech_head.weight

@@ -19,17 +19,16 @@ from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,
     LAST_SLOPE,
-    MAX_MAGNITUDE,
     OUTER_KERNEL,
     HarmonicSource,
     Reach,
     convolve,
     convolve_behind,
-    istft,
     laid_out,
     mean_of_blocks,
     residual_blocks,
     stft,
+    waveform,
 )
 
 PITCH_LOOKAHEAD = 3  # frames that the pitch of one hears after it
@@ -149,12 +148,8 @@ class CausalHiFT(nn.Module):
             assert isinstance(down, nn.Conv1d)
             x = x + self.source_resblocks[stage](convolve(down, pad(spectrum, (down.stride[0] - 1, 0))), None)
             x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, None, both)
-        x = convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
-        bins = config.n_fft // 2 + 1
-        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
         frames = None if samples is None else samples // config.hop + 1
-        wave = istft(magnitude, torch.sin(x[:, bins:]), frames, config.n_fft, config.hop)
-        return wave.clamp(-config.audio_limit, config.audio_limit)
+        return waveform(convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0], frames, config)
 
 
 def _heard(kernel: int, dilations: tuple[int, ...]) -> int:

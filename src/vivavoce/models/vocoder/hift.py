@@ -252,6 +252,14 @@ class Reach(NamedTuple):
     after: int
 
 
+def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor:
+    """x: [batch, n_fft + 2, frames], logarithms of magnitudes, then what phases are the sine of; rest as in `istft`."""
+    bins = config.n_fft // 2 + 1
+    magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
+    wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
+    return wave.clamp(-config.audio_limit, config.audio_limit)
+
+
 class HiFT(nn.Module):
     reach: Reach | None = None  # None: a stream is given less than is heard, and fades pieces into one another
 
@@ -312,11 +320,7 @@ class HiFT(nn.Module):
                 x.mul_(inside)
             count = len(config.resblock_kernels)
             x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, inside, both)
-        x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
-        bins = config.n_fft // 2 + 1
-        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
-        return wave.clamp(-config.audio_limit, config.audio_limit)
+        return waveform(convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0], lengths, config)
 
 
 def residual_blocks(

@@ -1,4 +1,4 @@
-"""What a sentence of the corpus is: plain ASCII, of a speakable length, suitable, reserved for tests or not."""
+"""Rules for sentences of the corpus: plain ASCII, of a speakable length, suitable, reserved for tests or not."""
 
 from __future__ import annotations
 

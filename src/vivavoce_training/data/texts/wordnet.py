@@ -35,7 +35,7 @@ _MARKED = re.compile(
 
 @dataclass(frozen=True)
 class WordNet:
-    """What is taken from WordNet, in its own order and without repeats.
+    """The parts taken from WordNet, in its own order and without repeats.
 
     examples, glosses: sentences; lemmas: for each part of speech the single words in lower case that glosses or
     examples use, and "name": those with a capital. No two sentences, of whichever kind, have the same words.
