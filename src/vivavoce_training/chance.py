@@ -1,4 +1,4 @@
-"""What is drawn for each row of a batch, without waiting for the device."""
+"""Random choices for each row of a batch, without waiting for the device."""
 
 from __future__ import annotations
 

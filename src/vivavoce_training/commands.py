@@ -63,7 +63,7 @@ _SCHEDULE = "Training time of the whole schedule."
 
 @dataclass(frozen=True)
 class Training:
-    """What the trainings of language model, flow and vocoder share."""
+    """The options that the trainings of language model, flow and vocoder share."""
 
     corpus: Path = _CORPUS
     out: Path = _OUT
@@ -438,7 +438,7 @@ def _folder(model: str | Path) -> Path:
 
 
 def _corpus(folder: Path) -> Corpus:
-    """The corpus of a folder; InvalidRequest: it is none."""
+    """The corpus of a folder; InvalidRequest: the folder holds something else."""
     from vivavoce_training.data.store import Corpus
 
     try:

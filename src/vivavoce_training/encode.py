@@ -18,12 +18,11 @@ from vivavoce_training.data.store import Corpus, write_array
 from vivavoce_training.record import log
 from vivavoce_training.utterances import heard_alone
 
-PIECE = 200
-"""Utterances that one process takes at a time."""
+PIECE = 200  # utterances that one process takes at a time
 
 
 def encode(corpus: Path, model: Path, jobs: int | None = None) -> None:
-    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with so many processes (None: one per core)."""
+    """Write `tokens.npy` and `embeddings.npy` into a corpus folder, with `jobs` processes (None: one per core)."""
     source = Corpus.open(corpus)
     starts = range(0, len(source), PIECE)
     with ProcessPoolExecutor(jobs or num_cores(), mp_context=get_context("spawn")) as pool:

@@ -48,7 +48,6 @@ class SpeakerMajor:
 
     @classmethod
     def load(cls, corpus: Corpus, mel: MelConfig, device: torch.device) -> SpeakerMajor:
-        """Reorder the corpus and compute its mels on the device."""
         order = np.argsort(corpus.speaker, kind="stable")
         lengths = np.diff(corpus.start)[order]
         speaker = corpus.speaker[order]
@@ -91,7 +90,6 @@ class SpeakerMajor:
 
 
 def _grid(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
-    """Token positions of ranges, one after another."""
     ends = np.cumsum(lengths)
     shifts = np.repeat(starts - (ends - lengths), lengths)
     positions: NDArray[Any] = np.arange(ends[-1]) + shifts
@@ -106,21 +104,14 @@ arXiv:2309.03199, in the simplest form)."""
 
 @dataclass(frozen=True)
 class FlowRecipe:
-    """What the flow's training is made of."""
-
     optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500))
-    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))
-    """(speech tokens, windows in a batch)."""
-    prompted: float = 0.7
-    """Share of windows that begin with a prompt."""
-    most_prompt: float = 0.6
-    """A prompt's share of the window, at most."""
+    windows: tuple[tuple[int, int], ...] = ((100, 72), (200, 36), (350, 20))  # (speech tokens, windows in a batch)
+    prompted: float = 0.7  # share of windows that begin with a prompt
+    most_prompt: float = 0.6  # a prompt's share of the window, at most
     unconditioned: float = 0.2
     """Share of windows without any condition, for classifier-free guidance (arXiv:2207.12598)."""
-    unfinished: float = 0.5
-    """Share of windows whose last tokens are context only, as in a stream."""
-    chunked: float = 0.5
-    """Share of steps with attention chunk by chunk."""
+    unfinished: float = 0.5  # share of windows whose last tokens are context only, as in a stream
+    chunked: float = 0.5  # share of steps with attention chunk by chunk
 
 
 def train_flow(
@@ -133,7 +124,6 @@ def train_flow(
     recipe: FlowRecipe,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Train → averaged weights by our names."""
     torch.manual_seed(seed + steps_in(folder, "flow"))
     return train("flow", FlowStep(flow.to(device), speech, recipe, seed), budget, folder, device=device)
 
@@ -153,13 +143,11 @@ class FlowStep(TrainingStep):
         self.modules, self.optimizers = {"flow": flow}, {"flow": self._optimizer}
 
     def variant(self, step: int, progress: float) -> int:
-        """Window length and kind of attention, the same for the same seed and step."""
         window, kind = torch.rand(2, generator=torch.Generator().manual_seed(self._seed * 1_000_003 + step)).tolist()
         count = len(self._recipe.windows)
         return 2 * min(count - 1, int(window * count)) + int(kind < self._recipe.chunked)
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch of windows."""
         size, batch = self._recipe.windows[variant // 2]
         windows = self._speech.draw(batch, size)
         device = self._speech.tokens.device

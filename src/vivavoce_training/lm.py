@@ -35,8 +35,7 @@ from vivavoce_training.loop import Budget, Optimizer, Recipe, TrainingStep, trai
 from vivavoce_training.utterances import steps_in
 
 PAD, CONTROL, TEXT, SPEECH = range(4)
-IGNORED = -100
-"""Target of positions that predict nothing."""
+IGNORED = -100  # target of positions that predict nothing
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -45,14 +44,10 @@ Encode = Callable[[str], Sequence[int]]
 class Mix:
     """How sequences are put together; shares lie in [0, 1]."""
 
-    joined: float = 0.6
-    """Share of rows that hold several utterances."""
-    most: int = 4
-    """Utterances in one row, at most."""
-    arriving: float = 0.15
-    """Share of rows laid out for text that arrives in pieces."""
-    other_case: float = 0.15
-    """Share of texts in lower or upper case only."""
+    joined: float = 0.6  # share of rows that hold several utterances
+    most: int = 4  # utterances in one row, at most
+    arriving: float = 0.15  # share of rows laid out for text that arrives in pieces
+    other_case: float = 0.15  # share of texts in lower or upper case only
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +64,6 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """Positions of a row."""
         return int(self.kinds.shape[1])
 
     def __len__(self) -> int:
@@ -136,7 +130,7 @@ def build_rows(
     """Draw `count` sequences and sort them into rows of the smallest of `lengths` that holds them.
 
     A row takes as many of its utterances as there is room for; a single one that is too long is left out. Of a corpus
-    that is too small to keep any text for validation there are no rows for it. system: ids of the system prompt.
+    that is too small to keep any text for validation it gives an empty list. system: ids of the system prompt.
     """
     tokens = np.asarray(corpus.tokens)
     rng = random.Random(seed)
@@ -206,13 +200,10 @@ def _padded(rows: Sequence[Sequence[tuple[int, int, int]]], length: int) -> Rows
 
 @dataclass(frozen=True)
 class LMRecipe:
-    """What the language model's training is made of."""
-
     optimizer: Recipe = field(default_factory=lambda: Recipe(1e-3, warmup_steps=500, weight_decay=0.05))
     positions_per_step: int = 24_576
     dropout: float = 0.1
-    token_noise: float = 0.1
-    """Up to this share of a row's speech tokens is replaced by random ones at the input."""
+    token_noise: float = 0.1  # up to this share of a row's speech tokens is replaced by random ones at the input
     label_smoothing: float = 0.05
 
 
@@ -244,7 +235,7 @@ def train_lm(
 
 
 class LMStep(TrainingStep):
-    """Each variant is a length of rows. InvalidRequest: there are no rows at all."""
+    """Each variant is a length of rows. InvalidRequest: the corpus gives not a single row."""
 
     def __init__(
         self, lm: SpeechLM, rows: Sequence[Rows], recipe: LMRecipe, device: torch.device, seed: int = 0
@@ -253,8 +244,7 @@ class LMStep(TrainingStep):
         self._buckets = _buckets(rows, recipe.positions_per_step, device)
         if not self._buckets:
             raise InvalidRequest("corpus: no utterance fits into a training row; cut the recordings to 15 s or less")
-        self.positions = [bucket.kinds.numel() for bucket in self._buckets]
-        """Of all rows of each variant."""
+        self.positions = [bucket.kinds.numel() for bucket in self._buckets]  # of all rows of each variant
         add_dropout(lm, recipe.dropout)
         self._optimizer = Optimizer(lm.parameters(), recipe.optimizer)
         self.modules, self.optimizers = {"lm": lm}, {"lm": self._optimizer}
@@ -267,7 +257,6 @@ class LMStep(TrainingStep):
         return int(torch.searchsorted(bounds, draw * bounds[-1]))
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch of rows of one length."""
         *rows, batch = self._buckets[variant]
         pick = torch.randint(len(rows[0]), (batch,), device=rows[0].device)
         kinds, ids, targets = (part[pick] for part in rows)
@@ -332,7 +321,7 @@ def _measures(logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _buckets(rows: Sequence[Rows], positions: int, device: torch.device) -> list[_Bucket]:
-    """Those lengths of rows that there are, on the device; a batch has about `positions`, and one row at least."""
+    """The existing lengths of rows, on the device; a batch has about `positions`, and one row at least."""
     buckets = []
     for one in rows:
         if len(one):

@@ -26,13 +26,11 @@ from vivavoce.errors import InvalidRequest
 from vivavoce.files import replacing
 from vivavoce_training.record import Record
 
-WARM_STEPS = 3
-"""Plain steps of a variant before it is captured: allocations and library handles settle in them."""
+WARM_STEPS = 3  # plain steps of a variant before it is captured: allocations and library handles settle in them
 LOG_SECONDS = 10.0
 SAVE_SECONDS = 120.0
 AVERAGE_EVERY = 10
-MAX_AHEAD = 16
-"""Steps that may wait on the device: the clock would not know of more."""
+MAX_AHEAD = 16  # steps that may wait on the device: the clock would not know of more
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     clip_norm: float = 1.0
-    final_fraction: float = 0.02
-    """Learning rate at the end of the budget, as a fraction of the highest."""
+    final_fraction: float = 0.02  # learning rate at the end of the budget, as a fraction of the highest
 
     def rate(self, step: int, progress: float) -> float:
         """Learning rate at a step and a share of the budget in [0, 1]."""
@@ -83,13 +80,11 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def set_rate(self, step: int, progress: float) -> float:
-        """Move the learning rate to where the schedule wants it."""
         rate = self.recipe.rate(step, progress)
         self._rate.fill_(rate)
         return rate
 
     def state_dict(self) -> dict[str, object]:
-        """What a later piece of the training continues from."""
         return self._adam.state_dict()
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -137,7 +132,6 @@ class Average:
         torch._foreach_lerp_([*self._mean.values()], [*self._current.values()], 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages, named as the module's own state."""
         return self._mean
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -150,15 +144,13 @@ class TrainingStep(ABC):
     """One step of a part. optimizers: schedules and states are the loop's; modules: whose states are kept."""
 
     optimizers: Mapping[str, Optimizer]
-    modules: Mapping[str, nn.Module]
-    """The moving average of the first one is what the training is for."""
+    modules: Mapping[str, nn.Module]  # the moving average of the first one is what the training is for
 
     @abstractmethod
     def __call__(self, variant: int) -> dict[str, Tensor]:
         """Draw a batch, update the optimizers; scalars to log."""
 
     def variant(self, step: int, progress: float) -> int:
-        """The variant of a step, from its number and the share of the budget spent."""
         return 0
 
 

@@ -85,7 +85,6 @@ class Graph:
         return self.op("Transpose", x, perm=[0, 2, 1])
 
     def model(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> bytes:
-        """The file."""
         return onnx_model(self._nodes, self._constants, inputs, outputs)
 
     def _keep(self, array: NDArray[np.generic]) -> str:

@@ -41,14 +41,12 @@ class Recording(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """A recording that was left out, and why."""
-
     audio: Path
     reason: str
 
 
 def find_recordings(folder: Path) -> list[Recording]:
-    """Audio files of the folder and its subfolders, in the order of their names; InvalidRequest: there are none.
+    """Audio files of the folder and its subfolders, in the order of their names; InvalidRequest: none was found.
 
     The subfolder's name is the speaker's; files that lie in the folder itself are of a speaker named as the folder.
     """

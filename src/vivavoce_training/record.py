@@ -1,4 +1,4 @@
-"""What a training leaves for people: a log of JSON lines, lines on the terminal, and curves as a picture."""
+"""The records of a training for people: a log of JSON lines, lines on the terminal, and curves as a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ log = logging.getLogger("training")
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Print on stderr what a training says, each line with its time."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.addHandler(handler)
@@ -45,7 +44,6 @@ class Record:
         self._counts: dict[str, int] = {}
 
     def note(self, text: str) -> None:
-        """A line for the terminal alone."""
         log.info("%s: %s", self._part, text)
 
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -71,7 +69,6 @@ class Record:
         self.note(f"step {step}  {seconds:.0f} s  {steps_per_s:.1f} steps/s  lr {rate:.1e}  {shown}")
 
     def validation(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Write measurements on what was not trained on."""
         named = {f"valid_{name}": round(value, 5) for name, value in values.items()}
         self._write({"step": step, "seconds": round(seconds, 1), **named})
         self.note(f"step {step}  " + "  ".join(f"{name} {value:.4g}" for name, value in named.items()))
@@ -81,7 +78,7 @@ class Record:
             file.write(json.dumps(entry) + "\n")
 
     def plot(self) -> None:
-        """Draw every logged value over the steps; without matplotlib there is no picture."""
+        """Draw every logged value over the steps; without matplotlib the picture is left out."""
         try:
             import matplotlib
         except ImportError:

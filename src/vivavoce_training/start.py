@@ -1,4 +1,4 @@
-"""What a training starts from: the settings of a model to go on with, or of one that has no weights yet."""
+"""The starting point of a training: the settings of a model to go on with, or of one that has no weights yet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sizes_of(init: Path | None, settings: Path | None) -> tuple[Path, ModelConfi
 
 
 def text_ids(settings: Path, config: ModelConfig) -> tuple[Callable[[str], Sequence[int]], Sequence[int]]:
-    """What encodes texts by the tokenizer in a folder, and the ids of the system prompt that a generation begins with.
+    """An encoder of texts by the tokenizer in a folder, and the ids of the system prompt that a generation begins with.
 
     CheckpointError: the language model has fewer ids than the tokenizer.
     """

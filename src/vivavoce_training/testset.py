@@ -15,10 +15,9 @@ PROMPTS = (
     "The harbor was quiet before dawn, and the old boats moved slowly.",
     "Several children were playing in the park behind the school.",
 )
-"""What the cloned recordings say, by turns."""
+"""The texts of the cloned recordings, by turns."""
 
-Record = Callable[[Speaker, str], NDArray[np.float32]]
-"""(speaker, text) → samples at 24 kHz."""
+Record = Callable[[Speaker, str], NDArray[np.float32]]  # (speaker, text) → samples at 24 kHz
 
 
 def write_test_set(folder: Path, sentences: Sequence[str], speakers: Sequence[Speaker], record: Record) -> None:

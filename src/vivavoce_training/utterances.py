@@ -18,10 +18,8 @@ from vivavoce.models.features import prompt_mel
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Corpus
 
 HEARD_RATE = 16_000
-HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE
-"""Samples of a token at 16 kHz."""
-BATCH_TOKENS = 45_000
-"""Half an hour of audio: what extraction takes at once."""
+HEARD_SAMPLES = TOKEN_SAMPLES * HEARD_RATE // SAMPLE_RATE  # samples of a token at 16 kHz
+BATCH_TOKENS = 45_000  # half an hour of audio: what extraction takes at once
 MEL_BATCH_TOKENS = 25 * 600
 
 
@@ -52,7 +50,7 @@ def held_out(corpus: Corpus, every: int = 40) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """What an encoder learns from, and what it is judged by: utterances of `judged_of`.
+    """An encoder's material to learn from, and to be judged by: utterances of `judged_of`.
 
     unseen: a corpus of other speakers; None: some utterances of the corpus itself are kept from the training.
     """
@@ -65,7 +63,7 @@ class Split:
 
     @classmethod
     def open(cls, folder: Path, others: Path | None, hours: float) -> Split:
-        """Of the corpus in `folder`, of which `hours` are learned, and of the one in `others`, if given."""
+        """The split of the corpus in `folder`, with `hours` to learn from, and of the one in `others`, if given."""
         corpus = Corpus.open(folder)
         if others is not None:
             unseen = Corpus.open(others)
@@ -75,7 +73,7 @@ class Split:
 
     @property
     def corpora(self) -> dict[str, Corpus]:
-        """Those that get the trained encoder's arrays, by the names of their measures."""
+        """The corpora that get the trained encoder's arrays, by the names of their measures."""
         return {"corpus": self.corpus} | ({} if self.unseen is None else {"others": self.unseen})
 
 
@@ -115,7 +113,7 @@ def heard_alone(corpus: Corpus, utterance: int) -> Tensor:
 def by_token(
     corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, made_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """What `made_of` makes of heard samples [batch, n], for utterances one after another: [tokens · m, ...].
+    """The result of `made_of` for heard samples [batch, n], for utterances one after another: [tokens · m, ...].
 
     made_of: to [batch, tokens · m, ...]; each utterance is heard whole, in float32.
     """
@@ -170,7 +168,7 @@ def find_speakers(
 ) -> Speakers:
     """The speakers of `utterances`, which are ordered by speaker, that have the `longest` crop in tokens.
 
-    per_token: what the positions count, as a multiple of tokens; ValueError: no speaker has so much.
+    per_token: what the positions count, as a multiple of tokens; ValueError: every speaker has less.
     """
     placed = placed_tokens(corpus, utterances)
     speaker = corpus.speaker[utterances]

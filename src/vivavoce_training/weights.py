@@ -17,14 +17,11 @@ from vivavoce.models.generations import NetworkPart
 from vivavoce.models.vocoder.causal import CausalHiFT
 from vivavoce.models.vocoder.hift import HiFT
 
-MINI = Path(__file__).parent / "mini"
-"""Everything of the mini model's folder that is not learned."""
+MINI = Path(__file__).parent / "mini"  # everything of the mini model's folder that is not learned
 SPEECH_TOKENIZER = speech_tokenizer_of(Generation.V2)
-"""What is learned; CosyVoice3's has another name and the same interface."""
-MINI_UP_BLOCKS = 2
-"""Conformer blocks after the upsampling; in a checkpoint the flow's parameter names tell."""
-_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")
-"""What the official vocoder keeps as plain weights."""
+"""A learned file; CosyVoice3's has another name and the same interface."""
+MINI_UP_BLOCKS = 2  # conformer blocks after the upsampling; in a checkpoint the flow's parameter names tell
+_WITHOUT_WEIGHT_NORM = ("source.", "source_downs.", "f0.out.")  # what the official vocoder keeps as plain weights
 _NORM = ".parametrizations.weight.original"
 
 
@@ -75,7 +72,7 @@ def official_state(state: Mapping[str, Tensor], part: NetworkPart) -> dict[str, 
 
 
 FIRST_MAGNITUDE = -3.0
-"""Natural logarithm of the first magnitudes: well inside the audio limit, past which there is no slope."""
+"""Natural logarithm of the first magnitudes: well inside the audio limit, past which the slope is 0."""
 FIRST_PITCH_HZ = 100.0
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conformer_prompt import conformer_rows
 from tests.engine.engine_helpers import arriving, given, inject, offline, running, segment, stream, voice
 from vivavoce.checkpoint.config import Generation
 from vivavoce.engine.chunk_policy import ChunkPolicy
@@ -16,7 +17,6 @@ from vivavoce.engine.lm_stage import LMStage, plain_run
 from vivavoce.engine.request import InputMode
 from vivavoce.errors import InvalidRequest, StageFailed
 from vivavoce.models.flow.flow_v1 import WholeInput
-from vivavoce.models.lm.conformer import conformer_rows
 
 IDS, OFFICIAL = 4096, ChunkPolicy.overlapping()
 

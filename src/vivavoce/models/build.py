@@ -25,38 +25,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """The three networks that speak, on one device."""
-
     config: ModelConfig
     lm: SpeechLM | ConformerLM
     flow: Flow
     vocoder: HiFT | CausalHiFT
     device: torch.device
     dtype: torch.dtype
-    folder: Path = Path()
-    """Where they were loaded from; nowhere, if they have no weights."""
-    merged: Path | None = None
-    """The folder of the language model for other runtimes (`vivavoce export hf`), where one of them runs it."""
+    folder: Path = Path()  # empty without weights
+    merged: Path | None = None  # of `vivavoce export hf`, where another runtime runs the language model
 
 
 @dataclass(frozen=True)
 class LanguageConfig:
-    """Sizes of a language model that is on its own."""
-
     lm: LMConfig | ConformerLMConfig
     generation: Generation
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """The language model on its own, on one device: `Models` without the networks that make audio."""
-
     config: LanguageConfig
     lm: SpeechLM | ConformerLM
     device: torch.device
     dtype: torch.dtype
     merged: Path | None = None
-    """See `Models.merged`."""
 
 
 def build_models(
@@ -67,11 +58,9 @@ def build_models(
     *,
     language_model: bool = True,
 ) -> Models:
-    """Load an official model folder; CheckpointError: files missing, corrupt, or not fitting its configuration.
-
-    dtype: of the language model and the flow. The vocoder stays in float32: its phases are sums of many thousand
-    radians, and its share of the work is small. variant: take `part.variant.pt` where the folder has one.
-    language_model: False: it stays an outline without weights (on torch's meta device), for speech tokens → audio.
+    """Load a folder. CheckpointError: files missing, corrupt, or not fitting their configuration. dtype: of the
+    language model and the flow. variant: take `part.variant.pt` where the folder has one. language_model: False: it
+    stays an outline without weights (on torch's meta device), for speech tokens → audio.
     """
     generation = detect_generation(folder)
     check_variant(folder, variant)
@@ -118,7 +107,6 @@ def build_network(
 def build_language_model(
     folder: Path, device: torch.device, dtype: torch.dtype = torch.float32, variant: str | None = None
 ) -> LanguageModel:
-    """Load the language model of a folder; arguments and errors as in `build_models`."""
     config = read_config(folder, ())
     check_variant(folder, variant)
     prepare_device(device)
@@ -129,7 +117,6 @@ def build_language_model(
 
 
 def prepare_device(device: torch.device) -> None:
-    """Set what the networks need of the process before they run on the device."""
     if device.type == "cuda":
         # cuDNN's attention plans anew for every length that it meets, some 50 ms each time, and a decode meets a new
         # one at every token. The switch belongs to the process: torch has none that a model could keep to itself.

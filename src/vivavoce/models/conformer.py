@@ -24,7 +24,6 @@ class Embed(nn.Module):
         self.scale = math.sqrt(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, time, input]  →  [batch, time, size]."""
         return self.norm(self.linear(x)) * self.scale
 
 
@@ -39,7 +38,6 @@ class ConformerBlock(nn.Module):
         self.feed_forward = FeedForward(size, inner, activation)
 
     def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None) -> Tensor:
-        """x: [batch, time, size]  →  the same shape."""
         x = x + self.attention(self.attention_norm(x), span, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -64,9 +62,7 @@ class Conformer(nn.Module):
         self._embedded = embedded
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, True where a position may look, None: all
-        is seen  →  [batch, time, size].
-        """
+        """x: [batch, time, input]; mask: [batch, 1, 1 or time, time] bool, None: all is seen  →  [.., size]."""
         x = self.embed(x) if self._embedded is None else self._embedded(self.embed(x))
         span = RelativeSpan.of(x, x.shape[1], mask)
         for block in self.blocks:

@@ -29,10 +29,7 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 
 def uniform(seeds: Tensor, stream: NoiseStream, counters: Tensor) -> Tensor:
-    """Uniform numbers in (0, 1).
-
-    seeds, counters: int64, broadcast against one another  →  float32 of their common shape
-    """
+    """Uniform numbers in (0, 1); seeds, counters: int64, broadcast against one another  →  float32."""
     return _units(seeds, stream, counters, 40)[0]
 
 

@@ -17,10 +17,8 @@ from torch import Tensor
 from vivavoce.errors import CheckpointError, InvalidAudio
 from vivavoce.models.features import SAMPLE_RATE, speaker_fbank, whisper_log_mel
 
-MAX_RUN_S = 60.0
-"""The longest run of a model, which is over 30 s of speech at most."""
-MAX_FIELDS = 10_000
-"""Most fields of an ONNX file beside its graph; a release has about ten."""
+MAX_RUN_S = 60.0  # of 30 s of speech at most
+MAX_FIELDS = 10_000  # beside a file's graph; a release has about ten
 _ERRORS_ONLY = 3
 _FUNCTIONS = 25
 
@@ -34,11 +32,8 @@ class OnnxModel:
     remedy: str = "download it again"
 
     def run(self, *inputs: NDArray[Any], **more: NDArray[Any]) -> NDArray[Any]:
-        """Feed `inputs` by position, as names differ between releases; the first output, flattened.
-
-        more: by name, for inputs that need not be given.
-
-        CheckpointError: the model fails, or takes more than MAX_RUN_S.
+        """Feed `inputs` by position, as names differ between releases; the first output, flattened. CheckpointError: it
+        fails, or takes more than MAX_RUN_S.
         """
         import onnxruntime
 
@@ -64,11 +59,8 @@ def open_onnx(
     threads: int = 1,
     remedy: str = OnnxModel.remedy,
 ) -> OnnxModel:
-    """Open the ONNX file at `path`, which must take `num_inputs` inputs.
-
-    With one thread a run sums are always taken in the same order, and voices are extracted side by side. providers:
-    ONNX Runtime's, best first; the CPU if None; remedy: ends errors. CheckpointError: missing, not an ONNX model, or
-    one of another kind.
+    """With one thread a run's sums are always taken in the same order. providers: ONNX Runtime's, best first; remedy:
+    ends errors. CheckpointError: missing, not an ONNX model, or one of another kind.
     """
     import onnxruntime
 
@@ -117,10 +109,8 @@ def _reason(error: Exception) -> str:
 
 def _check_file(path: Path) -> None:
     """ValueError: the file names tensors outside of it, or has functions, which grow without end when they are nested.
-
-    ONNX is protobuf (see `checkpoint/onnx_writer.py`). Only a tensor outside has an entry whose key is "location": this
-    word after its length, 8, which may have bytes too many, the last of them 0. Functions are fields of the outermost
-    message.
+    A tensor outside has an entry with the key "location": this word after its length, 8, which may have bytes too many,
+    the last of them 0. Functions are fields of the outermost message (see `checkpoint/onnx_writer.py`).
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
         at = num_fields = 0
@@ -148,8 +138,6 @@ Encoder = TypeVar("Encoder", bound="OnnxEncoder")
 
 
 class OnnxEncoder:
-    """A model of the checkpoint that reads speech."""
-
     num_inputs: ClassVar[int]
 
     def __init__(self, model: OnnxModel) -> None:
@@ -164,14 +152,11 @@ EMBEDDING_SIZE = 192
 
 
 class SpeakerEncoder(OnnxEncoder):
-    """Turns speech into the vector that stands for its speaker's voice."""
-
     num_inputs = 1
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Embedding [192], float32 on the CPU, not normalised, of `samples` [n], float32 at 16 kHz.
-
-        InvalidAudio: shorter than one frame of 25 ms; CheckpointError: the model gives another size.
+        """samples: [n] float32 at 16 kHz  →  [192] float32 on the CPU, not normalised. InvalidAudio: shorter than 25
+        ms.
         """
         embedding = self._model.run(speaker_fbank(samples).numpy()[None]).astype(np.float32)
         if embedding.size != EMBEDDING_SIZE:
@@ -182,19 +167,15 @@ class SpeakerEncoder(OnnxEncoder):
         return torch.from_numpy(embedding)
 
 
-MAX_SECONDS = 30
-"""Longest speech that the tokenizer was trained on; the official code refuses more."""
+MAX_SECONDS = 30  # longest speech that the tokenizer was trained on; the official code refuses more
 
 
 class SpeechTokenizer(OnnxEncoder):
-    """Turns speech into the tokens that the language model continues and the flow renders."""
-
     num_inputs = 2
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """Tokens [num_tokens], int32 on the CPU, of `samples` [n], float32 at 16 kHz.
-
-        InvalidAudio: longer than 30 s, or shorter than one feature frame.
+        """samples: [n] float32 at 16 kHz  →  [num_tokens] int32 on the CPU. InvalidAudio: over 30 s, or less than one
+        frame.
         """
         if len(samples) > MAX_SECONDS * SAMPLE_RATE:
             raise InvalidAudio(

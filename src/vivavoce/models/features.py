@@ -16,7 +16,6 @@ from vivavoce.errors import InvalidAudio
 
 
 def require_samples(num_samples: int, minimum: int, sample_rate: int) -> None:
-    """Refuse fewer than `minimum` samples with InvalidAudio, which names both lengths in seconds."""
     if num_samples < minimum:
         raise InvalidAudio(
             f"audio: {num_samples} samples ({num_samples / sample_rate:.3f} s) are too few; features need "
@@ -32,9 +31,8 @@ _LOG_STEP = math.log(6.4) / 27
 
 @lru_cache(maxsize=16)
 def slaney_filterbank(sample_rate: int, n_fft: int, num_bins: int, fmin_hz: float, fmax_hz: float) -> Tensor:
-    """Filters [num_bins, n_fft//2 + 1], float32, each of unit area, as librosa's `filters.mel` gives them.
-
-    Computed in float64. The tensor is shared between callers; do not write to it.
+    """[num_bins, n_fft//2 + 1] float32, each of unit area, as librosa's `filters.mel` gives them; shared: do not write
+    to it.
     """
     frequencies = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
     edges = _mel_to_hz(torch.linspace(_hz_to_mel(fmin_hz), _hz_to_mel(fmax_hz), num_bins + 2, dtype=torch.float64))
@@ -61,17 +59,13 @@ _MAGNITUDE_EPSILON = 1e-9
 _MEL_FLOOR = 1e-5
 
 
-PROMPT_MEL_RATE = 24_000
-"""Hz of the recording for a prompt's mel, in every generation: CosyVoice 1 applies its filters and its hop for
-22.05 kHz to recordings at 24 kHz."""
+PROMPT_MEL_RATE = 24_000  # of the recording, in every generation: CosyVoice 1 applies its hop for 22.05 kHz to 24 kHz
 
 
 def prompt_mel(samples: Tensor, config: MelConfig) -> Tensor:
-    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32.
-
-    As HiFi-GAN's code does (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude,
-    Slaney filters, log with a floor of 1e-5. `config.sample_rate` only places the filters. InvalidAudio: no more
-    samples than the padding reflects.
+    """Natural-log mel spectrogram [batch, n // hop, bins] of `samples` [batch, n], float32. As HiFi-GAN's code does
+    (arXiv:2010.05646): reflect padding by (n_fft - hop)/2, periodic Hann window, magnitude, Slaney filters, log with a
+    floor of 1e-5. `config.sample_rate` only places the filters.
     """
     padding = (config.n_fft - config.hop) // 2
     require_samples(samples.shape[-1], max(padding + 1, config.hop), config.sample_rate)
@@ -94,15 +88,12 @@ SAMPLE_RATE = 16_000
 _WHISPER_N_FFT = 400
 _WHISPER_HOP = 160
 _POWER_FLOOR = 1e-10
-_DYNAMIC_RANGE = 8.0
-"""Decades below the loudest value that are kept."""
+_DYNAMIC_RANGE = 8.0  # decades below the loudest value that are kept
 
 
 def whisper_log_mel(samples: Tensor, num_bins: int = 128) -> Tensor:
-    """Scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz. No padding to 30 s.
-
-    Every recording keeps the range below its own loudest value. InvalidAudio: too short for the reflected edges (12.6
-    ms).
+    """Scaled log-mel [.., num_bins, n // 160] of `samples` [.., n], float32 at 16 kHz, without padding to 30 s. Every
+    recording keeps the range below its own loudest value.
     """
     num_samples = samples.shape[-1]
     require_samples(num_samples, _WHISPER_N_FFT // 2 + 1, SAMPLE_RATE)
@@ -122,11 +113,9 @@ _FRAME_SAMPLES = 400
 
 
 def speaker_fbank(samples: Tensor) -> Tensor:
-    """Log-mel energies [frames, 80], float32 on the CPU, each bin less its mean over time.
-
-    `samples` [n] are float32 at 16 kHz, ±1 full scale. Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey
-    window, pre-emphasis 0.97, 20 Hz to Nyquist), but no dither: the same audio always gives the same voice.
-    InvalidAudio: shorter than one frame of 25 ms.
+    """[n] float32 samples at 16 kHz, ±1 full scale  →  log-mel energies [frames, 80] on the CPU, each bin less its mean
+    over time. Kaldi's defaults (25 ms every 10 ms, whole frames only, Povey window, pre-emphasis 0.97, 20 Hz to
+    Nyquist), but no dither: the same audio always gives the same voice.
     """
     require_samples(len(samples), _FRAME_SAMPLES, SAMPLE_RATE)
     energies = torch.from_numpy(_log_energies(samples.cpu().numpy()))

@@ -36,9 +36,8 @@ __all__ = ["MAX_FRAMES", "NETWORKS", "NetworkPart"]
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """One network. part: its weights' file without the suffix; build: from a `ModelConfig`; names: ours → the file's.
-
-    state: what is made of the file's tensors before they are loaded; float32: it stays so whatever the others are.
+    """part: the weights' file without its suffix; build: from a `ModelConfig`; names: ours → the file's; state: what is
+    made of the file's tensors before they are loaded; float32: it stays so whatever the others are.
     """
 
     part: str
@@ -48,7 +47,6 @@ class NetworkPart:
     float32: bool = False
 
     def outline(self, config: Any) -> nn.Module:
-        """The network on torch's meta device: shapes without memory."""
         with torch.device("meta"), _NothingDrawn():
             return self.build(config)
 

@@ -16,9 +16,7 @@ from vivavoce.models.packed_linear import Linear
 
 @dataclass(frozen=True)
 class MemoryShape:
-    """Sizes of the memory that one pass of a network leaves.
-
-    sites: attentions; key_channels: of one position's key and value together; tail: positions that precede a
+    """sites: attentions; key_channels: of one position's key and value together; tail: positions that precede a
     convolution's first one; tail_channels: inputs of all convolutions, side by side.
     """
 
@@ -29,23 +27,17 @@ class MemoryShape:
 
 
 class Memory(Protocol):
-    """The past of a batch's rows, for one pass of a network; the pass stores what the next chunk needs.
-
-    A pass asks each site once. Rows may have pasts and lengths of their own.
-    """
+    """The past of a batch's rows for one pass, which stores what the next chunk needs and asks each site once."""
 
     def extend(self, first: int, x: Tensor) -> Tensor:
-        """Put before a convolution's input what preceded it.
-
-        first: the convolution's first channel among all tails; x: [batch, time, channels]
-        →  [batch, tail + time, channels]
+        """Put before a convolution's input what preceded it: x: [batch, time, channels]  →  [batch, tail + time,
+        channels]; first: the convolution's first channel among all tails.
         """
         ...
 
     def recall(self, site: int, keys: Tensor) -> Tensor:
-        """Keys and values of an attention's whole row, the new ones included.
-
-        keys: [batch, time, key channels]  →  [batch, keys, key channels]; what lies past a row's end is finite
+        """keys: [batch, time, key channels]  →  [batch, keys, key channels], the whole row's; what lies past a row's
+        end is finite.
         """
         ...
 
@@ -53,28 +45,21 @@ class Memory(Protocol):
 class PairRunner(Protocol):
     """Does two pieces of work that do not depend on one another, in turn or at the same time."""
 
-    def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """Both results; an error of either is raised once both have ended."""
-        ...
+    def __call__(self, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]: ...
 
 
 def in_turn(first: Callable[[], Tensor], second: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """The `PairRunner` that does one after the other."""
     return first(), second()
 
 
 def valid_positions(lengths: Tensor, size: int) -> Tensor:
-    """True where a row's position lies inside its length; lengths: [batch] int  →  [batch, size] bool."""
+    """lengths: [batch] int  →  [batch, size] bool."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
-    """Attention mask of a padded batch, True where the query may look.
-
-    Without `chunk` each query sees its row's whole length. With it, key j is visible to query i if
-    j < (i // chunk + 1) · chunk: all of the query's own chunk and of the past.
-
-    lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool
+    """True where the query may look. With `chunk`, key j is visible to query i if j < (i // chunk + 1) · chunk: all of
+    the query's own chunk and of the past. lengths: [batch] int  →  [batch, 1, size or 1 queries, size keys] bool.
     """
     keys = valid_positions(lengths, size)[:, None, None, :]
     if chunk is None:
@@ -86,18 +71,13 @@ def visible_keys(lengths: Tensor, size: int, chunk: int | None) -> Tensor:
 
 
 def keys_before(ends: Tensor, size: int) -> Tensor:
-    """Mask of queries that see all keys before an end of their own, True where the query may look.
-
-    ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool
-    """
+    """True where the query may look; ends: [batch, queries] int  →  [batch, 1, queries, size keys] bool."""
     return (torch.arange(size, device=ends.device) < ends[..., None])[:, None]
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a query may look, −inf elsewhere: a mask that many attentions can use without preparing it anew.
-
-    mask: [batch, 1, queries, keys] bool  →  the same shape, its rows a multiple of 16 values apart, as fused kernels
-    want.
+    """0 where a query may look, −inf elsewhere; mask: [batch, 1, queries, keys] bool  →  the same shape, its rows a
+    multiple of 16 values apart, as fused kernels want.
     """
     *shape, keys = mask.shape
     bias = torch.zeros(*shape, keys + -keys % 16, dtype=dtype, device=mask.device)[..., :keys]
@@ -135,8 +115,6 @@ def lay_together(weights: Sequence[Tensor]) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """Two linear layers around an activation."""
-
     def __init__(self, size: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.expand = Linear(size, inner)
@@ -144,7 +122,6 @@ class FeedForward(nn.Module):
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., size]  →  the same shape."""
         return self.contract(self._activation(self.expand(x)))
 
 
@@ -157,7 +134,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., size]  →  the same shape and dtype."""
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
@@ -172,19 +148,15 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (i, i + head_dim / 2) by its position's angle.
-
-    x: [batch, heads, time, head_dim]; cos, sin: [batch, 1, time, head_dim]
-    """
+    """Turn pairs (i, i + head_dim / 2); x: [batch, heads, time, head_dim]; cos, sin: [batch, 1, time, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)
 
 
 def relative_positions(queries: int, keys: int, channels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Sinusoids of the relative positions keys − 1 … −(queries − 1): [keys + queries − 1, channels].
-
-    Sine stands in even and cosine in odd channels.
+    """Sinusoids of the positions keys − 1 … −(queries − 1): [keys + queries − 1, channels]; sine in even, cosine in odd
+    ones.
     """
     position = torch.arange(keys - 1, -queries, -1, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, channels, 2, device=device, dtype=torch.float32) * -(math.log(10000.0) / channels))
@@ -194,9 +166,7 @@ def relative_positions(queries: int, keys: int, channels: int, device: torch.dev
 
 @dataclass(frozen=True, eq=False)
 class RelativeSpan:
-    """Visible keys of a padded batch's queries, and their distances.
-
-    mask: [batch, 1, 1 or queries, keys] bool, True where a query may look, None if that is everywhere; table: of
+    """mask: [batch, 1, 1 or queries, keys] bool, True where a query may look, None if that is everywhere; table: of
     `relative_positions`; columns: [batch, 1, queries, keys] int64, the table's row for each pair, None if the last
     query stands at the last key in every row.
     """
@@ -219,10 +189,7 @@ class RelativeSpan:
         return cls(mask, keys, table, columns.clamp_(0, len(table) - 1))
 
     def by_key(self, scores: Tensor) -> Tensor:
-        """Turn columns of relative positions into columns of keys.
-
-        scores: [batch, heads, queries, keys + queries − 1]  →  [batch, heads, queries, keys]
-        """
+        """scores: [batch, heads, queries, keys + queries − 1]  →  [batch, heads, queries, keys]."""
         if self.columns is not None:
             return scores.gather(3, self.columns.expand(-1, scores.shape[1], -1, -1))
         # Query i finds key j in column queries − 1 − i + j: rows that are read one column further each.
@@ -234,8 +201,7 @@ class RelativeSpan:
 class RelativeAttention(nn.Module):
     """Attention whose scores add content and distance: (q + u)·k + (q + v)·p(i − j)."""
 
-    site = 0
-    """Index among the attentions that share a memory."""
+    site = 0  # index among the attentions that share a memory
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
@@ -249,7 +215,6 @@ class RelativeAttention(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
 
     def forward(self, x: Tensor, span: RelativeSpan, memory: Memory | None = None) -> Tensor:
-        """x: [batch, time, size]; memory: of what precedes x  →  [batch, time, size]."""
         heads = (self.num_heads, self.head_dim)
         query = self.query(x).unflatten(-1, heads)
         key, value = self.key(x), self.value(x)

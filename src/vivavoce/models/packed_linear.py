@@ -13,22 +13,18 @@ from torch.nn.functional import linear
 Product = Callable[[Tensor], Tensor]
 """x: [..., in]  →  [..., out]."""
 
-PACKED_FOR_ROWS = 8
-"""The number of rows that oneDNN lays packed weights out for by default; other numbers work, and with the same bits."""
-MANY_ROWS = 256
-"""The same number for networks that read many positions at once."""
+PACKED_FOR_ROWS = 8  # that oneDNN lays packed weights out for by default; other numbers work, and with the same bits
+MANY_ROWS = 256  # the same number for networks that read many positions at once
 
 
 class Linear(nn.Linear):
-    """A linear layer that multiplies by packed weights once `pack` was called, wherever no gradient is asked for.
-
-    The weights must not change between the two.
+    """Multiplies by packed weights once `pack` was called, wherever no gradient is asked for; the weights must not
+    change then.
     """
 
     product: Product | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in]  →  [..., out]."""
         if self.product is None or torch.is_grad_enabled():
             return linear(x, self.weight, self.bias)
         return self.product(x)
@@ -38,18 +34,14 @@ class Linear(nn.Linear):
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether products with it are faster packed.
-
-    On a CPU torch gives float32 products to a library that reaches less than half of oneDNN's speed on some processors.
+    """On a CPU torch gives float32 products to a library that reaches less than half of oneDNN's speed on some
+    processors.
     """
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _packing_works()
 
 
 def packed(weight: Tensor, bias: Tensor | None, rows: int = PACKED_FOR_ROWS) -> Product:
-    """The product with a weight in the layout that oneDNN reads; the layout is a copy.
-
-    weight: [out, in]; bias: [out]; rows: how many there will be, about
-    """
+    """The layout that oneDNN reads is a copy. weight: [out, in]; bias: [out]; rows: how many there will be, about."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), rows)
     bias = None if bias is None else bias.detach()
     return partial(torch.ops.mkldnn._linear_pointwise, W=layout, B=bias, attr="none", scalars=[], algorithm="")

@@ -18,13 +18,12 @@ from vivavoce_training.data.render import render
 from vivavoce_training.data.store import Corpus, CorpusWriter, Speaker, Utterance, hours_of
 from vivavoce_training.data.workers import ordered_map
 
-MAX_FAILURES = 0.02
-"""Share of the utterances that may fail before the synthesiser must be broken."""
+MAX_FAILURES = 0.02  # share of the utterances that may fail before the synthesiser must be broken
 _MIN_ATTEMPTS = 100
 
 
 class Progress(NamedTuple):
-    """How far a build has come: what is written, and how many utterances failed."""
+    """A build's progress: the utterances written, and how many utterances failed."""
 
     hours: float
     utterances: int
@@ -32,7 +31,7 @@ class Progress(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """What is to be spoken: the number seeds what chance decides in the sound."""
+    """A text to be spoken; the number seeds the random choices in its sound."""
 
     number: int
     speaker: int
@@ -77,14 +76,13 @@ def build(
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _renderer(
     make_synthesiser: Callable[[], Synthesise], speakers: tuple[Speaker, ...], seed: int
 ) -> Callable[[_Line], Utterance | None]:
-    """What a worker process does: renders lines with a synthesiser of its own."""
+    """The work of a worker process: it renders lines with a synthesiser of its own."""
     synthesise = make_synthesiser()
 
     def rendered(line: _Line) -> Utterance | None:

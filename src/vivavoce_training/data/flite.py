@@ -40,10 +40,10 @@ _SOUND_CARD = "libasound.so.2"
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """What flite says for a text.
+    """Flite's speech for a text.
 
-    samples: int16 [samples] at 16 kHz; phones: uint8 [phones], indices into `PHONES` (what is no phone of
-    English counts as silence); ends: float64 [phones], the second in which each phone ends, never decreasing.
+    samples: int16 [samples] at 16 kHz; phones: uint8 [phones], indices into `PHONES` (anything but a phone
+    of English counts as silence); ends: float64 [phones], the second in which each phone ends, never decreasing.
     """
 
     samples: NDArray[np.int16]

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from vivavoce_training.data.flite import FLITE_RATE, Synthesise
 from vivavoce_training.data.store import MELS_PER_TOKEN, SAMPLE_RATE, TOKEN_SAMPLES, Speaker, Utterance
 
-SILENCE_S = (0.05, 0.35)
-"""How much of the silence before and after the words is kept, at most; drawn for each side."""
-PEAK = (0.5, 0.9)
-"""Highest amplitude of an utterance, drawn; full scale is 1."""
+SILENCE_S = (0.05, 0.35)  # how much of the silence before and after the words is kept, at most; drawn for each side
+PEAK = (0.5, 0.9)  # highest amplitude of an utterance, drawn; full scale is 1
 MAX_S = 20.0
 
 _MEL_SAMPLES = TOKEN_SAMPLES // MELS_PER_TOKEN
@@ -45,7 +43,7 @@ def render(speaker: Speaker, text: str, synthesise: Synthesise, r: np.random.Gen
 
 
 def source_recording(speaker: Speaker, text: str, synthesise: Synthesise) -> NDArray[np.float32]:
-    """What a speaker says as a recording, float32 [samples] at 24 kHz; the same for the same speaker and text.
+    """A speaker's recording of a text, float32 [samples] at 24 kHz; the same for the same speaker and text.
 
     ValueError: the synthesiser finds nothing to say in the text.
     """
@@ -74,7 +72,7 @@ def frame_phones(
 def _cut(
     ends: NDArray[np.float64], phones: NDArray[np.uint8], length: int, before_s: float, after_s: float
 ) -> tuple[int, int]:
-    """First sample and end of what is kept: the words and at most so much silence on either side."""
+    """First sample and end of what is kept: the words and a limited silence on either side."""
     sounding = np.flatnonzero(phones != _SILENCE)
     first, last = int(sounding[0]), int(sounding[-1])
     words_start = float(ends[first - 1]) if first else 0.0

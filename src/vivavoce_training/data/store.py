@@ -66,14 +66,11 @@ class Utterance:
 
 
 def hours_of(num_tokens: int) -> float:
-    """Hours of audio of so many speech tokens."""
     return num_tokens * TOKEN_SAMPLES / SAMPLE_RATE / 3600
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """A corpus folder, its arrays mapped and not read."""
-
     folder: Path
     wav: NDArray[np.int16]
     phones: NDArray[np.uint8]
@@ -100,12 +97,10 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """Speech tokens of all utterances."""
         return int(self.start[-1])
 
     @property
     def hours(self) -> float:
-        """Hours of audio."""
         return hours_of(self.num_tokens)
 
     @property
@@ -141,12 +136,10 @@ class CorpusWriter:
 
     @property
     def num_tokens(self) -> int:
-        """Speech tokens so far."""
         return self._start[-1]
 
     @property
     def num_utterances(self) -> int:
-        """Utterances so far."""
         return len(self._texts)
 
     def append(self, utterance: Utterance, speaker: int, text: str) -> None:
@@ -158,7 +151,6 @@ class CorpusWriter:
         self._texts.append(text)
 
     def finish(self) -> Corpus:
-        """Write what is left and open the corpus."""
         self._wav.finish()
         self._phones.finish()
         write_array(self._folder / "start.npy", np.array(self._start, np.int64))
@@ -169,7 +161,6 @@ class CorpusWriter:
         return Corpus.open(self._folder)
 
     def close(self) -> None:
-        """Close the files, and leave away what is not finished."""
         self._wav.close()
         self._phones.close()
 

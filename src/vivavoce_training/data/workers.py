@@ -13,14 +13,10 @@ from typing import Generic, Literal, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-PATIENCE_S = 30.0
-"""How long one item may take before its worker is given up."""
-_START_PATIENCE_S = 300.0
-"""The same for the imports of a new worker on a busy machine."""
-_WINDOW = 8
-"""Items that wait in a worker's pipe, so that it never waits for the next."""
-_MAX_AHEAD = 64
-"""Results for each worker that may wait for an earlier one."""
+PATIENCE_S = 30.0  # how long one item may take before its worker is given up
+_START_PATIENCE_S = 300.0  # the same for the imports of a new worker on a busy machine
+_WINDOW = 8  # items that wait in a worker's pipe, so that it never waits for the next
+_MAX_AHEAD = 64  # results for each worker that may wait for an earlier one
 
 
 def ordered_map(
@@ -62,8 +58,6 @@ def ordered_map(
 
 
 class _Worker(Generic[Item, Result]):
-    """One process, the pipe to it, and the items it has not answered yet."""
-
     def __init__(self, make_function: Callable[[], Callable[[Item], Result | None]], patience_s: float) -> None:
         self._make_function, self._patience_s = make_function, patience_s
         self.pending: deque[tuple[int, Item]] = deque()
@@ -98,12 +92,11 @@ class _Worker(Generic[Item, Result]):
 
     @property
     def is_late(self) -> bool:
-        """Whether the item at hand, or the start, takes too long."""
         patience_s = self._patience_s if self._is_ready else _START_PATIENCE_S
         return time.monotonic() - self._since > patience_s
 
     def receive(self) -> dict[int, Result | None]:
-        """The oldest item's answer by its index; None, and `is_lost`, if there will be none; {} for "ready"."""
+        """The oldest item's answer by its index; None, and `is_lost`, if it will never come; {} for "ready"."""
         try:
             if not self.connection.poll():
                 raise EOFError
@@ -130,14 +123,12 @@ class _Worker(Generic[Item, Result]):
         return left
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
         self._process.kill()
         self._process.join()
         self.connection.close()
 
 
 def _wait_for_any(workers: list[_Worker[Item, Result]]) -> list[_Worker[Item, Result]]:
-    """Those that have answered, died or are late, as soon as there is one."""
     busy = [worker for worker in workers if worker.pending]
     while True:
         heard = wait([worker.connection for worker in busy], timeout=1.0)

@@ -16,8 +16,7 @@ from vivavoce.models.encoders import EMBEDDING_SIZE
 from vivavoce.models.features import NUM_BINS
 
 SMALLEST_VARIANCE = 1e-4
-NUM_TRAITS = 2
-"""Vocal tract and pitch."""
+NUM_TRAITS = 2  # vocal tract and pitch
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,6 @@ class SpeakerSizes:
 
 
 class SpeakerNet(nn.Module):
-    """Filterbank energies → embedding, whatever the length."""
-
     def __init__(self, sizes: SpeakerSizes) -> None:
         super().__init__()
         self.enter = nn.Conv1d(NUM_BINS, sizes.width, 5, padding=2)

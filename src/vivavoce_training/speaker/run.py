@@ -26,14 +26,12 @@ from vivavoce_training.speaker.waves import Degrade, Fbank, Waves, load_waves
 from vivavoce_training.utterances import Split, heard_alone, steps_in
 
 BATCH = 96
-CROP_SAMPLES = (24_000, 40_000, 64_000)
-"""1.5, 2.5 and 4 s at 16 kHz; one variant of the step each."""
+CROP_SAMPLES = (24_000, 40_000, 64_000)  # 1.5, 2.5 and 4 s at 16 kHz; one variant of the step each
 RECIPE = Recipe(learning_rate=1e-3, warmup_steps=200, weight_decay=0.05)
 
 TRAIT_WEIGHT = 0.5
 AGREEMENT_WEIGHT = 2.0
-TRACT_DEVIATION, PITCH_DEVIATION = 0.09, 0.14
-"""Of the logarithms of both factors over the training's speakers, about."""
+TRACT_DEVIATION, PITCH_DEVIATION = 0.09, 0.14  # of the logarithms of both factors over the training's speakers, about
 
 
 class SpeakerStep(TrainingStep):
@@ -69,11 +67,9 @@ class SpeakerStep(TrainingStep):
         self.optimizers = {"speaker": Optimizer(learned, RECIPE)}
 
     def variant(self, step: int, progress: float) -> int:
-        """The crops' lengths in turn."""
         return step % len(self._crop_samples)
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch of crops."""
         crops, speaker = self._waves.draw(self._batch, self._crop_samples[variant])
         energies = self._fbank(torch.cat([crops, self._degrade(crops)]))
         with torch.autocast(energies.device.type, torch.bfloat16, enabled=energies.is_cuda):
@@ -93,7 +89,7 @@ JUDGED_UTTERANCES = 1000
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a test makes small; hours: of the corpus that the training holds on the device."""
+    """Settings that a test makes small; hours: of the corpus that the training holds on the device."""
 
     model: SpeakerSizes = field(default_factory=SpeakerSizes)
     batch: int = BATCH

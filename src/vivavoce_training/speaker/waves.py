@@ -36,7 +36,7 @@ class Waves:
 def load_waves(corpus: Corpus, utterances: NDArray[np.int64], device: torch.device, longest: int) -> Waves:
     """Bring `utterances`, which are ordered by speaker, to the device; 1.2 GB for ten hours.
 
-    longest: crop that will be drawn, in samples; ValueError: no speaker has so much.
+    longest: crop that will be drawn, in samples; ValueError: every speaker has less.
     """
     speakers = find_speakers(corpus, utterances, -(-longest // HEARD_SAMPLES), device, HEARD_SAMPLES)
 
@@ -53,8 +53,6 @@ _LOWEST_HZ = 20.0
 
 
 class Fbank(nn.Module):
-    """Samples → log-mel energies, each bin less its mean over time."""
-
     window: Tensor
     filters: Tensor
 
@@ -95,17 +93,13 @@ def _mel(hertz: Tensor) -> Tensor:
 STFT_SIZE, STFT_HOP = 512, 128
 _BINS = STFT_SIZE // 2 + 1
 
-TILT_DB = 10.0
-"""From the lowest to the highest frequency, either way."""
-LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45
-"""Share of the rows, and share of the band that is left at least: 3.6 kHz."""
+TILT_DB = 10.0  # from the lowest to the highest frequency, either way
+LOW_PASS_SHARE, LOWEST_EDGE = 0.25, 0.45  # share of the rows, and share of the band that is left at least: 3.6 kHz
 LOW_PASS_DB = -60.0
 VOCODED_SHARE = 0.3
-SMEAR_SHARE = 0.5
-"""Of the rows that are vocoded."""
+SMEAR_SHARE = 0.5  # of the rows that are vocoded
 SNR_DB = (10.0, 45.0)
-PINKEST = 1.0
-"""Largest exponent of the noise's slope: power as 1 / frequency."""
+PINKEST = 1.0  # largest exponent of the noise's slope: power as 1 / frequency
 LEVEL_DB = (-30.0, 6.0)
 
 
@@ -121,7 +115,6 @@ class Degrade(nn.Module):
         self.register_buffer("height", torch.linspace(0, 1, _BINS), persistent=False)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Resynthesis, then colour, noise and level."""
         level = samples.square().mean(1, keepdim=True).sqrt()
         spectrum = self._spectrum(samples)
         spectrum = self._vocode(spectrum) * self._colour(spectrum)

@@ -46,25 +46,19 @@ def load_features(corpus: Corpus, utterances: NDArray[np.int64], device: torch.d
     return Features(mel, torch.from_numpy(phones).to(device), speakers)
 
 
-UNIT_DECADES = 4.0
-"""Powers of ten in a unit of the features."""
-RANGE_UNITS = 2.0
-"""The features' floor lies as much below the loudest value."""
+UNIT_DECADES = 4.0  # powers of ten in a unit of the features
+RANGE_UNITS = 2.0  # the features' floor lies as much below the loudest value
 TOP_HZ = 8000.0
 
 WARP = (0.85, 1.18)
 WARP_SHARE = 0.75
-LEVEL_UNITS = (-0.8, 0.25)
-"""-32 to +10 dB: the corpus is loud already."""
-TILT_UNITS = 0.3
-"""From the lowest to the highest bin, either way: 12 dB."""
-FLOOR_UNITS = (-2.0, -0.7)
-"""Background noise against the loudest value: 80 to 28 dB below it."""
+LEVEL_UNITS = (-0.8, 0.25)  # -32 to +10 dB: the corpus is loud already
+TILT_UNITS = 0.3  # from the lowest to the highest bin, either way: 12 dB
+FLOOR_UNITS = (-2.0, -0.7)  # background noise against the loudest value: 80 to 28 dB below it
 NOISE_TILT_UNITS = 0.5
 JITTER_UNITS = 0.1
 LOW_PASS_SHARE = 0.3
-LOWEST_EDGE = 0.55
-"""Share of the bins that any low-pass leaves; bin 70 of 128 is 2.5 kHz."""
+LOWEST_EDGE = 0.55  # share of the bins that any low-pass leaves; bin 70 of 128 is 2.5 kHz
 BLUR_SHARE = 0.5
 
 
@@ -81,7 +75,6 @@ class Augment(nn.Module):
         self.register_buffer("height", torch.linspace(-0.5, 0.5, NUM_BINS), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Vocal tract, harmonics, tilt, bandwidth, noise and level, in this order."""
         loudest = features.amax(dim=(1, 2), keepdim=True)
         view = self._blur(self._warp(features))
         view = view + uniform(view, -TILT_UNITS, TILT_UNITS) * self.height[:, None]
@@ -112,7 +105,6 @@ class Augment(nn.Module):
         return view
 
     def _low_pass(self, view: Tensor, loudest: Tensor) -> Tensor:
-        """Nothing above a bin, as in recordings of a lower sample rate."""
         edge = uniform(view, LOWEST_EDGE, 1.0) - 0.5
         cut = (self.height[:, None] > edge) & chance(view, LOW_PASS_SHARE)
         return torch.where(cut, loudest - RANGE_UNITS, view)

@@ -155,7 +155,7 @@ def validation(
 
 
 def perplexity(tokens: Tensor) -> float:
-    """How many equally likely codes would be as hard to guess as these tokens [..] int32."""
+    """The number of equally likely codes that would be as hard to guess as these tokens [..] int32."""
     counts = torch.bincount(tokens.flatten(), minlength=NUM_CODES).double()
     share = counts / counts.sum()
     return float(torch.exp(torch.special.entr(share).sum()))

@@ -16,8 +16,7 @@ from torch.nn import functional
 NUM_BINS = 128
 NUM_DIGITS, BASE = 8, 3
 NUM_CODES = BASE**NUM_DIGITS
-FORBIDDEN = -1e4
-"""Added to the score of what attention may not see; float16 holds it."""
+FORBIDDEN = -1e4  # added to the score of what attention may not see; float16 holds it
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,6 @@ class LocalAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them."""
-
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.rise, self.fall = nn.Linear(width, inner), nn.Linear(inner, width)
@@ -124,7 +121,6 @@ class FeedForward(nn.Module):
 
 
 def depthwise(width: int, kernel: int) -> nn.Conv1d:
-    """A convolution of each channel by itself that keeps the length."""
     return nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width)
 
 

@@ -27,7 +27,7 @@ COMPARED_UTTERANCES = 50
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a test makes small; hours: of the corpus that the training holds on the device."""
+    """Settings that a test makes small; hours: of the corpus that the training holds on the device."""
 
     model: TokenizerSizes = field(default_factory=TokenizerSizes)
     batch: int = BATCH

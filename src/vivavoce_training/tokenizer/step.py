@@ -20,8 +20,6 @@ value and not the mean of both."""
 
 
 class TokenizerStep(TrainingStep):
-    """The digits shall spell the phones in any view of the speech."""
-
     def __init__(
         self, features: Features, encoder: TokenEncoder, *, batch: int = BATCH, crop_tokens: int = CROP_TOKENS
     ) -> None:
@@ -33,7 +31,6 @@ class TokenizerStep(TrainingStep):
         self.optimizers = {"tokenizer": Optimizer(encoder.parameters(), RECIPE)}
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch of crops."""
         starts, _ = self._features.speakers.draw(self._batch, self._crop_tokens)
         mel, phones = self._features.cut(starts, self._crop_tokens)
         view = self._augment(mel)

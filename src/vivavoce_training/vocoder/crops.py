@@ -49,7 +49,6 @@ class Crops:
 
     @property
     def num_tokens(self) -> int:
-        """Length in speech tokens."""
         return len(self.pitch) // MELS_PER_TOKEN
 
     def cut(self, starts: Tensor, tokens: int, flow_share: float = 0.0) -> Crop:
@@ -69,7 +68,7 @@ class Crops:
 def load_crops(corpus: Corpus, config: MelConfig, device: torch.device, flow_mels: Path | None = None) -> Crops:
     """Bring a corpus, of one token at least, to `device`, 2 GiB per 10 hours, and compute its mel and pitch there.
 
-    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: it is no such array.
+    flow_mels: `.npy`, float16 [tokens · 2, 80], aligned with the corpus; ValueError: another array.
     """
     wave, mel = _to_device(corpus.wav, device), mels_of(corpus, config, device)
     flow_mel = None
@@ -105,9 +104,9 @@ def _pitch_of(wave: Tensor) -> Tensor:
 
 
 def starts_apart_from(held_out: Sequence[tuple[int, int]], num_tokens: int, crop_tokens: int) -> Tensor:
-    """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus and touches none of `held_out`.
+    """All positions [n] int64 at which a crop of `crop_tokens` lies in the corpus, apart from `held_out`.
 
-    held_out: ranges of tokens [first, last); ValueError: there is no such position.
+    held_out: ranges of tokens [first, last); ValueError: not a single position is left.
     """
     allowed = torch.ones(max(0, num_tokens - crop_tokens + 1), dtype=torch.bool)
     for first, last in held_out:
@@ -123,8 +122,7 @@ NOISE_SHARE, LARGEST_NOISE = 0.5, 0.15
 BLUR_SHARE, LARGEST_BLUR = 0.3, 0.25
 """Share of the crops that are smoothed along time or frequency; the largest weight of a neighbour."""
 GAIN_SHARE, LOWEST_GAIN = 0.5, math.log(0.3)
-FLOOR = math.log(1e-5)
-"""The lowest value of the mel, see `prompt_mel`."""
+FLOOR = math.log(1e-5)  # the lowest value of the mel, see `prompt_mel`
 
 
 def augment(crop: Crop) -> Crop:

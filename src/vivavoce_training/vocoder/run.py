@@ -33,15 +33,12 @@ from vivavoce_training.weights import initialise, load_part, save_part
 
 PART = "vocoder"
 ADVERSARY_FROM = 0.3
-"""Share of the budget after which the adversary joins: before, it would only learn that noise is no speech."""
-TUNING_RATE = 0.3
-"""Factor on the learning rates when the training starts from a trained vocoder."""
+"""Share of the budget after which the adversary joins: before, it would only learn to tell noise from speech."""
+TUNING_RATE = 0.3  # factor on the learning rates when the training starts from a trained vocoder
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a step is, apart from the model."""
-
     batch: int = BATCH
     period_channels: tuple[int, ...] = PERIOD_CHANNELS
     resolution_channels: int = RESOLUTION_CHANNELS
@@ -105,8 +102,7 @@ def _start_from(init: Path | None, model: Vocoder, part: NetworkPart, discrimina
 
 MOST_UTTERANCES = 16
 ONE_IN = 8
-WINDOW_TOKENS = 50
-"""Windows of one length: on a GPU, each new one would cost a search for the fastest convolutions."""
+WINDOW_TOKENS = 50  # windows of one length: on a GPU, each new one would cost a search for the fastest convolutions
 NUM_SAMPLES = 4
 
 

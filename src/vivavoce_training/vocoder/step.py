@@ -20,17 +20,13 @@ from vivavoce_training.vocoder.crops import Crop, Crops, augment
 
 Vocoder = HiFT | CausalHiFT
 
-TINY = 1e-10
-"""Added to a power before its root, whose slope at 0 is infinite."""
-QUIET_MEL = 1e-5
-"""The floor of `prompt_mel`."""
+TINY = 1e-10  # added to a power before its root, whose slope at 0 is infinite
+QUIET_MEL = 1e-5  # the floor of `prompt_mel`
 QUIET = 5e-5
 """Magnitude per root of the frame size under which differences are not heard: a little above 16-bit rounding."""
 
 
 class Resolution(NamedTuple):
-    """Frame and hop of a spectrum, and the number of mel bins."""
-
     n_fft: int
     hop: int
     bins: int
@@ -109,12 +105,10 @@ def feature_distance(made: list[Tensor], real: list[Tensor]) -> Tensor:
 
 PERIODS = (2, 3, 5, 7, 11)
 PERIOD_CHANNELS = (16, 64, 256, 512, 512)
-RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))
-"""Frame and hop of each spectrum."""
+RESOLUTIONS = ((512, 128), (1024, 256), (2048, 512))  # frame and hop of each spectrum
 RESOLUTION_CHANNELS = 32
 SLOPE = 0.1
-COMPRESSION = 0.3
-"""Power of the magnitude: loud and soft parts weigh more alike, as in hearing."""
+COMPRESSION = 0.3  # power of the magnitude: loud and soft parts weigh more alike, as in hearing
 SMALLEST_POWER = 1e-7
 
 Judgement = tuple[list[Tensor], list[Tensor]]
@@ -188,8 +182,7 @@ def _conv(before: int, after: int, kernel: tuple[int, int], stride: tuple[int, i
     return conv
 
 
-ALONE, WITH_ADVERSARY = 0, 1
-"""Variants of the step."""
+ALONE, WITH_ADVERSARY = 0, 1  # variants of the step
 
 BATCH = 32
 CROP_TOKENS = 26
@@ -198,8 +191,7 @@ MARGIN_TOKENS = 1
 
 CosyVoice3's hears four tokens ahead; what is left of them teaches it to end, for speech ends in zeros, too.
 """
-JUDGED_TOKENS = 12
-"""The middle of each crop is what the adversary sees."""
+JUDGED_TOKENS = 12  # the middle of each crop is what the adversary sees
 
 GENERATOR = Recipe(learning_rate=6e-4, betas=(0.8, 0.99), clip_norm=50.0)
 PITCH = Recipe(learning_rate=1e-3, clip_norm=10.0, weight_decay=0.0)
@@ -210,8 +202,7 @@ STFT_WEIGHT, MEL_WEIGHT = 4.0, 20.0
 JUDGED_WEIGHT, FEATURE_WEIGHT = 2.0, 10.0
 PREDICTED_SHARE = 0.5
 """Crops whose source follows the predicted pitch, as it will; the true pitch teaches the others sharp harmonics."""
-FLOW_SHARE = 0.7
-"""Crops that take the flow's mel, where there is one."""
+FLOW_SHARE = 0.7  # crops that take the flow's mel, where there is one
 PITCH_UNIT_HZ = 50.0
 
 
@@ -254,11 +245,9 @@ class VocoderStep(TrainingStep):
         }
 
     def variant(self, step: int, progress: float) -> int:
-        """Whether the adversary takes part."""
         return WITH_ADVERSARY if progress >= self._joins_at else ALONE
 
     def __call__(self, variant: int) -> dict[str, Tensor]:
-        """One step on a fresh batch of crops."""
         at = torch.randint(len(self._starts), (self._batch,), device=self._starts.device)
         crop = augment(self._crops.cut(self._starts[at], CROP_TOKENS, FLOW_SHARE))
         predicted = self._model.f0(crop.mel, None)
@@ -316,5 +305,4 @@ def drawn_noise(model: Vocoder, pitch: Tensor, seeds: Tensor) -> Tensor:
 
 
 def _middle(wave: Tensor) -> Tensor:
-    """Without the margins."""
     return wave[:, MARGIN_TOKENS * TOKEN_SAMPLES : (CROP_TOKENS - MARGIN_TOKENS) * TOKEN_SAMPLES]

@@ -20,10 +20,11 @@ from vivavoce.models.flow.layout import convolve
 from vivavoce.models.flow.model import EulerSchedule, Flow
 from vivavoce.models.flow.packed_dit import PackedDiT, PackedLookahead
 from vivavoce.models.flow.packed_encoder import EncoderBatch, PackedEncoder, PackedEncoderWeights, encoder_cuts, up_taps
-from vivavoce.models.flow.packed_unet import PackedBatch, PackedTables, PackedUNet, cuts_of
+from vivavoce.models.flow.packed_unet import PackedBatch, PackedUNet, cuts_of
 from vivavoce.models.flow.unet import UNet, VelocityContext
 from vivavoce.models.kernels import flow_attention
 from vivavoce.models.kernels.flow_products import ConvTails
+from vivavoce.models.kernels.layouts import PackedTables
 from vivavoce.models.layers import keys_before
 
 STEPS, PAGE = 3, 64

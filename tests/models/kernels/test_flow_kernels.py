@@ -19,7 +19,7 @@ from vivavoce.models.kernels.encoder_attention import (
     attend_relatively,
 )
 from vivavoce.models.kernels.encoder_windows import EncoderTails, windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_attention import AttentionTile, PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_attention import AttentionTile, attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import (
     ConvTails,
     ConvTile,
@@ -29,6 +29,7 @@ from vivavoce.models.kernels.flow_products import (
     product,
 )
 from vivavoce.models.kernels.flow_rows import Modulations, ShiftedNorm, advance, layer_norm, modulated, silu_
+from vivavoce.models.kernels.layouts import PackedTables
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
 
@@ -125,7 +126,8 @@ def test_new_keys_go_to_their_pages_and_nowhere_else(paged, rotated):
     row = numbers(*[0] * 10, *[2] * 20, 0, 0)
     local = numbers(*range(10), *range(20), -1, -1)
     position = numbers(*range(60, 70), *range(3, 23), 0, 0)
-    places = PagePlaces(keys if paged else None, row, local, position, pages, numbers(1))
+    none = numbers()
+    tables = PackedTables(row, local, position, none, none, none, none, pages)
     products = draw(2 * frames, 3 * inner)
     angles = torch.arange(100, device=DEVICE)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001], device=DEVICE)
     wanted = products.view(2, frames, -1).clone()
@@ -133,7 +135,8 @@ def test_new_keys_go_to_their_pages_and_nowhere_else(paged, rotated):
         pairs = torch.view_as_complex(wanted[:, :30, first : first + head].unflatten(-1, (-1, 2)).contiguous())
         turned = pairs * torch.polar(torch.ones_like(angles), angles)[position[:30]]
         wanted[:, :30, first : first + head] = torch.view_as_real(turned).flatten(-2)
-    keep_in_pages(products, places, 2, torch.cat((angles.cos(), angles.sin()), dim=1) if rotated else None)
+    rotation = torch.cat((angles.cos(), angles.sin()), dim=1) if rotated else None
+    keep_in_pages(products, keys if paged else None, tables, numbers(1), 2, rotation)
     expected = torch.full_like(keys, NAN)
     for frame in range(30 if paged else 0):
         page = pages[row[frame], position[frame] // 64]
@@ -163,17 +166,10 @@ def attention_case(dtype, *, paged, head=16, past=(70, 0, 120)):
         first.append(place)
         place += count
     tiles = numbers(0, 0, 16, 0, 16, 4, 1, 20, 3, 2, 23, 8, 0, 31, 3, 0, 0, 0).view(-1, 3)
+    none = numbers()
+    tables = PackedTables(none, none, none, numbers(*ends, 0, 0, 0), numbers(*first), none, tiles, pages)
     made = attend(
-        products.flatten(0, 1),
-        keys if paged else None,
-        tiles,
-        numbers(*ends, 0, 0, 0),
-        numbers(*first),
-        pages,
-        numbers(1),
-        2,
-        heads,
-        AttentionTile(16, 4, 3),
+        products.flatten(0, 1), keys if paged else None, tables, numbers(1), 2, heads, AttentionTile(16, 4, 3)
     ).view(2, frames, inner)
     query = products[:, :, :inner].double().unflatten(-1, (heads, head))
     expected = []

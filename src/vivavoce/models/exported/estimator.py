@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class EstimatorInputs(NamedTuple):
-    """Tensors by the names and in the order of the official exports: all rows with their conditions, then all without.
-
-    x, mu, cond: [rows, bins, frames]; mask: [rows, 1, frames], 1 where a frame is the row's own; spks: [rows, bins],
-    all of one dtype; t: [rows] float32 (in 16 bit its sinusoids would be off); attention_ends: [rows, frames] int32,
-    the number of frames that each frame sees, from the row's first on. Only our exports have this input.
+    """All rows with their conditions, then all without; names and order are the official exports'. x, mu, cond: [rows,
+    bins, frames]; mask: [rows, 1, frames], 1 where a frame is the row's own; spks: [rows, bins], all of one dtype; t:
+    [rows] float32 (in 16 bit its sinusoids would be off); attention_ends: [rows, frames] int32, how many frames each
+    frame sees, from the row's first on. Only our exports have this input.
     """
 
     x: Tensor
@@ -43,10 +42,8 @@ take this input for a constant, so it is cut off there."""
 
 @dataclass(eq=False)
 class EstimatorRunner:
-    """Runs an exported estimator in any runtime.
-
-    run: contiguous tensors by name → velocity, any shape of that size, any device and dtype; dtypes: of the inputs that
-    the file has, in its order; most_rows: the most rows of a batch, of which each is two of the inputs', None: any.
+    """run: contiguous tensors by name → velocity, any shape of that size, any device and dtype; dtypes: of the inputs
+    that the file has, in its order; most_rows: of a batch, of which each is two of the inputs', None: any.
     """
 
     run: Callable[[dict[str, Tensor]], Tensor]
@@ -61,17 +58,12 @@ class EstimatorRunner:
 
 
 class ExportedFlow(NamedTuple):
-    """Replacements of the flow's networks; None: the network itself."""
-
     estimator: ExportedEstimator | None
     encoder: ScriptEncoder | None
 
 
 class ExportedEstimator:
-    """Takes the place of `UNet` and `DiT` where rows have no past.
-
-    out: the network's own last layer, which gives its neighbours device and dtype.
-    """
+    """Takes the place of `UNet` and `DiT` where rows have no past; out: the network's own last layer."""
 
     def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
         self.out, self.run = out, run
@@ -81,7 +73,7 @@ class ExportedEstimator:
         return t[None, :, None, None]
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """See `VelocityEstimator`; whole rows, each frame sees its row's first keys; the mask is additive."""
+        """Whole rows, each frame sees its row's first keys; the mask is additive."""
         if context.memory is not None:
             raise ValueError("an exported estimator computes whole rows only")
         rows, frames = features.shape[:2]

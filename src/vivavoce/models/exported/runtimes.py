@@ -19,9 +19,7 @@ _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 
 
 def onnx_estimator(path: Path, device: torch.device) -> EstimatorRunner:
-    """An ONNX file, ours or an official one; tensors pass through the host.
-
-    On a CPU each row is computed alone, so its bits do not depend on other rows. CheckpointError: the file is not an
+    """On a CPU each row is computed alone, so its bits do not depend on other rows. CheckpointError: the file is not an
     estimator; MissingDependency: the package has no CUDA.
     """
     on_cuda = ["CUDAExecutionProvider"] if device.type == "cuda" else []
@@ -64,7 +62,6 @@ def open_script(path: Path, device: torch.device, *, trusted: bool) -> Any:
 
 
 def open_package(path: Path, device: torch.device, *, trusted: bool) -> Any:
-    """A package of AOTInductor, for the device that it was made for; errors as of `open_script`."""
 
     def load() -> Any:
         from torch._inductor import aoti_load_package

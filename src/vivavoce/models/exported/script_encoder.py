@@ -15,10 +15,8 @@ from vivavoce.models.layers import Memory
 
 
 class ScriptEncoder:
-    """Takes the place of `TokenEncoder` where rows have no past, for one row at a time.
-
-    network: the `TokenEncoder`; dtype: of the file. An official file attends to the whole row, or by the official grid
-    of chunks. CheckpointError: as of `open_script`, or it does not run on this device.
+    """Takes the place of `TokenEncoder` where rows have no past, for one row at a time. dtype: of the file. An official
+    file attends to the whole row, or by the official grid of chunks. CheckpointError: it cannot be loaded or run here.
     """
 
     def __init__(self, path: Path, network: Any, dtype: torch.dtype, *, trusted: bool) -> None:
@@ -46,7 +44,6 @@ class ScriptEncoder:
         memory: tuple[Memory, Memory] | None = None,
         lookahead_ends: Tensor | None = None,
     ) -> Tensor:
-        """`TokenEncoder.encode` of one row without a past."""
         if memory is not None or len(x) != 1:
             raise ValueError("an exported encoder computes whole rows only, one by one")
         x, ahead, mask = x.to(self._dtype), self._network.config.lookahead, masks[0]

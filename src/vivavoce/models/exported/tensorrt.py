@@ -25,16 +25,13 @@ from vivavoce.models.exported.files import ESTIMATOR, file_name
 
 log = logging.getLogger(__name__)
 
-FRAMES = (4, 500, 3_000)
-"""Least, usual and most frames of an engine's rows, as in the official code."""
-BATCH = 8
-"""Rows at once of the second profile; the first profile has one."""
+FRAMES = (4, 500, 3_000)  # least, usual and most frames of an engine's rows, as in the official code
+BATCH = 8  # rows at once of the second profile; the first profile has one
 _WORKSPACE_BYTES = 1 << 32
 _INSTALL = "pip install 'tensorrt>=10,<11'"
 
 
 def import_tensorrt() -> Any:
-    """The package; MissingDependency: it is missing, or its version is not 10."""
     try:
         trt = importlib.import_module("tensorrt")
     except ImportError:
@@ -45,9 +42,7 @@ def import_tensorrt() -> Any:
 
 
 def find_engine(folder: Path, device: torch.device, dtype: torch.dtype, *, trusted: bool, anew: bool = False) -> Path:
-    """Our engine for this machine, built if it is missing or `anew`, which takes minutes; without an ONNX file an
-    official one. CheckpointError: both are missing, or `check_code` refuses one.
-    """
+    """Ours, built if it is missing or `anew`, which takes minutes; without an ONNX file an official one."""
     trt, precision = import_tensorrt(), "fp16" if dtype == torch.float16 else "fp32"
     source = folder / file_name(ESTIMATOR, "fp32", "onnx", device)
     official = folder / f"{ESTIMATOR}.{precision}.mygpu.plan"
@@ -105,9 +100,7 @@ def _shape(name: str, rows: int, frames: int) -> tuple[int, ...]:
 
 
 class TensorRTEngine:
-    """An estimator's engine. A batch runs in pieces of the engine's rows, `contexts` of them at once, each in a stream
-    of its own. CheckpointError: the file is not an engine for this machine, or not an estimator's.
-    """
+    """A batch runs in pieces of the engine's rows, `contexts` of them at once, each in a stream of its own."""
 
     def __init__(self, path: Path, device: torch.device, contexts: int) -> None:
         trt = import_tensorrt()
@@ -180,6 +173,5 @@ class TensorRTEngine:
 
 
 def tensorrt_estimator(path: Path, device: torch.device, contexts: int) -> EstimatorRunner:
-    """The engine of a file, with this many contexts; errors as of `TensorRTEngine`."""
     engine = TensorRTEngine(path, device, contexts)
     return EstimatorRunner(engine.run, engine.dtypes)

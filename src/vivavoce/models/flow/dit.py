@@ -23,8 +23,7 @@ POSITION_GROUPS = 16
 TIME_SINUSOIDS = 256
 NORM_EPS = 1e-6
 _ROTARY_BASE = 10000.0
-PER_BLOCK = 6
-"""Modulations of a block: shift, scale and gate of its attention, and of its feed-forward."""
+PER_BLOCK = 6  # shift, scale and gate of its attention, and of its feed-forward
 
 
 class LookaheadEncoder(nn.Module):
@@ -41,7 +40,6 @@ class LookaheadEncoder(nn.Module):
         return MemoryShape(0, 0, HISTORY_KERNEL - 1, self.config.channels), MemoryShape(0, 0, 0, 0)
 
     def forward(self, x: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """`TokenEncoder.forward`; without attention `chunked` changes nothing."""
         kept = torch.where(final, lengths, lengths - self.config.lookahead)
         return self.encode(x, lengths, x.shape[1]), kept * self.config.upsampling
 
@@ -68,14 +66,11 @@ class LookaheadEncoder(nn.Module):
 
 
 class PositionConv(nn.Module):
-    """Positions by convolution: two causal convolutions in groups, with Mish after each."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.convs = nn.ModuleList(nn.Conv1d(size, size, POSITION_KERNEL, groups=POSITION_GROUPS) for _ in range(2))
 
     def forward(self, x: Tensor, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, size]; memory: what precedes x, zeros if None  →  the same shape."""
         for index, conv in enumerate(self.convs):
             assert isinstance(conv, nn.Conv1d)
             first = index * x.shape[2]
@@ -87,8 +82,7 @@ class PositionConv(nn.Module):
 class RotaryAttention(nn.Module):
     """Self-attention; the official code gives positions to the first head only."""
 
-    site = 0
-    """Index among the network's attentions."""
+    site = 0  # index among the network's attentions
 
     def __init__(self, size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -97,7 +91,6 @@ class RotaryAttention(nn.Module):
         self.out = Linear(inner, size)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, size]; rotation: of `rotation_of`; mask: as in `DiT.velocity`  →  as x."""
         query, key = (self._rotated(one(x), rotation) for one in (self.query, self.key))
         keys = torch.cat((key, self.value(x)), dim=-1)
         if memory is not None:
@@ -143,8 +136,6 @@ class DiTBlock(nn.Module):
 
 
 class DiT(VelocityEstimator):
-    """CosyVoice3's estimator, in the place of CosyVoice2's `UNet`."""
-
     config: DiTConfig
 
     def __init__(self, config: DiTConfig) -> None:
@@ -166,9 +157,7 @@ class DiT(VelocityEstimator):
         return MemoryShape(config.num_blocks, keys, POSITION_KERNEL - 1, 2 * config.size)
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """All modulations at flow time t: [batch] float32  →  [6 · blocks + 2, batch, 1, size], those of the last norm,
-        its scale and its shift, at the end.
-        """
+        """t: [batch] float32  →  [6 · blocks + 2, batch, 1, size], the last norm's scale and shift at the end."""
         time = silu(self.time_embedding(t))
         blocks = [cast(DiTBlock, block) for block in self.blocks]
         parts = [block.modulation(time).chunk(PER_BLOCK, dim=-1) for block in blocks]

@@ -27,8 +27,6 @@ REGULATOR_CONVS = 4
 
 
 class Regulator(nn.Module):
-    """Convolutions over token features that were stretched to mel rate."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.convs = nn.ModuleList(Conv(channels, channels) for _ in range(REGULATOR_CONVS))
@@ -36,7 +34,6 @@ class Regulator(nn.Module):
         self.out = PointwiseConv(channels, channels)
 
     def forward(self, x: Tensor, inside: Tensor | None) -> Tensor:
-        """x: [batch, frames, channels]; inside: as in `TimeNorm.forward`  →  the same shape."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = mish(norm(conv(within(x, inside)), inside))
         return self.out(x)
@@ -44,9 +41,7 @@ class Regulator(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class WholeInput:
-    """One row of a batch: one call of the flow.
-
-    prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly of no frames; speaker: [bins], projected;
+    """prompt, tokens: [n] int64; prompt_mel: [prompt frames, bins], possibly of no frames; speaker: [bins], projected;
     kept: [frames, 2, bins], noise and mu of a stream's first frames, None: nothing was before.
     """
 
@@ -58,8 +53,6 @@ class WholeInput:
 
 
 class FlowV1(nn.Module):
-    """Token encoder, regulator and velocity estimator; `begin` leaves the steps between them to the caller."""
-
     def __init__(self, config: WholeFlowConfig, rates: Rates) -> None:
         super().__init__()
         self.config, self.rates = config, rates
@@ -72,11 +65,9 @@ class FlowV1(nn.Module):
         self.estimator = UNetV1(config.estimator)
 
     def speaker(self, embedding: Tensor) -> Tensor:
-        """embedding: [batch, speaker size]  →  [batch, bins]."""
         return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))
 
     def frames_of(self, item: WholeInput) -> int:
-        """Mel frames of the item, the prompt's included."""
         return len(item.prompt_mel) + self.rates.frames_of(len(item.tokens))
 
     def encode(self, items: Sequence[WholeInput]) -> Tensor:
@@ -94,8 +85,8 @@ class FlowV1(nn.Module):
         return self.regulator(padded, inside)
 
     def _stretched(self, x: Tensor, item: WholeInput) -> Tensor:
-        """Tokens → frames, in parts that are stretched by themselves: overlapping tokens of two chunks give the same
-        frames in both. x: [tokens, bins]  →  [frames, bins]
+        """x: [tokens, bins]  →  [frames, bins], in parts that are stretched by themselves: overlapping tokens of two
+        chunks give the same frames in both.
         """
         frames_of, overlap = self.rates.frames_of, self.config.overlap
         prompt, target = x.split((len(item.prompt), len(item.tokens)))
@@ -115,9 +106,8 @@ class FlowV1(nn.Module):
     def begin(
         self, items: Sequence[WholeInput], schedule: EulerSchedule, noise: Tensor, both: PairRunner | None = None
     ) -> tuple[Path, list[Tensor]]:
-        """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu.
-
-        noise: [MAX_FRAMES, bins] float32, on the device; both: as in `Path`.
+        """A batch at its noise, and what each row's stream keeps of it: [frames, 2, bins] noise and mu. noise:
+        [MAX_FRAMES, bins].
         """
         mu = self.encode(items)
         frames, size = [self.frames_of(one) for one in items], mu.shape[1]
@@ -137,7 +127,6 @@ class FlowV1(nn.Module):
         return Path(self.estimator, schedule, guidance, starts, mu, speaker, condition, mask, both=both), kept
 
     def forward(self, items: Sequence[WholeInput], chunked: bool = False) -> list[Tensor]:
-        """Mel of each item after its prompt's frames, [frames, bins] float32."""
         noise = fixed_noise(self.config.num_mel_bins).to(self.speaker_projection.weight.device)
         schedule = EulerSchedule.of(self.estimator, self.config.num_steps)
         path, _ = self.begin(items, schedule, noise)

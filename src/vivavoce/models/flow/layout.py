@@ -27,10 +27,9 @@ def biases_ahead(biases: Sequence[Tensor]) -> Tensor:
 
 
 def mish(x: Tensor) -> Tensor:
-    """x · tanh(log(1 + eˣ)), of any shape.
-
-    On a CPU torch takes three transcendental functions per value. One is enough: with z = 1 + eˣ + e²ˣ / 2 it is
-    x − x / z. An infinite z gives x, which is the limit. It is worked out in float32: intermediate values would round.
+    """x · tanh(log(1 + eˣ)). On a CPU torch takes three transcendental functions per value. One is enough: with z = 1 +
+    eˣ + e²ˣ / 2 it is x − x / z. An infinite z gives x, which is the limit. It is worked out in float32: intermediate
+    values would round.
     """
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return functional.mish(x)
@@ -41,16 +40,12 @@ def mish(x: Tensor) -> Tensor:
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
-    """Matrices one below the other: a view of them if `lay_together` placed them so."""
     whole = None if torch.is_grad_enabled() else laid_together(weights)
     return torch.cat(tuple(weights)) if whole is None else whole
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | None = None) -> Tensor:
-    """Convolution without padding, as one product over windows.
-
-    x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: of `pack_windows`  →  [batch, time, out]
-    """
+    """x: [batch, time + kernel − 1, in]; weight: [out, in, kernel]; product: of `pack_windows`  →  [.., time, out]."""
     if torch.is_grad_enabled():
         return conv1d(x.transpose(1, 2), weight, bias).transpose(1, 2)
     out, channels, kernel = weight.shape
@@ -64,13 +59,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, product: Product | 
 
 
 def pack_windows(conv: nn.Conv1d) -> Product | None:
-    """The product of `convolve` with this convolution's weights packed; None: packing does not help."""
     weight = conv.weight.detach().permute(0, 2, 1).flatten(1)
     return packed(weight, conv.bias, MANY_ROWS) if packs(weight) else None
 
 
 def lay_for_windows(conv: nn.Conv1d) -> None:
-    """Put a convolution's weights in the order in which `convolve` reads them."""
     if conv.weight.is_inference():
         return
     with torch.inference_mode(False), torch.no_grad():

@@ -27,24 +27,21 @@ if TYPE_CHECKING:
     Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
     Estimator = UNet | DiT | UNetV1 | ExportedEstimator
 
-MAX_FRAMES = 15_000
-"""Mel frames for which the official code draws noise: 300 s, prompt included."""
+MAX_FRAMES = 15_000  # for which the official code draws noise: 300 s, prompt included
 
 
 @cache
 def fixed_noise(num_bins: int) -> Tensor:
-    """The noise that every request of CosyVoice2 starts from, by position: [MAX_FRAMES, bins] float32, shared by all.
-
-    Drawn once from torch's CPU generator with seed 0, as the official code does while it builds the model.
+    """[MAX_FRAMES, bins] float32, shared by all requests of CosyVoice2. Drawn once from torch's CPU generator with seed
+    0, as the official code does.
     """
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, num_bins, MAX_FRAMES, generator=generator)[0].T.contiguous()
 
 
 def time_steps(num_steps: int) -> list[tuple[float, float]]:
-    """(t, dt) of each Euler step along 1 − cos(π/2 · k/n).
-
-    t is the running float32 sum of the steps, not the schedule's own value: the official estimator sees that sum.
+    """(t, dt) of each Euler step along 1 − cos(π/2 · k/n). t is the running float32 sum of the steps, not the
+    schedule's own value: the official estimator sees that sum.
     """
     span = 1 - torch.cos(torch.linspace(0, 1, num_steps + 1) * (0.5 * math.pi))
     t, dt = span[0], span[1] - span[0]
@@ -59,9 +56,8 @@ def time_steps(num_steps: int) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, eq=False)
 class EulerSchedule:
-    """The Euler steps of one estimator; times and what the estimator makes of them are the same for all rows.
-
-    times: (t, dt); biases: of the estimator's `time_biases`, [levels, 1, 1, channels] for each step.
+    """times: (t, dt); biases: of the estimator's `time_biases`, [levels, 1, 1, channels] for each step; the same for
+    all rows.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -110,8 +106,8 @@ class Path:
         conditional[:, :, 1], conditional[:, :, 2], conditional[:, :, 3] = mu, speaker[:, None], condition
 
     def step(self, number: int, *memories: Memory) -> None:
-        """Take step `number`; memories: of this step, one for twice the batch (conditional rows first), or with `both`
-        one for each half; none: rows have no past.
+        """memories: one for twice the batch (conditional rows first), or with `both` one for each half; none: rows have
+        no past.
         """
         (_, dt), biases = self._schedule.times[number], self._schedule.biases[number]
         self._features[..., : self.x.shape[-1]] = self.x
@@ -127,10 +123,8 @@ class Path:
 
 @dataclass(frozen=True)
 class FlowInput:
-    """One row of a flow batch.
-
-    tokens: [n] int64, the prompt's and then the target's (lookahead included if not `final`); prompt_mel:
-    [prompt frames, bins], possibly of no frames; embedding: [speaker size]; final: no more tokens will follow.
+    """tokens: [n] int64, the prompt's and then the target's (lookahead included if not `final`); prompt_mel: [prompt
+    frames, bins], possibly of no frames; embedding: [speaker size]; final: no more tokens will follow.
     """
 
     tokens: Tensor
@@ -140,8 +134,6 @@ class FlowInput:
 
 
 class Flow(nn.Module):
-    """Token encoder and velocity estimator, and the steps between them."""
-
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
@@ -156,11 +148,9 @@ class Flow(nn.Module):
         self.estimator = UNet(estimator) if isinstance(estimator, UNetConfig) else DiT(estimator)
 
     def speaker(self, embedding: Tensor) -> Tensor:
-        """embedding: [batch, speaker size]  →  [batch, bins]."""
         return self.speaker_projection(normalize(embedding, dim=1).to(self.speaker_projection.weight.dtype))
 
     def encode(self, tokens: Tensor, lengths: Tensor, final: Tensor, chunked: bool) -> tuple[Tensor, Tensor]:
-        """tokens: [batch, n] int64; the rest as in `TokenEncoder.forward`  →  mu, frames of each row."""
         return self.encoder(self.token_embedding(tokens.clamp(min=0)), lengths, final, chunked)
 
     def lay_out(self) -> None:
@@ -169,17 +159,14 @@ class Flow(nn.Module):
         self.estimator.lay_out()
 
     def frames_of(self, item: FlowInput) -> int:
-        """Mel frames that the item's tokens stand for, the prompt's included."""
         encoder = self.config.encoder
         return (len(item.tokens) - (0 if item.final else encoder.lookahead)) * encoder.upsampling
 
     def solve(
         self, noise: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
-        """Follow the flow from noise to mel, whole rows at once.
-
-        noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; lengths: [batch] int64
-        →  [batch, frames, bins] float32
+        """noise, mu, condition: [batch, frames, bins]; speaker: [batch, bins]; lengths: [batch]  →  [batch, frames,
+        bins] float32.
         """
         config, estimator = self.config, self.estimator
         mask = visible_keys(lengths, noise.shape[1], config.estimator.chunk if chunked else None)
@@ -190,10 +177,8 @@ class Flow(nn.Module):
         return path.x
 
     def forward(self, items: Sequence[FlowInput], chunked: bool) -> list[Tensor]:
-        """Mel of each item after its prompt's frames, [frames, bins] float32.
-
-        The prompt's mel is given to the estimator as the first frames of its condition; the frames that the flow
-        makes in their place are dropped.
+        """Mel of each item after its prompt's frames, [frames, bins] float32; the prompt's mel is the start of its
+        condition.
         """
         device = self.speaker_projection.weight.device
         tokens = pad_sequence([item.tokens.to(device) for item in items], batch_first=True)

@@ -19,17 +19,16 @@ from vivavoce.models.flow.packed_unet import PackedBatch, PackedEstimator
 from vivavoce.models.flow.token_encoder import HISTORY_KERNEL
 from vivavoce.models.kernels.common import tile_of
 from vivavoce.models.kernels.encoder_windows import windows_ahead, windows_behind
-from vivavoce.models.kernels.flow_attention import PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_attention import attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import product
 from vivavoce.models.kernels.flow_rows import Modulations, modulated
 from vivavoce.models.kernels.position_conv import grouped_weights, position_conv
 
-NORM_ROWS = 4
-"""Rows of a program of LayerNorm: few, as there is one at every turn, and a first chunk's batch is small."""
+NORM_ROWS = 4  # few, as there is one at every turn, and a first chunk's batch is small
 
 
 class DiTBlockWeights(NamedTuple):
-    """A block: matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
+    """Matrices [out, in]; biases of `mixed` and `contract` are with the gates."""
 
     queries_and_keys: tuple[Tensor, Tensor]
     mixed: Tensor
@@ -38,8 +37,6 @@ class DiTBlockWeights(NamedTuple):
 
 
 class PackedDiT(PackedEstimator):
-    """`PackedEstimator` of a `DiT`."""
-
     @torch.no_grad()
     def __init__(self, dit: DiT, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
         super().__init__(dit, schedule, guidance, invariant=invariant)
@@ -63,8 +60,7 @@ class PackedDiT(PackedEstimator):
         cuts, tables = self.cuts(len(batch.x)), batch.tables
         cut, times = cuts.products, Modulations(self._norms, self._gates, batch.step)
         in_rows = ((tables.row, tables.local, tables.length), tables.first, batch.tails, cuts.conv)
-        in_pages = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, batch.step)
-        seen = (tables.tiles, tables.ends, tables.first, tables.pages, batch.step)
+        in_pages = (batch.keys, tables, batch.step)
 
         def normal(added: Tensor | None, norm: int) -> Tensor:
             return modulated(x, None if added is None else (added, norm - 1), times, norm, NORM_EPS, NORM_ROWS)
@@ -74,8 +70,8 @@ class PackedDiT(PackedEstimator):
         h = normal(None, 0)
         for site, block in enumerate(self._blocks):
             products = product(h, *block.queries_and_keys, cut)
-            keep_in_pages(products, in_pages, site, self._rotation)
-            mixed = attend(products, batch.keys, *seen, site, self._num_heads, cuts.attention)
+            keep_in_pages(products, *in_pages, site, self._rotation)
+            mixed = attend(products, *in_pages, site, self._num_heads, cuts.attention)
             h = normal(product(mixed, block.mixed, None, cut), 2 * site + 1)
             wide = product(h, *block.expand, cut, gelu="tanh")
             h = normal(product(wide, block.contract, None, cut), 2 * site + 2)
@@ -94,7 +90,6 @@ def _block(block: DiTBlock) -> DiTBlockWeights:
 
 
 def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tensor, Tensor]:
-    """`Modulations.norms` and `Modulations.gates`."""
     times = torch.stack(schedule.biases).float().flatten(2)
     by_block, (scale, shift) = times[:, :-2].unflatten(1, (-1, 2, PER_BLOCK // 2)), times[:, -2:].unbind(1)
     shifts, scales, gates = by_block.flatten(1, 2).unbind(2)
@@ -108,8 +103,6 @@ def _modulations(blocks: list[DiTBlock], schedule: EulerSchedule) -> tuple[Tenso
 
 
 class PackedLookahead:
-    """`LookaheadEncoder.encode` row by row; arguments and errors as in `PackedEncoder`."""
-
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
         encoder, self._table = flow.encoder, flow.token_embedding.weight
         assert isinstance(encoder, LookaheadEncoder)

@@ -40,15 +40,12 @@ from vivavoce.models.layers import relative_positions
 
 @dataclass(frozen=True)
 class EncoderCuts:
-    """rows: of a program that takes whole rows; products: None: the library's."""
-
     attention: RelativeTile
     rows: int
     products: ProductTile | None = None
 
 
-FEW_TOKENS = 256
-"""Up to this many packed tokens small tiles keep more of the chip at work."""
+FEW_TOKENS = 256  # up to this many packed tokens small tiles keep more of the chip at work
 
 _FEW = EncoderCuts(RelativeTile(16, 4, 3), 4)
 _MANY = EncoderCuts(RelativeTile(64, 8, 3), 4)
@@ -56,9 +53,7 @@ _INVARIANT = EncoderCuts(RelativeTile(64, 8, 3), 4, ProductTile(64, 128, 64, 4, 
 
 
 def encoder_cuts(tokens: int, *, invariant: bool) -> EncoderCuts:
-    """The cut of a batch of that number of packed tokens; invariant: one for all sizes, so that a row has the same bits
-    in every batch.
-    """
+    """invariant: one for all sizes, so that a row has the same bits in every batch."""
     if invariant:
         return _INVARIANT
     return _FEW if tokens <= FEW_TOKENS else _MANY
@@ -93,10 +88,7 @@ class EncoderTables(NamedTuple):
 
 
 class EncoderPast(NamedTuple):
-    """One half's share of the pages.
-
-    keys: [pages, 1, sites, 1, page, 2 · size]; tails: of its convolution, those in the pool and those that it leaves.
-    """
+    """keys: [pages, 1, sites, 1, page, 2 · size]; tails: of its convolution."""
 
     keys: Tensor
     tails: EncoderTails
@@ -104,23 +96,18 @@ class EncoderPast(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderBatch:
-    """Inputs and outputs of one run of the encoder.
-
-    mu: [frames, bins], its result, anything in padding; past: at token rate and at mel rate; None: rows have no past
-    and leave no state.
-    """
+    """mu: [frames, bins], written; past: at token rate and at mel rate; None: rows have no past and leave no state."""
 
     tables: EncoderTables
     mu: Tensor
     past: tuple[EncoderPast, EncoderPast] | None
 
 
-Linear = tuple[Tensor, Tensor]
-"""A matrix [out, in], contiguous, and a bias [out]."""
+Linear = tuple[Tensor, Tensor]  # matrix [out, in], contiguous, and bias [out]
 
 
 class EncoderBlock(NamedTuple):
-    """A conformer block; mixed and contract: [out, in], their biases are added elsewhere."""
+    """mixed and contract: [out, in], their biases are added elsewhere."""
 
     attention_norm: ShiftedNorm
     queries_and_keys: Linear
@@ -133,11 +120,9 @@ class EncoderBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedEncoderWeights:
-    """The whole network.
-
-    embedded: [ids, size]; start: [size] float32, what is added to embedded tokens besides; look_ahead: over the windows
-    of `lookahead` tokens more; look_back: [size, windows], whose bias is in `start`; upsample: [upsampling · size,
-    windows of `up_taps` tokens]; up_norm: after it, with its scale and what the upper blocks' biases add.
+    """embedded: [ids, size]; start: [size] float32, what is added to embedded tokens besides; look_ahead: over the
+    windows of `lookahead` tokens more; look_back: [size, windows], whose bias is in `start`; upsample: [upsampling ·
+    size, windows of `up_taps` tokens]; up_norm: after it, with its scale and what the upper blocks' biases add.
     """
 
     embedded: Tensor
@@ -155,7 +140,6 @@ class PackedEncoderWeights:
     @classmethod
     @torch.no_grad()
     def of(cls, flow: Flow) -> PackedEncoderWeights:
-        """Weights of a flow; those that are not computed anew are shared with it."""
         encoder = flow.encoder
         assert isinstance(encoder, TokenEncoder)
         up, table = encoder.config.upsampling, flow.token_embedding.weight
@@ -218,7 +202,6 @@ def _bias(conv: nn.Conv1d) -> Tensor:
 
 
 def _upsampling(encoder: TokenEncoder) -> Linear:
-    """Frames of a token, side by side, from the windows of tokens: the convolution, and the linear layer behind it."""
     conv, linear, up = encoder.up_conv, encoder.up_embed.linear, encoder.config.upsampling
     dtype, taps = linear.weight.dtype, up_taps(up)
     after, kernels = linear.weight.double(), conv.weight.double()
@@ -232,10 +215,8 @@ def _upsampling(encoder: TokenEncoder) -> Linear:
 
 
 class PackedEncoder:
-    """`TokenEncoder.encode` row by row; it holds weights only.
-
-    flow: on the device; some of its weights are shared; invariant: a row's bits depend neither on its neighbours nor on
-    whether its past was kept or is computed again, which is slower. ValueError: the kernels do not take its sizes.
+    """invariant: a row's bits depend neither on its neighbours nor on whether its past was kept or is computed again,
+    which is slower. ValueError: the kernels do not take its sizes.
     """
 
     def __init__(self, flow: Flow, *, invariant: bool = False) -> None:
@@ -246,7 +227,6 @@ class PackedEncoder:
         self._weights, self._up, self._invariant = PackedEncoderWeights.of(flow), config.upsampling, invariant
 
     def cuts(self, tokens: int) -> EncoderCuts:
-        """Tiles of a batch of this many packed tokens; the batch's attention tiles must have their size."""
         return encoder_cuts(tokens, invariant=self._invariant)
 
     def encode(self, batch: EncoderBatch) -> None:

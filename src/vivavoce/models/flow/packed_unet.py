@@ -21,26 +21,22 @@ from vivavoce.models.flow.layout import biases_ahead, joined
 from vivavoce.models.flow.model import EulerSchedule
 from vivavoce.models.flow.unet import CausalConv, Level, TransformerBlock, UNet
 from vivavoce.models.kernels.common import tile_of
-from vivavoce.models.kernels.flow_attention import AttentionTile, PagePlaces, attend, keep_in_pages
+from vivavoce.models.kernels.flow_attention import AttentionTile, attend, keep_in_pages
 from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights, ProductTile, causal_conv, product
 from vivavoce.models.kernels.flow_rows import ShiftedNorm, advance, layer_norm
+from vivavoce.models.kernels.layouts import PackedTables
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """products: None: the library's."""
-
     attention: AttentionTile
     conv: ConvTile
     products: ProductTile | None = None
 
 
-FEW_FRAMES = 512
-"""Up to this many packed frames small tiles keep more of the chip at work."""
-NORM_ROWS = 16
-"""Rows of a program of LayerNorm."""
-MANY_FRAMES = 4096
-"""From this many on large tiles fill the chip."""
+FEW_FRAMES = 512  # up to this many packed frames small tiles keep more of the chip at work
+NORM_ROWS = 16  # of a program of LayerNorm
+MANY_FRAMES = 4096  # from this many on large tiles fill the chip
 
 _FEW = Cuts(AttentionTile(64, 4, 3), ConvTile(16, 64, 4, 3))
 _SOME = Cuts(AttentionTile(64, 4, 3), ConvTile(32, 64, 4, 3))
@@ -49,34 +45,12 @@ _INVARIANT = Cuts(AttentionTile(64, 4, 3), ConvTile(64, 64, 8, 3), ProductTile(1
 
 
 def cuts_of(frames: int, *, invariant: bool) -> Cuts:
-    """The cut of a batch of that number of packed frames; invariant: one for all sizes, so that a row has the same bits
-    in every batch.
-    """
+    """invariant: one for all sizes, so that a row has the same bits in every batch."""
     if invariant:
         return _INVARIANT
     if frames <= FEW_FRAMES:
         return _FEW
     return _MANY if frames >= MANY_FRAMES else _SOME
-
-
-class PackedTables(NamedTuple):
-    """Positions of packed frames; all int32.
-
-    row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
-    padding), its place in the whole row, and the place before which it sees the row's keys.
-    first, length: [rows], packed place of each row's first new frame, and how many it has.
-    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
-    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
-    """
-
-    row: Tensor
-    local: Tensor
-    position: Tensor
-    ends: Tensor
-    first: Tensor
-    length: Tensor
-    tiles: Tensor
-    pages: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +73,6 @@ class PackedBatch:
 
 
 class BlockWeights(NamedTuple):
-    """A transformer block: norms, and matrices [out, in]."""
-
     attention_norm: ShiftedNorm
     queries_and_keys: Tensor
     mixed: Tensor
@@ -111,10 +83,7 @@ class BlockWeights(NamedTuple):
 
 
 class LevelWeights(NamedTuple):
-    """A level: its resnet block's convolutions with their norms, its shortcut, transformer blocks, its last one.
-
-    shortcut: weight [out, in] and bias [out], the latter with all output biases of the level.
-    """
+    """shortcut: weight [out, in] and bias [out], the latter with all output biases of the level."""
 
     convs: tuple[ConvWeights, ConvWeights]
     norms: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -155,11 +124,9 @@ def _conv(conv: CausalConv) -> ConvWeights:
 
 
 class PackedEstimator:
-    """Computes what `model.Path.step` does, row by row; it holds weights only.
-
-    network: on the device, after `lay_out`; its weights are shared; schedule: of the same network; guidance: of
-    classifier-free guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the
-    kernels do not take its sizes.
+    """Computes what `model.Path.step` does, row by row. schedule: of the same network; guidance: of classifier-free
+    guidance; invariant: a row's bits do not depend on its neighbours, which is slower. ValueError: the kernels do not
+    take its sizes.
     """
 
     def __init__(
@@ -169,22 +136,18 @@ class PackedEstimator:
         self._spans = torch.tensor([dt for _, dt in schedule.times], device=network.out.weight.device)
 
     def cuts(self, frames: int) -> Cuts:
-        """Tiles of a batch of this many packed frames; the batch's attention tiles must have their size."""
         return cuts_of(frames, invariant=self._invariant)
 
     def step(self, batch: PackedBatch) -> None:
-        """Take the Euler step `batch.step` in place; new keys and tails are left for the next chunk."""
         velocity = self.velocity(batch)
         advance(batch.x, velocity, batch.features, self._spans, batch.step, self._guidance)
 
     def velocity(self, batch: PackedBatch) -> Tensor:
-        """Velocities of all frames with conditions and then without, [2 · frames, bins]; anything in padding."""
+        """[2 · frames, bins], with conditions and then without; anything in padding."""
         raise NotImplementedError
 
 
 class PackedUNet(PackedEstimator):
-    """`PackedEstimator` of a `UNet`."""
-
     @torch.no_grad()
     def __init__(self, unet: UNet, schedule: EulerSchedule, guidance: float, *, invariant: bool = False) -> None:
         super().__init__(unet, schedule, guidance, invariant=invariant)
@@ -224,13 +187,10 @@ class PackedUNet(PackedEstimator):
         return product(conv(h, self._final, self._final_norm), *self._velocity, cuts.products)
 
     def _block(self, x: Tensor, block: BlockWeights, batch: PackedBatch, cuts: Cuts, site: int) -> None:
-        tables, step = batch.tables, batch.step
         products = product(layer_norm(x, block.attention_norm, NORM_ROWS), block.queries_and_keys, None, cuts.products)
         if batch.keys is not None:
-            places = PagePlaces(batch.keys, tables.row, tables.local, tables.position, tables.pages, step)
-            keep_in_pages(products, places, site)
-        seen = (tables.tiles, tables.ends, tables.first, tables.pages)
-        mixed = attend(products, batch.keys, *seen, step, site, self._num_heads, cuts.attention)
+            keep_in_pages(products, batch.keys, batch.tables, batch.step, site)
+        mixed = attend(products, batch.keys, batch.tables, batch.step, site, self._num_heads, cuts.attention)
         product(mixed, block.mixed, None, cuts.products, into=x)
         normal = layer_norm(x, block.feed_forward_norm, NORM_ROWS)
         wide = product(normal, block.expand, block.expand_bias, cuts.products, gelu="none")

@@ -119,9 +119,8 @@ def look_ahead(
     memory: Memory | None,
     lookahead_ends: Tensor | None,
 ) -> Tensor:
-    """Add two convolutions to the first `size` tokens: the first hears ahead, the second hears the first's past.
-
-    x: [batch, tokens, channels]; memory, lookahead_ends: as in `TokenEncoder.encode`  →  [batch, size, channels]
+    """Two convolutions: the first hears ahead, the second the first's past; x: [batch, tokens, channels] → [batch,
+    size, …].
     """
     y = pad(x, (0, 0, 0, size + ahead.kernel_size[0] - 1 - x.shape[1]))
     if lookahead_ends is None:

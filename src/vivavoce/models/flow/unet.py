@@ -21,33 +21,24 @@ EXPANSION = 4
 
 
 class CausalConv(nn.Conv1d):
-    """A convolution over [batch, time, channels] that never looks to the right."""
-
-    first = 0
-    """Its first input channel among those of all causal convolutions of the network."""
-    product: Product | None = None
-    """With packed weights; None: plain."""
+    first = 0  # its first input channel among those of all causal convolutions of the network
+    product: Product | None = None  # with packed weights
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, KERNEL)
 
     def forward(self, x: Tensor, memory: Memory | None = None) -> Tensor:
-        """x: [batch, time, in]; memory: what precedes x, zeros if None  →  [batch, time, out]."""
         x = pad(x, (0, 0, KERNEL - 1, 0)) if memory is None else memory.extend(self.first, x)
         return convolve(x, self.weight, self.bias, self.product)
 
 
 class PointwiseConv(nn.Conv1d):
-    """A convolution of one position over [batch, time, channels]."""
-
-    product: Product | None = None
-    """With packed weights; None: plain."""
+    product: Product | None = None  # with packed weights
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__(in_channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, time, in]  →  [batch, time, out]."""
         if self.product is None or torch.is_grad_enabled():
             return linear(x, self.weight[..., 0], self.bias)
         return self.product(x)
@@ -63,7 +54,6 @@ class TimeEmbedding(nn.Module):
         self.project = nn.Linear(size, size)
 
     def forward(self, t: Tensor) -> Tensor:
-        """t: [batch] in [0, 1], float32  →  [batch, size]."""
         half = self.sinusoids // 2
         steps = torch.arange(half, device=t.device, dtype=torch.float32)
         angle = TIME_SCALE * t[:, None] * torch.exp(steps * -(math.log(10000.0) / (half - 1)))
@@ -72,8 +62,6 @@ class TimeEmbedding(nn.Module):
 
 
 class ResnetBlock(nn.Module):
-    """Two causal convolutions with LayerNorm over channels and Mish; the time is added between them."""
-
     def __init__(self, in_channels: int, channels: int, time_size: int) -> None:
         super().__init__()
         self.time_projection = nn.Linear(time_size, channels)
@@ -84,28 +72,21 @@ class ResnetBlock(nn.Module):
         self.shortcut = PointwiseConv(in_channels, channels)
 
     def forward(self, x: Tensor, bias: Tensor, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, in]; bias: one of `UNet.time_biases`  →  [batch, frames, channels]."""
         h = mish(self.norm1(self.conv1(x, memory)))
         h = mish(self.norm2(self.conv2(h + bias, memory)))
         return h + self.shortcut(x)
 
 
 def attend(query: Tensor, keys: Tensor, num_heads: int, mask: Tensor | None) -> Tensor:
-    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], with their values; mask: as in `UNet.velocity`
-    →  as query.
-    """
+    """query: [batch, frames, inner]; keys: [batch, keys, 2 · inner], with their values  →  as query."""
     key, value = keys.chunk(2, dim=-1)
     query, key, value = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (query, key, value))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):
-    """Self-attention without positions: the convolutions around it carry them."""
-
-    site = 0
-    """Index among the network's attentions."""
-    product: Product | None = None
-    """Query, key and value with packed weights; None: plain."""
+    site = 0  # index among the network's attentions
+    product: Product | None = None  # query, key and value with packed weights
 
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -117,7 +98,6 @@ class SelfAttention(nn.Module):
         self.out = Linear(inner, channels)
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, channels]; mask: as in `UNet.velocity`  →  [batch, frames, channels]."""
         if self.product is None or torch.is_grad_enabled():
             projected = linear(x, joined((self.query.weight, self.key.weight, self.value.weight)))
         else:
@@ -130,8 +110,6 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm attention and feed-forward."""
-
     def __init__(self, channels: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(channels)
@@ -140,14 +118,11 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(channels, EXPANSION * channels, gelu)
 
     def forward(self, x: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, channels]  →  the same shape."""
         x = x + self.attention(self.attention_norm(x), mask, memory)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
 class Level(nn.Module):
-    """A resnet block, then transformer blocks; the outer levels end with a convolution."""
-
     def __init__(self, in_channels: int, config: UNetConfig, time_size: int, with_conv: bool) -> None:
         super().__init__()
         channels = config.channels
@@ -159,7 +134,7 @@ class Level(nn.Module):
             self.conv = CausalConv(channels, channels)
 
     def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None, memory: Memory | None) -> Tensor:
-        """x: [batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
+        """[batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
         x = self.resnet(x, bias, memory)
         for block in self.blocks:
             x = block(x, mask, memory)
@@ -167,11 +142,9 @@ class Level(nn.Module):
 
 
 class VelocityContext(NamedTuple):
-    """Arguments of an estimator beside its features.
-
-    biases: of its `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
-    None: every frame sees every key; memory: the past, shaped as `memory_shape` says, None: rows have no past;
-    positions: [batch or 1, frames] int, of each frame in its row, None: from 0 on; only `DiT` reads them.
+    """biases: of `time_biases`, for each row or one for all; mask: [batch, 1, 1 or frames, keys], bool or additive,
+    None: every frame sees every key; memory: None: rows have no past; positions: [batch or 1, frames] int, of each
+    frame in its row, None: from 0 on; only `DiT` reads them.
     """
 
     biases: Tensor
@@ -190,20 +163,17 @@ class VelocityEstimator(nn.Module):
         raise NotImplementedError
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """features: [batch, frames, in], x, mu, the speaker in every frame, and the condition
-        →  [batch, frames, bins].
+        """features: [batch, frames, in], x, mu, the speaker in every frame, and the condition  →  [batch, frames,
+        bins].
         """
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, mu: Tensor, speaker: Tensor, condition: Tensor, t: Tensor, lengths: Tensor, chunked: bool
     ) -> Tensor:
-        """Velocity at flow time t  →  [batch, frames, bins].
-
-        x: the point on the path, mu: the encoder's output, and condition: the prompt's mel and zeros after it, [batch,
-        frames, bins]; speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64, frames of each
-        row; frames within them do not see the padding; chunked: attend chunk by chunk (streaming) instead of to the
-        whole row.
+        """x: the point on the path, mu, and condition: the prompt's mel and zeros after it, [batch, frames, bins];
+        speaker: [batch, bins], projected; t: [batch] float32; lengths: [batch] int64; frames within them do not see the
+        padding; chunked: attend chunk by chunk (streaming)  →  velocity [batch, frames, bins].
         """
         mask = visible_keys(lengths, x.shape[1], self.config.chunk if chunked else None)
         features = torch.cat((x, mu, speaker[:, None].expand_as(mu), condition), dim=-1)
@@ -211,14 +181,11 @@ class VelocityEstimator(nn.Module):
 
 
 def level_time_biases(embedding: TimeEmbedding, levels: Iterable[Any], t: Tensor) -> Tensor:
-    """`time_biases` of a U-Net, whose levels have a resnet block each."""
     time = mish(embedding(t))
     return torch.stack([level.resnet.time_projection(time) for level in levels])[:, :, None]
 
 
 class UNet(VelocityEstimator):
-    """CosyVoice2's estimator. All levels run at mel rate."""
-
     config: UNetConfig
 
     def __init__(self, config: UNetConfig) -> None:
@@ -237,7 +204,6 @@ class UNet(VelocityEstimator):
         self.memory_shape = self._number_sites()
 
     def time_biases(self, t: Tensor) -> Tensor:
-        """Summand of each level's resnet block at flow time t: [batch] float32  →  [levels, batch, 1, channels]."""
         return level_time_biases(self.time_embedding, (self.down, *self.mid, self.up), t)
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:

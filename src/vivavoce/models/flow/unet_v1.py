@@ -28,12 +28,8 @@ GROUPS = 8
 
 
 class TimeNorm(nn.GroupNorm):
-    """Norm over time and a group's channels, of rows that may be padded."""
-
     def forward(self, x: Tensor, inside: Tensor | None = None) -> Tensor:
-        """x: [batch, time, channels]; inside: [batch, time, 1], 1 within a row and 0 past its end, None: all are full
-        →  the same shape as x.
-        """
+        """x: [batch, time, channels]; inside: [batch, time, 1], 1 within a row, 0 past its end; None: all are full."""
         if inside is None:
             return group_norm(x.transpose(1, 2), self.num_groups, self.weight, self.bias, self.eps).transpose(1, 2)
         groups, within = x.float().unflatten(2, (self.num_groups, -1)), inside[..., None].float()
@@ -45,35 +41,30 @@ class TimeNorm(nn.GroupNorm):
 
 
 class Conv(nn.Conv1d):
-    """A convolution over [batch, time, channels] that hears one position to either side; stride: halves time if 2."""
+    """Hears one position to either side: [batch, time, in], zeros past a row's end  →  [batch, time / stride, out]."""
 
     def __init__(self, in_channels: int, channels: int, stride: int = 1) -> None:
         super().__init__(in_channels, channels, KERNEL, stride, padding=KERNEL // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, time, in], zeros past a row's end  →  [batch, time / stride, out]."""
         return conv1d(x.transpose(1, 2), self.weight, self.bias, self.stride, 1).transpose(1, 2)
 
 
 class Doubling(nn.ConvTranspose1d):
-    """Twice as many positions of [batch, time, channels]."""
+    """x: [batch, time, channels], zeros past a row's end  →  [batch, 2 · time, channels]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, 4, 2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """x: [batch, time, channels], zeros past a row's end  →  [batch, 2 · time, channels]."""
         return conv_transpose1d(x.transpose(1, 2), self.weight, self.bias, 2, 1).transpose(1, 2)
 
 
 def within(x: Tensor, inside: Tensor | None) -> Tensor:
-    """Zeros past each row's end; inside: as in `TimeNorm.forward`."""
     return x if inside is None else x * inside
 
 
 class WholeResnet(nn.Module):
-    """Two convolutions with norms over time and Mish; the flow's time is added between them."""
-
     def __init__(self, in_channels: int, channels: int, time_size: int) -> None:
         super().__init__()
         self.time_projection = nn.Linear(time_size, channels)
@@ -82,14 +73,11 @@ class WholeResnet(nn.Module):
         self.shortcut = PointwiseConv(in_channels, channels)
 
     def forward(self, x: Tensor, bias: Tensor, inside: Tensor | None) -> Tensor:
-        """x: [batch, frames, in]; bias: of the flow's time  →  [batch, frames, channels]."""
         h = mish(self.norm1(self.conv1(within(x, inside)), inside)) + bias
         return mish(self.norm2(self.conv2(within(h, inside)), inside)) + self.shortcut(x)
 
 
 class WholeLevel(nn.Module):
-    """A resnet block, then transformer blocks; the outer levels end with a convolution, which may change the rate."""
-
     def __init__(self, in_channels: int, config: HourglassConfig, conv: nn.Module | None = None) -> None:
         super().__init__()
         channels = config.channels
@@ -101,7 +89,7 @@ class WholeLevel(nn.Module):
             self.conv = conv
 
     def forward(self, x: Tensor, bias: Tensor, mask: Tensor | None, inside: Tensor | None) -> Tensor:
-        """x: [batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
+        """[batch, frames, in]  →  [batch, frames, channels], before the closing convolution."""
         x = self.resnet(x, bias, inside)
         for block in self.blocks:
             x = block(x, mask, None)
@@ -109,8 +97,6 @@ class WholeLevel(nn.Module):
 
 
 class UNetV1(nn.Module):
-    """(x, mu, speaker, condition, t) → velocity, in the place of CosyVoice2's `UNet`."""
-
     def __init__(self, config: HourglassConfig) -> None:
         super().__init__()
         self.config = config
@@ -136,7 +122,7 @@ class UNetV1(nn.Module):
         return level_time_biases(self.time_embedding, (*self.downs, *self.mid, *self.ups), t)
 
     def velocity(self, features: Tensor, context: VelocityContext) -> Tensor:
-        """See `VelocityEstimator`; rows without a past, mask: additive, [batch, 1, 1, frames]."""
+        """Rows without a past; mask: additive, [batch, 1, 1, frames]."""
         mask = context.mask
         half_mask = None if mask is None else additive(mask[..., ::2] == 0, features.dtype)
         inside, half_inside = (

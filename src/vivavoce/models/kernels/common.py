@@ -19,15 +19,13 @@ _ahead: ContextVar[bool] = ContextVar("ahead", default=False)
 
 
 def launched(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
-    """The launcher of a kernel on a grid; within `compiled_ahead` it only compiles for its arguments."""
     return partial(kernel.warmup, grid=grid) if _ahead.get() else kernel[grid]
 
 
 @contextmanager
 def compiled_ahead() -> Iterator[bool]:
-    """Within this block launches only compile, on all cores; the end waits for them. Their outputs are not written.
-
-    Yields False, and launches run, where Triton cannot compile ahead, as in its interpreter.
+    """Launches only compile, on all cores, and the end waits for them: their outputs are not written. Yields False, and
+    launches run, where Triton cannot compile ahead, as in its interpreter.
     """
     mode = getattr(triton, "AsyncCompileMode", None)
     if mode is None or os.environ.get("TRITON_INTERPRET") == "1":
@@ -49,7 +47,6 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 def stream_offset(stream: NoiseStream) -> int:
-    """Summand of a seed for one of its streams, as a signed 64-bit number."""
     return (int(stream) * _STEP + 2**63) % 2**64 - 2**63
 
 
@@ -77,27 +74,23 @@ def _unit(bits, shift: tl.constexpr):
 
 @triton.jit
 def uniform(seed, counter, offset: tl.constexpr):
-    """A float32 in (0, 1); seed, counter: int64; offset: the stream's."""
     return _unit(_hash(seed, counter, offset), 40)
 
 
 @triton.jit
 def normal(seed, counter, offset: tl.constexpr):
-    """A standard normal float32; arguments as in `uniform`."""
     bits = _hash(seed, counter, offset)
     radius = tl.sqrt(-2.0 * tl.log(_unit(bits, 40)))
     return radius * tl.cos(_unit(bits, 8) * _TWO_PI)
 
 
-HIDDEN = tl.constexpr(-1e30)
-"""Score of a key that a query does not see, and m_i before the first tile."""
+HIDDEN = tl.constexpr(-1e30)  # score of a key that a query does not see, and m_i before the first tile
 
 
 @triton.jit
 def online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED: tl.constexpr):
-    """Add one tile of keys to the online softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends.
-
-    A tile that a query does not see leaves its bits as they are: its weights are 0 and its alpha is 1.
+    """Add one tile of keys to the online softmax (arXiv:1805.02867); MASKED: queries see the keys before their ends. A
+    tile that a query does not see leaves its bits as they are: its weights are 0 and its alpha is 1.
     """
     if MASKED:
         score = tl.where(position[None, :] < end[:, None], score, HIDDEN)
@@ -111,7 +104,6 @@ def online_softmax(score, value, scale, end, position, m_i, l_i, acc, MASKED: tl
 
 @triton.jit
 def channels(pointer, inside, WHOLE: tl.constexpr):
-    """Load where `inside`; WHOLE: everywhere, without a mask."""
     if WHOLE:
         loaded = tl.load(pointer)
     else:
@@ -123,10 +115,8 @@ NORM_EPS = tl.constexpr(1e-5)
 
 
 def tile_of(size: int, most: int) -> int:
-    """The largest power of two that divides `size`, at most `most`: tiles of it need no mask.
-
-    Raises:
-        ValueError: it is below 16, the least that a matrix product takes.
+    """The largest power of two that divides `size`, at most `most`: tiles of it need no mask. ValueError: it is below
+    16.
     """
     tile = min(size & -size, most)
     if tile < 16:
@@ -136,7 +126,7 @@ def tile_of(size: int, most: int) -> int:
 
 @triton.jit
 def layer_norm_rows(x, weight, bias, inside, SIZE: tl.constexpr, EPS: tl.constexpr = NORM_EPS):
-    """LayerNorm of each row; x: [rows, block], zeros where `inside` [block] is not; SIZE channels are inside."""
+    """x: [rows, block], zeros where `inside` [block] is not; SIZE channels are inside."""
     x -= (tl.sum(x, 1) / SIZE)[:, None]
     if x.shape[1] != SIZE:
         x = tl.where(inside[None, :], x, 0.0)
@@ -154,11 +144,9 @@ def mish(x):
 
 @triton.jit
 def gelu(x):
-    """The exact GELU, of the error function."""
     return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
 
 
 @triton.jit
 def gelu_by_tanh(x):
-    """The GELU that tanh approximates: x · (1 + tanh(√(2/π) · (x + 0.044715 · x³))) / 2."""
     return x / (1 + tl.exp(-1.5957691216057308 * x * (1 + 0.044715 * x * x)))

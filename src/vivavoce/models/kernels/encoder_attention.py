@@ -21,15 +21,12 @@ import triton
 from vivavoce.models.kernels.common import HIDDEN, channels, launched, online_softmax
 from vivavoce.models.kernels.layouts import KEY_TILE
 
-SPARE = 128
-"""Rows of zeros before and behind a table of distances: no tile reads past its ends."""
+SPARE = 128  # rows of zeros before and behind a table of distances: no tile reads past its ends
 _LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
 class RelativeTile:
-    """Queries of one program, 16 to 64; warps and pipeline stages of its loop."""
-
     queries: int
     warps: int
     stages: int
@@ -41,11 +38,8 @@ class RelativeTile:
 
 
 class RelativeWeights(NamedTuple):
-    """Weights of relative positions.
-
-    distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
-    of distance d, query − key, which lies between −reach and reach; content_bias, position_bias: [heads · head], u
-    and v.
+    """distances: [heads, 2 · (reach + `SPARE`), head], contiguous; row reach + `SPARE` − 1 − d of each head is the key
+    of distance d, query − key, between −reach and reach; content_bias, position_bias: [heads · head], u and v.
     """
 
     distances: Tensor
@@ -54,11 +48,10 @@ class RelativeWeights(NamedTuple):
 
 
 class RelativePlaces(NamedTuple):
-    """Where packed positions stand, tokens or frames; all int32.
-
-    tiles: [tiles, 3], of one row each: row, first packed position, positions (0: idle); ends: [positions], the place
-    before which each sees the keys of its row, 0: it is padding; first, past: [rows] in tokens, packed place of the
-    row's first new one, and how many precede it; pages: [rows, width], of each row in order; of no width: none.
+    """All int32. tiles: [tiles, 3], of one row each: row, first packed position, positions (0: idle); ends:
+    [positions], the place before which each sees the keys of its row, 0: it is padding; first, past: [rows] in tokens,
+    packed place of the row's first new one, and how many precede it; pages: [rows, width], of each row in order; of no
+    width: none.
     """
 
     tiles: Tensor
@@ -180,13 +173,11 @@ def attend_relatively(
     *,
     rate: int = 1,
 ) -> Tensor:
-    """Attention of packed rows; their new keys and values are left in the rows' pages.
-
-    products: [positions, 3 · inner], queries, keys and values of the packed positions, contiguous.
-    keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a power of two of at
-    most `KEY_TILE` positions; it holds the rows' past. None: rows have none, and leave nothing.
-    site: the attention's place among those of the shelf; rate: positions of a token
-    →  [positions, inner], zeros in padding; positions in no tile are left as memory was
+    """The rows' new keys and values are left in their pages. products: [positions, 3 · inner], queries, keys and
+    values, contiguous; keys: the encoder's shelf at this rate, [pages, 1, sites, 1, page, 2 · inner], a page being a
+    power of two of at most `KEY_TILE` positions; None: rows have no past, and leave nothing; site: the attention's
+    place among those of the shelf; rate: positions of a token  →  [positions, inner], zeros in padding; positions in no
+    tile are left as memory was.
     """
     count, inner = len(products), products.shape[1] // 3
     heads, rows, head = weights.distances.shape

@@ -19,9 +19,7 @@ _LEAK = tl.constexpr(0.01)
 
 
 class EncoderTails(NamedTuple):
-    """Inputs of a convolution at the edges of a batch's rows.
-
-    pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
+    """pool: [pages, …, tail, channels] contiguous; slots: [rows] int32, pages beside which the rows' tails lie; after:
     [rows, tail, channels], where the new ones go; its rows may lie further apart.
     """
 
@@ -83,11 +81,9 @@ def _look_back(
 
 
 def windows_ahead(ids: Tensor, table: Tensor, shift: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Embedded tokens with those that follow each, and embedded tokens with `shift` added.
-
-    ids: [tokens, taps] int32, of each token its own and those that follow, below zero where zeros stand; table:
-    [ids, channels]; shift: [channels] float32; tokens: of one program
-    →  [tokens, taps · channels] and [tokens, channels]
+    """ids: [tokens, taps] int32, of each token its own and those that follow, below zero where zeros stand; table:
+    [ids, channels]; shift: [channels] float32, added to each token's own; tokens: of one program  →  [tokens, taps ·
+    channels] and [tokens, channels].
     """
     (count, taps), size = ids.shape, table.shape[1]
     windows, x = table.new_empty(count, taps * size), table.new_empty(count, size)
@@ -108,11 +104,10 @@ def windows_behind(
     rate: int = 1,
     leaky: bool = False,
 ) -> Tensor:
-    """Tokens with those that precede each, a window's own the last of `taps`; zeros in padding.
-
-    x: [tokens, channels], contiguous; tails: None: rows begin with what they have, and leave nothing; tokens: of one
-    program; rate: frames of each token in the tails, all alike, which reach as far back as windows do; leaky: apply the
-    leaky ReLU to x, whose tails have seen it  →  [tokens, taps · channels]
+    """Windows of `taps` tokens, a token's own the last. x: [tokens, channels], contiguous; tails: None: rows begin with
+    what they have, and leave nothing; tokens: of one program; rate: frames of each token in the tails, all alike, which
+    reach as far back as windows do; leaky: apply the leaky ReLU to x, whose tails have seen it  →  [tokens, taps ·
+    channels], zeros in padding.
     """
     count, size = x.shape
     windows = x.new_empty(count, taps * size)

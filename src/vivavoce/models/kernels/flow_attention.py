@@ -8,7 +8,6 @@ alone, whether they were computed with it or before it, and whatever else is in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import triton.language as tl
@@ -16,24 +15,9 @@ from torch import Tensor
 
 import triton
 from vivavoce.models.kernels.common import HIDDEN, channels, online_softmax
-from vivavoce.models.kernels.layouts import KEY_TILE
+from vivavoce.models.kernels.layouts import KEY_TILE, PackedTables
 
 _FRAMES = 4
-
-
-class PagePlaces(NamedTuple):
-    """Where packed frames keep their keys and values.
-
-    keys, pages, step: as in `attend`; row, local, position: [frames] int32, each packed frame's row, its place among
-    the row's new frames (below zero: padding, which is kept nowhere) and in the whole row.
-    """
-
-    keys: Tensor | None
-    row: Tensor
-    local: Tensor
-    position: Tensor
-    pages: Tensor
-    step: Tensor
 
 
 @triton.jit
@@ -74,17 +58,18 @@ def _keep(
         _turn(source + INNER, target, rotation, at, there, HEAD)
 
 
-def keep_in_pages(products: Tensor, places: PagePlaces, site: int, rotation: Tensor | None = None) -> None:
-    """Copy new keys and values to their places; products, site: as in `attend`.
-
-    rotation: [positions, head], cosines and sines of each position's angles, by which the first head's queries (in
-    place) and keys (in place without pages) are rotated; None: without rotation.
+def keep_in_pages(
+    products: Tensor, keys: Tensor | None, tables: PackedTables, step: Tensor, site: int, rotation: Tensor | None = None
+) -> None:
+    """products, keys, step, site: as in `attend`. rotation: [positions, head], cosines and sines of each position's
+    angles, by which the first head's queries (in place) and keys (in place without pages) are rotated.
     """
-    inner, frames, keys = products.shape[1] // 3, len(places.row), places.keys
+    inner, frames = products.shape[1] // 3, len(tables.row)
     sites, slabs = (1, 1) if keys is None else (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner))
     of_keys, angles = products if keys is None else keys, products if rotation is None else rotation
     _keep[(triton.cdiv(frames, _FRAMES), 2)](
-        products, of_keys, *places[1:], angles, site, frames, places.pages.shape[1],
+        products, of_keys, tables.row, tables.local, tables.position, tables.pages, step, angles, site, frames,
+        tables.pages.shape[1],
         PAGED=keys is not None, HEAD=0 if rotation is None else rotation.shape[1], SITES=sites, PAGE_SLABS=slabs,
         INNER=inner, BLOCK_D=triton.next_power_of_2(2 * inner), FRAMES=_FRAMES, BLOCK_N=KEY_TILE, num_warps=4,
     )  # fmt: skip
@@ -95,8 +80,6 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Queries of one program, 16 or more; warps and pipeline stages of its loop."""
-
     queries: int
     warps: int
     stages: int
@@ -171,34 +154,27 @@ def _attend(
 def attend(
     products: Tensor,
     keys: Tensor | None,
-    tiles: Tensor,
-    ends: Tensor,
-    first: Tensor,
-    pages: Tensor,
+    tables: PackedTables,
     step: Tensor,
     site: int,
     num_heads: int,
     cut: AttentionTile,
 ) -> Tensor:
-    """Attention of packed rows, both copies of guidance.
-
-    products: [2 · frames, 3 · inner], queries, keys and values of the packed frames, contiguous.
-    keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new keys and values
-    already, in pages: [rows, width] int32, of each row in order, at pass step: [1] int32; None: each row's keys are
-    those among `products`, from first: [rows] int32 on, the packed place of a row's first frame.
-    tiles: [tiles, 3] int32, of one row each: row, first packed frame, frames (at most `cut.queries`; 0: idle).
-    ends: [frames] int32, the position before which a frame sees the keys of its row; 0: it sees none.
-    site: the attention's place among the network's  →  [2 · frames, inner]; frames in no tile are left as memory was
+    """Both copies of guidance. products: [2 · frames, 3 · inner], queries, keys and values of the packed frames,
+    contiguous; keys: the estimator's shelf, [pages, steps, sites, 2, KEY_TILE, 2 · inner], which holds the new ones
+    already, in the tables' pages at pass step: [1] int32; None: each row's keys are those among `products`, from the
+    tables' first on; a tile has at most `cut.queries` frames; site: the attention's place among the network's
+    →  [2 · frames, inner]; frames in no tile are left as memory was.
     """
-    frames, inner = len(ends), products.shape[1] // 3
+    frames, inner = len(tables.ends), products.shape[1] // 3
     head = inner // num_heads
     out = torch.empty(len(products), inner, dtype=products.dtype, device=products.device)
     sites, slabs = (keys.shape[2], keys[0].numel() // (KEY_TILE * 2 * inner)) if keys is not None else (1, 1)
     # A key's page is looked up two stages before the key is: so as many tiles are on their way as without pages.
     stages = cut.stages + (0 if keys is None else 2)
-    _attend[(len(tiles), num_heads * 2)](
-        products, products if keys is None else keys, out, tiles, ends, first, pages, step,
-        site, frames, pages.shape[1], _LOG2_E / head**0.5,
+    _attend[(len(tables.tiles), num_heads * 2)](
+        products, products if keys is None else keys, out, tables.tiles, tables.ends, tables.first, tables.pages, step,
+        site, frames, tables.pages.shape[1], _LOG2_E / head**0.5,
         PAGED=keys is not None, SITES=sites, PAGE_SLABS=slabs, HEADS=num_heads, HEAD=head,
         BLOCK_D=max(16, triton.next_power_of_2(head)), BLOCK_M=cut.queries, BLOCK_N=KEY_TILE,
         num_warps=cut.warps, num_stages=stages,

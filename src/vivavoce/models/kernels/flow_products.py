@@ -19,8 +19,7 @@ import triton
 from vivavoce.models.kernels.common import gelu, gelu_by_tanh, layer_norm_rows, mish, tile_of
 from vivavoce.models.kernels.layouts import RowPlaces
 
-TAIL = 2
-"""Frames that precede a convolution's first one."""
+TAIL = 2  # frames that precede a convolution's first one
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,14 @@ class ConvTile:
 
 
 class ConvTails(NamedTuple):
-    """Inputs of convolutions at the edges of a batch's rows: [2, rows, TAIL, channels of all convolutions].
-
-    before: of the frames before the rows' first new ones; after: of those at their ends.
-    """
+    """[2, rows, TAIL, channels of all convolutions]: inputs before the rows' first new frames, and at their ends."""
 
     before: Tensor
     after: Tensor
 
 
 class ConvWeights(NamedTuple):
-    """A causal convolution; weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among all tails."""
+    """weight: [out, 3, in] contiguous; bias: [out]; first: its first channel among all tails."""
 
     weight: Tensor
     bias: Tensor
@@ -125,12 +121,11 @@ def causal_conv(
     time: tuple[Tensor, Tensor, int] | None = None,
     skip: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Convolution, then LayerNorm (norm: weight and bias) and Mish, then what is added, as far as they are given.
-
-    x: [2 · frames, in], contiguous; tails: None: rows begin with what they have, and leave nothing, else the last
-    inputs of each row are in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1]
-    int32, and the level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a
-    convolution of width 1  →  [2 · frames, out]; finite in padding, whatever x is there
+    """Convolution, LayerNorm (norm: weight and bias) and Mish, then what is added; each as far as it is given. x: [2 ·
+    frames, in], contiguous; tails: None: rows begin with what they have, and leave nothing, else the last inputs of
+    each row are in `tails.after`; time: biases of all steps and levels [steps, levels, out], the step [1] int32, and
+    the level; skip: [2 · frames, skipped] contiguous, the weight [out, skipped] and bias [out] of a convolution of
+    width 1  →  [2 · frames, out]; finite in padding, whatever x is there.
     """
     count, size, channels = len(places[0]), x.shape[1], len(conv.bias)
     out = torch.empty(2 * count, channels, dtype=x.dtype, device=x.device)
@@ -193,10 +188,9 @@ def product(
     gelu: Literal["none", "tanh"] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:
-    """x · weightᵀ + bias, GELU of it if asked, added to `into` where it is given, in place; cut: None: by the library.
-
-    gelu: how it is approximated; the library's on CUDA is always by tanh, which 16 bits do not tell from the exact one.
-    x: [rows, in] contiguous; weight: [out, in] contiguous; bias: [out]; into: [rows, out]  →  [rows, out]
+    """x: [rows, in] · weightᵀ [out, in] + bias [out], all contiguous, GELU of it if asked, added in place to `into`
+    [rows, out] where it is given; cut: None: by the library, whose GELU on CUDA is always by tanh, which 16 bits do not
+    tell from the exact one.
     """
     if cut is None:
         if into is not None:

@@ -15,7 +15,7 @@ _VALUES = 4096
 
 
 class ShiftedNorm(NamedTuple):
-    """A LayerNorm of x + shift; all [channels], shift: what every row of x has too little, if below 0 too much."""
+    """LayerNorm of x + shift; all [channels]."""
 
     shift: Tensor
     weight: Tensor
@@ -51,10 +51,7 @@ def _silu(x, count, VALUES: tl.constexpr):
 
 
 def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
-    """LayerNorm(x + shift), in float32 inside.
-
-    x: [rows, channels] float32 or 16 bit, contiguous; rows: of one program  →  as x
-    """
+    """x: [rows, channels] float32 or 16 bit, contiguous; computed in float32; rows: of one program  →  as x."""
     out = torch.empty_like(x)
     count, size = x.shape
     launched(_norm, (triton.cdiv(count, rows),))(
@@ -65,10 +62,9 @@ def layer_norm(x: Tensor, norm: ShiftedNorm, rows: int) -> Tensor:
 
 
 class Modulations(NamedTuple):
-    """Modulations of a network's norms and residuals by flow time, for each Euler step; float32.
-
-    norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has none of its own; gates:
-    [steps, residuals, 2, channels], what is added to the stream is gate · x + summand; step: [1] int32, which it is.
+    """float32. norms: [steps, norms, 2, channels], factor and summand after each LayerNorm, which has none of its own;
+    gates: [steps, residuals, 2, channels], what is added to the stream is gate · x + summand; step: [1] int32, which it
+    is.
     """
 
     norms: Tensor
@@ -102,9 +98,8 @@ def _modulated(
 def modulated(
     x: Tensor, added: tuple[Tensor, int] | None, modulations: Modulations, norm: int, eps: float, rows: int
 ) -> Tensor:
-    """LayerNorm of a residual stream, by number `norm`, after x += gate · added + summand, by the gate's number.
-
-    x, added: [rows, channels] float32 or 16 bit, contiguous; rows: of one program  →  as x
+    """LayerNorm by number `norm`, after x += gate · added + summand, by the gate's number. x, added: [rows, channels]
+    float32 or 16 bit, contiguous; rows: of one program  →  as x.
     """
     out, (count, size) = torch.empty_like(x), x.shape
     more, gate = added or (x, 0)
@@ -145,10 +140,9 @@ def _advance(
 
 
 def advance(x: Tensor, velocity: Tensor, features: Tensor, spans: Tensor, step: Tensor, guidance: float) -> None:
-    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), and the features follow.
-
-    x: [frames, bins] float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames,
-    in], whose first bins are x; spans: [steps] float32; step: [1] int32
+    """x += span · ((1 + guidance) · v(conditions) − guidance · v(nothing)), and the features follow. x: [frames, bins]
+    float32; velocity: [2 · frames, bins], with conditions and then without; features: [2 · frames, in], whose first
+    bins are x; spans: [steps] float32; step: [1] int32.
     """
     size = x.numel()
     _advance[(triton.cdiv(size, _SIZE),)](

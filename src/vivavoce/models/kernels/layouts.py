@@ -15,23 +15,36 @@ RowPlaces = tuple[Tensor, Tensor, Tensor]
 """Where packed positions stand, int32: [positions] the row of each, and its place among the row's new ones (below zero:
 padding); [rows] new positions of each row."""
 
-IDLE = -1
-"""Stands in a launch's result where no id was sampled."""
+
+class PackedTables(NamedTuple):
+    """Positions of packed frames; all int32.
+
+    row, local, position, ends: [frames], of each packed frame its row, its place among the row's new frames (−1:
+    padding), its place in the whole row, and the place before which it sees the row's keys.
+    first, length: [rows], packed place of each row's first new frame, and how many it has.
+    tiles: [tiles, 3], pieces of rows for one program of attention: row, first packed frame, frames (0: idle).
+    pages: [rows, width], pages of each row in order; of no width if rows have no pages.
+    """
+
+    row: Tensor
+    local: Tensor
+    position: Tensor
+    ends: Tensor
+    first: Tensor
+    length: Tensor
+    tiles: Tensor
+    pages: Tensor
+
+
+IDLE = -1  # stands in a launch's result where no id was sampled
 
 
 class Field(IntEnum):
-    """Columns of a slot's numbers."""
-
-    RUNNING = 0
-    """1 from prefill to the run's control id."""
-    POSITION = 1
-    """Position of the row that this launch feeds (a prefill's last row)."""
-    COUNT = 2
-    """Ids sampled in the slot."""
-    RUN_COUNT = 3
-    """Ids sampled in the run."""
-    LAST = 4
-    """The id to be fed next."""
+    RUNNING = 0  # 1 from prefill to the run's control id
+    POSITION = 1  # of the row that this launch feeds (a prefill's last row)
+    COUNT = 2  # ids sampled in the slot
+    RUN_COUNT = 3  # ids sampled in the run
+    LAST = 4  # the id to be fed next
     FORCED_AT = 5
     FORCED = 6
     MIN_TOKENS = 7
@@ -39,8 +52,7 @@ class Field(IntEnum):
     TOP_K = 9
     WINDOW = 10
     MAX_REPEATS = 11
-    TOP_P = 12
-    """The bits of a float64."""
+    TOP_P = 12  # the bits of a float64
 
 
 class PackedRow(NamedTuple):
@@ -49,47 +61,27 @@ class PackedRow(NamedTuple):
     Frames are counted from a row's first one unless said otherwise. A table's unused rows are zeros: rows of no frames.
     """
 
-    start: int
-    """Its first frame's place among the packed frames."""
+    start: int  # its first frame's place among the packed frames
     frames: int
-    known: int = 0
-    """Frames whose source is there already."""
-    origin: int = 0
-    """The frame at which phases begin to be summed up."""
-    carried: int = 0
-    """1: they run on from the carried phase; 0: from nought."""
-    seed: int = 0
-    """Seed of the noise."""
-    counter: int = 0
-    """The first frame's place in its whole stream, by which noise is drawn."""
-    kept_phase: int = 0
-    """The frame at whose end the phase is kept."""
-    context: int = 0
-    """Frames that come from the pool."""
-    fresh: int = 0
-    """The place of what follows them among the fresh frames of the batch."""
-    before: int = 0
-    """The pool's row that is read."""
-    after: int = -1
-    """The pool's row that is written, or −1."""
-    tail: int = 0
-    """The first frame that the next piece sees again."""
-    tail_known: int = 0
-    """Frames from there on whose source is kept."""
-    held: int = 0
-    """The first frame held back for a fade."""
-    fade: int = 0
-    """Frames that a fade takes."""
-    rule: int = 0
-    """Which pair of windows fades."""
-    faded: int = 0
-    """1: the piece is faded into what was held before it."""
-    first: int = 0
-    """The first frame given out."""
-    end: int = 0
-    """The frame after the last one given out."""
-    out: int = 0
-    """Its first frame's place among all frames given out."""
+    known: int = 0  # frames whose source is there already
+    origin: int = 0  # the frame at which phases begin to be summed up
+    carried: int = 0  # 1: they run on from the carried phase; 0: from nought
+    seed: int = 0  # of the noise
+    counter: int = 0  # the first frame's place in its whole stream, by which noise is drawn
+    kept_phase: int = 0  # the frame at whose end the phase is kept
+    context: int = 0  # frames that come from the pool
+    fresh: int = 0  # the place of what follows them among the fresh frames of the batch
+    before: int = 0  # the pool's row that is read
+    after: int = -1  # the pool's row that is written, or −1
+    tail: int = 0  # the first frame that the next piece sees again
+    tail_known: int = 0  # frames from there on whose source is kept
+    held: int = 0  # the first frame held back for a fade
+    fade: int = 0  # frames that a fade takes
+    rule: int = 0  # which pair of windows fades
+    faded: int = 0  # 1: the piece is faded into what was held before it
+    first: int = 0  # the first frame given out
+    end: int = 0  # the frame after the last one given out
+    out: int = 0  # its first frame's place among all frames given out
 
 
 WIDTH = len(PackedRow._fields)

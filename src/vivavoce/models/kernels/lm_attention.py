@@ -34,9 +34,8 @@ class Rotations(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitK:
-    """FlashDecoding (arXiv:2311.01282): a slot's keys are split over programs.
-
-    keys: per round, at least 16 a warp; splits: programs, which take the rounds in turn; warps, stages: the compiler's.
+    """FlashDecoding (arXiv:2311.01282): keys per round, at least 16 a warp; splits: programs, which take the rounds in
+    turn.
     """
 
     keys: int
@@ -46,9 +45,7 @@ class SplitK:
 
 
 class PartialAttention(NamedTuple):
-    """Attention of n slots before the splits are merged.
-
-    acc: [n · heads · splits, head_dim] float32, not yet divided by l; stats: [n · heads · splits, 2] float32, m (the
+    """acc: [n · heads · splits, head_dim] float32, not yet divided by l; stats: [n · heads · splits, 2] float32, m (the
     largest score) and l (the sum of weights) of each split. With splits 0, acc is the result itself.
     """
 
@@ -58,7 +55,6 @@ class PartialAttention(NamedTuple):
 
 
 def split_k_for(slots: int) -> SplitK:
-    """Few slots are split, so that all multiprocessors have work."""
     if slots <= 16:
         return SplitK(keys=64, splits=8, warps=2, stages=1)
     if slots <= 32:
@@ -68,7 +64,6 @@ def split_k_for(slots: int) -> SplitK:
 
 @triton.jit
 def rotated(x, partner, cos, sin, half: tl.constexpr, dtype: tl.constexpr):
-    """Halves rotated: x and the row with its halves exchanged, [..., head_dim] each; cos, sin: both halves' tables."""
     first = tl.arange(0, 2 * half) < half
     turned = tl.where(first, -sin, sin)
     return (x.to(tl.float32) * cos + partner.to(tl.float32) * turned).to(dtype)
@@ -175,12 +170,11 @@ def decode_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
     split_k: SplitK, *, dependent: bool,
 ) -> Tensor:  # fmt: skip
-    """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype.
-
-    qkv: [n, (heads + 2 · kv_heads) · head_dim], not yet rotated, heads being query heads; memory: the layer's keys and
-    values, [2, slots, kv_heads, capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, where the new key
-    goes; running: [n] int64 of the same stride; of a slot at 0 nothing is read or stored, and its row is 0; rotations:
-    by position; split_k: changes the rounding alone; dependent: see `lm_rows.dependent_launches`.
+    """Rotate, store and attend for the first n slots of one layer  →  [n, heads · head_dim], qkv's dtype. qkv: [n,
+    (heads + 2 · kv_heads) · head_dim], not yet rotated; memory: the layer's keys and values, [2, slots, kv_heads,
+    capacity, head_dim]; head_dim is a power of 2; positions: [n] int64, where the new key goes; running: [n] int64 of
+    the same stride; of a slot at 0 nothing is read or stored, and its row is 0; rotations: by position; split_k:
+    changes the rounding alone; dependent: see `lm_rows.dependent_launches`.
     """
     partial = partial_attention(qkv, memory, positions, running, rotations, heads, split_k, dependent=dependent)
     if partial.splits == 0:
@@ -198,7 +192,6 @@ def partial_attention(
     qkv: Tensor, memory: Tensor, positions: Tensor, running: Tensor, rotations: Rotations, heads: int,
     split_k: SplitK, *, dependent: bool,
 ) -> PartialAttention:  # fmt: skip
-    """`decode_attention` before its merge, which one split does not need."""
     slots, splits = len(qkv), split_k.splits
     _, _, kv_heads, capacity, head_dim = memory.shape
     if splits > 1:
@@ -218,8 +211,7 @@ def partial_attention(
     return PartialAttention(acc, stats, splits if splits > 1 else 0)
 
 
-ROW_TILE = 16
-"""Rows of one program."""
+ROW_TILE = 16  # rows of one program
 _KEYS, _WARPS, _STAGES = 64, 4, 3
 
 
@@ -298,11 +290,9 @@ def _prefill_attention_kernel(
 def prefill_attention(
     qkv: Tensor, memory: Tensor, slots: Tensor, positions: Tensor, rotations: Rotations, heads: int, *, dependent: bool
 ) -> Tensor:
-    """Rotate, store and attend for packed rows of one layer; the rest as in `decode_attention`.
-
-    qkv: its rows are a multiple of `ROW_TILE`; slots: [rows] int64, where each row is stored; a tile attends to its
-    first row's slot; positions: [rows] int64; of rows that only pad a tile 0, which every slot has
-    →  [rows, heads · head_dim], qkv's dtype
+    """The rest as in `decode_attention`. qkv: its rows are a multiple of `ROW_TILE`; slots: [rows] int64, where each
+    row is stored; a tile attends to its first row's slot; positions: [rows] int64; of rows that only pad a tile 0,
+    which every slot has  →  [rows, heads · head_dim], qkv's dtype.
     """
     rows = len(qkv)
     _, _, kv_heads, capacity, head_dim = memory.shape

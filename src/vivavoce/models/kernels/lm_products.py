@@ -40,22 +40,19 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of a product, by which its tile is chosen; outputs are counted after SwiGLU if it is gated."""
+    """By which a product's tile is chosen; outputs are counted after SwiGLU if it is gated."""
 
     outputs: int
     inputs: int
     gated: bool = False
 
 
-Tiles = Mapping[Shape, Mapping[int, Tile]]
-"""Tiles by shape and class of rows; what stands in no table is the library's."""
+Tiles = Mapping[Shape, Mapping[int, Tile]]  # by class of rows; what stands in no table is the library's
 
-ROW_CLASSES = (16, 32, 64, 128)
-"""Columns of a tile; more rows than the last one take several programs side by side."""
+ROW_CLASSES = (16, 32, 64, 128)  # columns of a tile; more rows than the last one take several programs side by side
 
 _HIDDEN, _INNER, _QKV = 896, 4864, 1152
-_IDS = (6564, 6761)
-"""Outputs of CosyVoice2's head and of CosyVoice3's."""
+_IDS = (6564, 6761)  # outputs of CosyVoice2's head and of CosyVoice3's
 _ID_TILES = {
     16: Tile(32, 128, 1, 4, 4),
     32: Tile(64, 64, 1, 4, 5),
@@ -73,7 +70,6 @@ TILES: Tiles = {
 
 
 def row_class(rows: int) -> int:
-    """The smallest class that holds this many rows, or the last one."""
     return next((one for one in ROW_CLASSES if rows <= one), ROW_CLASSES[-1])
 
 
@@ -115,11 +111,9 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles, *, dependent: bool, gated: bool = False,
     wide: bool = False,
 ) -> Tensor:  # fmt: skip
-    """x · weightᵀ + bias, and SwiGLU of it if gated.
-
-    x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs, inputs] with the gates first; bias: [outputs];
-    wide: float32 is wanted, as far as the way taken has it  →  [planes, rows, outputs], to be added up; x's dtype
-    where it is one plane and not wide. ValueError: the table's tile does not fit the sizes.
+    """x · weightᵀ + bias, and SwiGLU of it if gated. x: [rows, inputs]; weight: [outputs, inputs], or [2 · outputs,
+    inputs] with the gates first; wide: float32 is wanted, as far as the way taken has it  →  [planes, rows, outputs],
+    to be added up; x's dtype where it is one plane and not wide. ValueError: the table's tile does not fit the sizes.
     """
     outputs, inputs = len(weight) // 2 if gated else len(weight), weight.shape[1]
     tile = tiles.get(Shape(outputs, inputs, gated), {}).get(row_class(len(x)))
@@ -132,7 +126,7 @@ def product(
 def multiply(
     x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, *, dependent: bool, gated: bool, wide: bool,
 ) -> Tensor:  # fmt: skip
-    """The same by our kernel, with this tile; for float32 sums `wide` or split."""
+    """`product` by our kernel with this tile; the sums are float32 if `wide` or split."""
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gated else len(weight)
     if inputs % (tile.splits * tile.inputs):
@@ -170,8 +164,7 @@ STRIPS: Strips = {
     Shape(_INNER, _HIDDEN, gated=True): Strip(1, 4),
     Shape(_HIDDEN, _INNER): Strip(4, 8),
     **{Shape(ids, _HIDDEN): Strip(4, 4) for ids in _IDS},
-}
-"""CosyVoice2's and CosyVoice3's sizes, measured like `TILES`."""
+}  # CosyVoice2's and CosyVoice3's sizes, measured like `TILES`
 
 
 @triton.jit
@@ -232,12 +225,9 @@ def vector_product(
     scaling: Tensor | None = None, eps: float = 0.0, gated: bool = False,
     added: bool = False,
 ) -> None:  # fmt: skip
-    """One row times the weights, written to `out`, [1, outputs]; added: added to it, which is then float32.
-
-    x: [1, inputs], or a partial attention of this many channels; weight: [outputs, inputs], or [2 · outputs, inputs]
-    with the gates first (gated: SwiGLU of the product is wanted); bias: [outputs]; strip: how outputs are dealt out;
-    scaling: [inputs], the weight of an RMSNorm of this eps that x goes through first; dependent: see
-    `lm_rows.dependent_launches`.
+    """One row times the weights, written to `out`, [1, outputs]; added: added to it, which is then float32. x: [1,
+    inputs], or a partial attention of this many channels; weight: as in `product`; scaling: [inputs], the weight of an
+    RMSNorm of this eps that x goes through first; dependent: see `lm_rows.dependent_launches`.
     """
     inputs = weight.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)

@@ -17,7 +17,6 @@ def dependent_launches(device: torch.device) -> bool:
 
 
 def launch_options(dependent: bool) -> dict[str, bool]:
-    """Options of a dependent launch; launchers of other devices may not know them."""
     return {"launch_pdl": True} if dependent else {}
 
 
@@ -28,8 +27,7 @@ def wait_for_inputs():
     gdc_launch_dependents()
 
 
-Tables = tuple[Tensor, Tensor, Tensor]
-"""Embeddings of controls, text and speech: [ids, hidden] each, all of one dtype."""
+Tables = tuple[Tensor, Tensor, Tensor]  # controls, text and speech: [ids, hidden] each, all of one dtype
 
 
 @triton.jit(do_not_specialize=["stride"])
@@ -78,10 +76,8 @@ def _add_norm_kernel(
 
 
 def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Rows of the tables, and the same normalised.
-
-    ids: [rows] int64, of any stride; kinds: [rows] int64 (0 control, 1 text, 2 speech), None: all speech;
-    weight: [hidden]  →  the residual stream, [rows, hidden] float32, and [rows, hidden] in the tables' dtype
+    """ids: [rows] int64, of any stride; kinds: [rows] int64 (0 control, 1 text, 2 speech), None: all speech; weight:
+    [hidden]  →  the residual stream, [rows, hidden] float32, and normalised, [rows, hidden] in the tables' dtype.
     """
     size = tables[0].shape[1]
     stream = torch.empty(len(ids), size, dtype=torch.float32, device=ids.device)
@@ -96,10 +92,9 @@ def embed_norm(ids: Tensor, kinds: Tensor | None, tables: Tables, weight: Tensor
 def add_norm(
     stream: Tensor, added: Tensor, weight: Tensor, eps: float, *, dependent: bool, picked: Tensor | None = None
 ) -> Tensor:
-    """Add planes to the residual stream, in place and one after the other, and normalise it.
-
-    stream: [rows, hidden] float32; added: [planes, rows, hidden] of any float dtype; weight: [hidden]; picked: [n]
-    int64, rows to be normalised alone: the stream is over and stays as it is  →  [rows or n, hidden], weight's dtype
+    """Add planes to the stream, in place and one after the other. stream: [rows, hidden] float32; added: [planes, rows,
+    hidden] of any float dtype; weight: [hidden]; picked: [n] int64, rows to be normalised alone: the stream is over and
+    stays as it is  →  [rows or n, hidden], weight's dtype.
     """
     rows, size = stream.shape
     out = torch.empty(rows if picked is None else len(picked), size, dtype=weight.dtype, device=stream.device)
@@ -111,8 +106,7 @@ def add_norm(
     return out
 
 
-_COLUMNS = 1024
-"""Columns of one program: 8 values of each thread, 16 bytes at 16 bit."""
+_COLUMNS = 1024  # of one program: 8 values of each thread, 16 bytes at 16 bit
 
 
 @triton.jit

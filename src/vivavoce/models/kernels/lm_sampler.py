@@ -17,11 +17,9 @@ from vivavoce.models.kernels.common import launched, stream_offset, uniform
 from vivavoce.models.kernels.layouts import IDLE, Field
 from vivavoce.models.kernels.lm_rows import launch_options, wait_for_inputs
 
-MOST_CANDIDATES = 128
-"""Upper limit of a slot's top_k."""
+MOST_CANDIDATES = 128  # upper limit of a slot's top_k
 
-WARPS = 8
-"""Warps of a program, which holds a row of scores in its registers."""
+WARPS = 8  # of a program, which holds a row of scores in its registers
 
 _NUCLEUS = tl.constexpr(stream_offset(NoiseStream.NUCLEUS))
 _FALLBACK = tl.constexpr(stream_offset(NoiseStream.FALLBACK))
@@ -35,7 +33,6 @@ _COLUMNS = tl.constexpr(len(Field))
 
 @triton.jit
 def _masked_scores(scores, i, numbers, forbidden, early, ids: tl.constexpr, controls: tl.constexpr):
-    """Scores of the ids i of one row, −inf where an id is forbidden; forbidden, early: the slot's flags."""
     z = tl.load(scores + i, i < ids, float("-inf")).to(tl.float32)
     control = i - (ids - controls)
     is_control = (control >= 0) & (i < ids)
@@ -49,9 +46,8 @@ def _masked_scores(scores, i, numbers, forbidden, early, ids: tl.constexpr, cont
 def _drawn_from_all(
     scores, numbers, forbidden, early, but, peak, mark, ids: tl.constexpr, controls: tl.constexpr, all_ids: tl.constexpr
 ):  # fmt: skip
-    """An id drawn by its probability among all but one; mark: a uniform number.
-
-    Sums are of float64: the order in which thousands of weights are added must not move the draw.
+    """Sums are of float64: the order in which thousands of weights are added must not move the draw; mark: a uniform
+    number.
     """
     total = tl.full([], 0.0, tl.float64)
     drawn, last = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
@@ -149,13 +145,12 @@ def advance_slots(
     scores: Tensor, places: Tensor, numbers: Tensor, top_p: Tensor, forbidden: Tensor, early: Tensor,
     history: Tensor, result: Tensor, *, dependent: bool,
 ) -> None:  # fmt: skip
-    """Sample an id for every running slot among some, and take it down in the slots' state, in place.
-
-    scores: [n, ids], logits or log-probabilities of any float dtype; places: [n] int64, the slot of each row; no
-    running slot stands there twice; numbers: [slots, fields] int64 (`Field`); no running slot's top_k is above
-    `MOST_CANDIDATES`; top_p: [slots] float32; forbidden, early: [slots, control ids] bool: ids that may not be sampled,
-    and those that may not until `Field.MIN_TOKENS` ids of the run were; control ids are the last of all ids; history:
-    [slots, window] int64, the newest last; result: [n] int64, written: the id, or `IDLE`.
+    """Sample an id for every running slot among some and update the slots' state in place. scores: [n, ids], logits or
+    log-probabilities of any float dtype; places: [n] int64, the slot of each row; no running slot stands there twice;
+    numbers: [slots, fields] int64 (`Field`); no running slot's top_k is above `MOST_CANDIDATES`; top_p: [slots]
+    float32; forbidden, early: [slots, control ids] bool: ids that may not be sampled, and those that may not until
+    `Field.MIN_TOKENS` ids of the run were; control ids are the last of all ids; history: [slots, window] int64, the
+    newest last; result: [n] int64, written: the id, or `IDLE`.
     """
     count, ids = scores.shape
     window = history.shape[1]

@@ -14,16 +14,13 @@ from vivavoce.models.kernels.common import mish
 from vivavoce.models.kernels.flow_products import ConvTails, ConvTile, ConvWeights
 from vivavoce.models.kernels.layouts import RowPlaces
 
-_LEAST = 16
-"""Channels of the smallest matrix product."""
+_LEAST = 16  # channels of the smallest matrix product
 _CHANNELS = 128
 
 
 def grouped_weights(conv: nn.Conv1d, first: int) -> ConvWeights:
-    """Weights of a convolution in groups; groups too narrow for a product are joined, with zeros between them.
-
-    →  weight: [blocks, taps, in, out] contiguous; first: as in `ConvWeights`. ValueError: the size of a group is
-    not a power of two.
+    """Groups too narrow for a product are joined, with zeros between them  →  weight: [blocks, taps, in, out]
+    contiguous; first: as in `ConvWeights`. ValueError: the size of a group is not a power of two.
     """
     (channels, size, taps), groups = conv.weight.shape, conv.groups
     if size & (size - 1) or channels % _LEAST:
@@ -101,11 +98,9 @@ def position_conv(
     cut: ConvTile,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Mish of a causal convolution in groups, and what is added.
-
-    x, skip: [2 · frames, channels] contiguous; first: [rows] int32, packed place of each row's first new frame; tails:
-    of taps − 1 frames; None: rows begin with what they have, and leave nothing, else the last inputs of each row are in
-    `tails.after`; conv: of `grouped_weights`; cut: its input channels say nothing  →  as x
+    """Mish of a causal convolution in groups, and what is added. x, skip: [2 · frames, channels] contiguous; first:
+    [rows] int32, packed place of each row's first new frame; tails: of taps − 1 frames, as in `causal_conv`; conv: of
+    `grouped_weights`; cut: its input channels say nothing  →  as x.
     """
     (blocks, taps, block, _), (row, local, length) = conv.weight.shape, places
     out, frames, size = torch.empty_like(x), len(row), x.shape[1]

@@ -18,15 +18,11 @@ from triton.language.extra import libdevice
 import triton
 from vivavoce.models.kernels.common import launched
 
-PRECISION = "ieee"
-"""Precision of products in float32 and more: pitches are summed up to phases, so an error of a thousandth is heard."""
+PRECISION = "ieee"  # pitches are summed up to phases, so an error of a thousandth is heard
 
 
 class Activation(IntEnum):
-    """Activation of the sum before it is stored for the next convolution."""
-
-    SNAKE = 0
-    """x + sin²(αx) / α with an α per channel."""
+    SNAKE = 0  # x + sin²(αx) / α with an α per channel
     LEAKY = 1
     ELU = 2
 
@@ -44,10 +40,8 @@ class SnakeTile:
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """Weights as the kernel reads them, and the grid of positions that they are read for.
-
-    An output position m reads positions m · stride + tap · dilation − offset of the input. weight: [taps · channels in,
-    columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are one
+    """An output position m reads positions m · stride + tap · dilation − offset of the input. weight: [taps · channels
+    in, columns], in the products' dtype; bias: [columns] float32; rate: output positions per frame. Columns are one
     position's channels, or those of `fan` positions, of what was a transposed convolution, one after another. open_end:
     the output has one position more than whole frames: it stands first in the frame after a row's last. mirrored: the
     first position of a row takes what its third one gets.
@@ -68,10 +62,7 @@ class Convolution:
 
 @dataclass(frozen=True, eq=False)
 class Activated:
-    """Which activated values are stored: `count`, one for each row of `alpha`.
-
-    alpha: [count, columns] float32, of SNAKE; inverse: the same of 1 / α; slope: of LEAKY.
-    """
+    """alpha: [count, columns] float32, of SNAKE, count values stored; inverse: the same of 1 / α; slope: of LEAKY."""
 
     kind: Activation
     count: int = 1
@@ -81,7 +72,6 @@ class Activated:
 
 
 NOTHING = Activated(Activation.SNAKE, 0)
-"""No activated values are stored."""
 
 
 @triton.jit
@@ -197,12 +187,11 @@ def convolve(
     raw: torch.dtype | None = None,
     activated: Activated | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(convolution + bias + what is added) · scale, zero outside of the rows.
-
-    x: [positions in, channels in], converted to the weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2
-    the frame after a row's end, 3 a row's first frame; added: at most two of [positions · fan, columns / fan]
-    →  the sum [positions · fan, columns / fan] in the dtype `raw`, and what of it is `activated` for the next
-    convolution, [count, positions · fan, columns / fan] in the weights' dtype; empty where not asked for
+    """(convolution + bias + what is added) · scale, zero outside of the rows. x: [positions in, channels in], converted
+    to the weights' dtype; tags: [frames] int32: 0 padding, 1 inside a row, 2 the frame after a row's end, 3 a row's
+    first frame; added: at most two of [positions · fan, columns / fan]  →  the sum [positions · fan, columns / fan] in
+    the dtype `raw`, and what of it is `activated` for the next convolution, [count, positions · fan, columns / fan] in
+    the weights' dtype; empty where not asked for.
     """
     positions, columns, wanted = len(tags) * conv.rate, conv.weight.shape[1], activated or NOTHING
     assert max(positions * columns, x.numel()) < 2**31, "offsets are 32 bit"
@@ -226,8 +215,7 @@ def convolve(
 
 
 _MULTIPROCESSORS = 132
-_ENOUGH = 0.75
-"""Programs for each multiprocessor, below which smaller tiles are faster."""
+_ENOUGH = 0.75  # programs for each multiprocessor, below which smaller tiles are faster
 _CUTS = ((128, 128, 8, 3), (64, 128, 4, 4), (128, 64, 4, 3), (64, 64, 4, 4))
 """Rows, columns, warps and stages of 16-bit tiles, as measured on one H200: the first that makes enough programs."""
 

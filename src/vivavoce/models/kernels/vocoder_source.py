@@ -31,7 +31,7 @@ _TWO_PI = tl.constexpr(6.283185307179586)
 
 
 class SourceShape(NamedTuple):
-    """Settings of a source; harmonics: with the fundamental; samples: per frame; stepped: of `SteppedSource`."""
+    """harmonics: with the fundamental; samples: per frame; stepped: of `SteppedSource`."""
 
     harmonics: int
     samples: int
@@ -152,13 +152,12 @@ def make_source(
     *,
     noise: bool,
 ) -> Tensor:
-    """Write the excitation of every frame whose source is not known yet.
-
-    pitch: [frames, any] float32, the pitch ± in the first column; tags, row_of: [frames] int32, as in
+    """pitch: [frames, any] float32, the pitch ± in the first column; tags, row_of: [frames] int32, as in
     `snake_conv.convolve`, and the row of each frame inside; rows: [rows, ROW_WIDTH] int64, see `layouts.PackedRow`;
     carried: [rows, lanes] float32 cycles, of rows that run on; merge: [lanes] float32, zero past the harmonics; bias,
-    norm: of the layer that merges them; source: [frames · samples] float32, written in place; zero outside of the rows
-    →  [rows, lanes] float32: the phase at each row's `kept_phase`, in cycles; what rows of no frames have is nothing
+    norm: of the layer that merges them; source: [frames · samples] float32, written in place where it is not known yet;
+    zero outside of the rows  →  [rows, lanes] float32: the phase at each row's `kept_phase`, in cycles; what rows of no
+    frames have is nothing.
     """
     frames, width = len(tags), lanes(shape.harmonics)
     cycles, ends = pitch.new_empty(frames, width), torch.zeros_like(carried)
@@ -276,11 +275,9 @@ def _wave(
 def spectrum(
     source: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, table: Tensor, rate: int, hop: int, dtype: torch.dtype
 ) -> Tensor:
-    """Spectra with centred frames, each row mirrored at its own ends.
-
-    source: [frames · rate · hop] float32; tags, row_of, rows: as in `make_source`; table: `forward_table`; rate:
-    spectra per frame  →  [frames · rate, 2 · spectrum_lanes], a row's last one in the frame after it, zero outside of
-    the rows
+    """Each row is mirrored at its own ends. source: [frames · rate · hop] float32; tags, row_of, rows: as in
+    `make_source`; table: `forward_table`; rate: spectra per frame  →  [frames · rate, 2 · spectrum_lanes], a row's last
+    one in the frame after it, zero outside of the rows.
     """
     positions, width = len(tags) * rate, table.shape[1]
     out = source.new_empty(positions, width, dtype=dtype)
@@ -295,11 +292,9 @@ def spectrum(
 def wave(
     polar: Tensor, tags: Tensor, table: Tensor, envelope: Tensor, rate: int, hop: int, limit: float, largest: float
 ) -> Tensor:
-    """Overlap-add of each row's own spectra.
-
-    polar: [frames · rate, 2 · spectrum_lanes] float32, logarithms of magnitudes, then what phases are the sine of;
-    table: `inverse_table`; envelope: [n_fft] float32, the squared window; limit: of the samples; largest: of the
-    magnitudes  →  [frames · rate · hop] float32, zero outside of the rows
+    """Overlap-add of each row's own spectra. polar: [frames · rate, 2 · spectrum_lanes] float32, logarithms of
+    magnitudes, then what phases are the sine of; table: `inverse_table`; envelope: [n_fft] float32, the squared window;
+    limit: of the samples; largest: of the magnitudes  →  [frames · rate · hop] float32, zero outside of the rows.
     """
     positions = len(tags) * rate
     out = polar.new_empty(positions * hop)

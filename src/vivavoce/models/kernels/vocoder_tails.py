@@ -31,10 +31,7 @@ from vivavoce.models.kernels.vocoder_source import (
 
 
 class Pool(NamedTuple):
-    """Tails of streams, a row each, float32.
-
-    mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes] cycles.
-    """
+    """All float32; mel: [rows, frames, bins]; source, held: [rows, frames, samples per frame]; phase: [rows, lanes]."""
 
     mel: Tensor
     source: Tensor
@@ -128,11 +125,9 @@ def _sizes(mel: Tensor, pool: Pool) -> dict[str, int]:
 def lay_in(
     fresh: Tensor, tags: Tensor, row_of: Tensor, rows: Tensor, pool: Pool, mel: Tensor, source: Tensor, carried: Tensor
 ) -> None:
-    """Write each row's mel, known source and carried phase to their places.
-
-    fresh: [any, bins], the new frames of all rows, in any dtype; tags, row_of, rows: as in `make_source`; mel: [frames,
-    bins] float32, written; zero outside of the rows; source: [frames · samples] float32, written where it is known;
-    carried: [rows, lanes] float32, of rows that run on.
+    """fresh: [any, bins], the new frames of all rows, in any dtype; tags, row_of, rows: as in `make_source`; mel:
+    [frames, bins] float32, written; zero outside of the rows; source: [frames · samples] float32, written where it is
+    known; carried: [rows, lanes] float32, of rows that run on.
     """
     launched(_lay_in, (len(tags),))(
         fresh, tags, row_of, rows, pool.mel, pool.source, pool.phase, mel, source, carried, **_sizes(mel, pool)
@@ -151,11 +146,10 @@ def lay_out(
     pool: Pool,
     out: Tensor,
 ) -> None:
-    """Fade each row into what was held before it, give out its samples, and keep what its stream will need.
-
-    wave, source: [frames · samples] float32; mel: [frames, bins] float32; phases: [rows, lanes] float32; windows:
-    [rules, 2, held frames · samples] float32, rising and falling; pool: written at the rows' `after`, which no other
-    row may read or write; out: [frames given out · samples] float32, written.
+    """Fade each row into what was held before it, and keep what its stream will need. wave, source: [frames · samples]
+    float32; mel: [frames, bins] float32; phases: [rows, lanes] float32; windows: [rules, 2, held frames · samples]
+    float32, rising and falling; pool: written at the rows' `after`, which no other row may read or write; out: [frames
+    given out · samples] float32, written.
     """
     launched(_lay_out, (len(tags),))(
         wave, mel, source, phases, tags, row_of, rows, windows, *pool, out,

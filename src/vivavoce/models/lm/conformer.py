@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,15 +19,11 @@ from vivavoce.models.layers import relative_positions
 from vivavoce.models.lm.slot_lm import SAFE_ROWS, Attend, PackedRows, SlotCache, fewest_rows, joined
 from vivavoce.models.packed_linear import Product
 
-TEXT, SPEAKER = 1, 3
-"""Kinds of rows in `PackedRows.kinds`: an encoded text, and a speaker."""
+TEXT, SPEAKER = 1, 3  # kinds of rows in `PackedRows.kinds`: an encoded text, and a speaker
 
 
 class ConformerLM(nn.Module):
-    """Input rows → hidden states → logits over speech tokens and the end.
-
-    A row is a control, a speaker, one of the encoded text, or a speech token. Attention is causal in both parts.
-    """
+    """A row is a control, a speaker, one of the encoded text, or a speech token. Attention is causal in both parts."""
 
     def __init__(self, config: ConformerLMConfig) -> None:
         super().__init__()
@@ -48,18 +43,16 @@ class ConformerLM(nn.Module):
         return self.control_embedding
 
     def text_rows(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids: [batch, n] int64; mask: [batch, n, n] bool, True where a token hears another one, None: all that precede
-        it  →  [batch, n, hidden].
+        """ids: [batch, n] int64; mask: [batch, n, n] bool, None: a token hears all that precede it  →  [batch, n,
+        hidden].
         """
         mask = _causal(ids.shape[1], ids.device) if mask is None else mask
         return self.text_projection(self.text_encoder(self.text_embedding(ids), mask[:, None]))
 
     def speaker_rows(self, embeddings: Tensor) -> Tensor:
-        """embeddings: [batch, speaker size]  →  [batch, hidden]."""
         return self.speaker_projection(normalize(embeddings, dim=1).to(self.speaker_projection.weight.dtype))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape."""
         return self.backbone(rows, _causal(rows.shape[1], rows.device)[:, None])
 
 
@@ -67,22 +60,9 @@ def _causal(size: int, device: torch.device) -> Tensor:
     return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
 
 
-def conformer_rows(lm: ConformerLM, text: Sequence[int], speech: Sequence[int], speaker: Tensor | None) -> Tensor:
-    """[sos, speaker, text, task, speech]  →  [rows, hidden]; text: the transcript's ids first; speaker: [speaker size],
-    None: without its row.
-    """
-    vocabulary, device = lm.config.vocabulary, lm.speech_head.weight.device
-    sos, task = lm.control_embedding(torch.tensor([vocabulary.sos, vocabulary.task], device=device)).split(1)
-    parts = [sos, lm.text_rows(torch.tensor([text], device=device))[0], task]
-    if speaker is not None:
-        parts.insert(1, lm.speaker_rows(speaker[None].to(device)))
-    parts.append(lm.speech_embedding(torch.tensor(speech, dtype=torch.int64, device=device)))
-    return torch.cat(parts)
-
-
 @dataclass(frozen=True)
 class _Layer:
-    """One block of the backbone; distances: [heads, head_dim, capacity], keys of how far back a row lies."""
+    """distances: [heads, head_dim, capacity], keys of how far back a row lies."""
 
     block: ConformerBlock
     qkv: Product
@@ -93,8 +73,6 @@ class _Layer:
 
 
 class ConformerSlotLM:
-    """lm: on its final device; capacity: positions per slot. One prefill reads all rows of a slot."""
-
     def __init__(self, lm: ConformerLM, capacity: int) -> None:
         self._lm, config = lm, lm.config
         self._heads, self._head_dim, size = config.num_kv_heads, config.head_dim, config.hidden_size
@@ -149,7 +127,6 @@ class ConformerSlotLM:
         return self._scores(self._hidden(rows, attend), slots)
 
     def _embedded(self, packed: PackedRows) -> Tensor:
-        """Rows as the backbone takes them, [rows, hidden]."""
         lm, kinds, ids = self._lm, packed.kinds[:, None], packed.ids
         control, speech = (
             table(ids.clamp(max=table.num_embeddings - 1)) for table in (lm.control_embedding, lm.speech_embedding)
@@ -171,18 +148,15 @@ class ConformerSlotLM:
         return rows
 
     def _span(self, asking: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-        """Distance back to each key, and 0 where it may be seen, −inf elsewhere: both [n, 1, rows, reach].
-
-        asking: [n, rows] positions
+        """Distance back to each key, and 0 where it may be seen, −inf elsewhere: [n, 1, rows, reach]; asking: [n, rows]
+        positions.
         """
         distance = (asking[..., None] - self._reached[:reach])[:, None]
         hidden = torch.zeros(distance.shape, dtype=self._dtype, device=distance.device)
         return distance.clamp(0, reach - 1), hidden.masked_fill_(distance < 0, float("-inf"))
 
     def _attended(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, span: tuple[Tensor, Tensor]) -> Tensor:
-        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]; span: of `_span`
-        →  [n, rows, hidden].
-        """
+        """query: [n, rows, heads, head_dim]; keys, values: [n, heads, reach, head_dim]  →  [n, rows, hidden]."""
         attention, (back, hidden) = self._layers[layer].block.attention, span
         count, _, rows, reach = back.shape
         # One product for all sequences, of whole blocks of rows, so that neighbours change no bit of a row.

@@ -33,10 +33,9 @@ __all__ = ["ROW_TILE", "FusedLM", "TiledRows"]
 
 @dataclass(frozen=True)
 class TiledRows:
-    """Packed rows of n sequences, each from a multiple of `ROW_TILE` rows on; all int64 on the model's device.
-
-    kinds, ids: [rows] table (0 control, 1 text, 2 speech) and index in it; slots, positions: [rows] where each row's
-    key goes; last: [n] each sequence's last row. Rows that only pad a tile have position 0 and a slot that never runs.
+    """Each sequence from a multiple of `ROW_TILE` rows on; all int64. kinds, ids: [rows] table (0 control, 1 text, 2
+    speech) and index in it; slots, positions: [rows] where each row's key goes; last: [n] each sequence's last row.
+    Rows that only pad a tile have position 0 and a slot that never runs.
     """
 
     kinds: Tensor
@@ -46,18 +45,15 @@ class TiledRows:
     last: Tensor
 
 
-Weights = tuple[Tensor, Tensor | None]
-"""[outputs, inputs] and [outputs]."""
+Weights = tuple[Tensor, Tensor | None]  # [outputs, inputs] and [outputs]
 Attend = Callable[[Tensor, Tensor], Tensor]
 """(joined query, key and value rows, the layer's memory) → [rows, heads · head_dim]; it stores keys and values."""
 
 
 class FusedLM:
-    """lm: on its final device; capacity: positions per slot; tiles: of the products; strips: of a single slot's, which
-    are used if there is one for every product.
-
-    The parameters of the layers that are joined become views of the joined ones, as `SlotLM`'s do: whichever comes
-    second finds them so.
+    """capacity: positions per slot; tiles: of the products; strips: of a single slot's, which are used if there is one
+    for every product. The parameters of joined layers become views of the joined ones, as `SlotLM`'s do: whichever
+    comes second finds them so.
     """
 
     def __init__(self, lm: SpeechLM, capacity: int, tiles: Tiles = TILES, strips: Strips = STRIPS) -> None:
@@ -76,10 +72,8 @@ class FusedLM:
         self._rotations = Rotations(*(table[0, 0, :, :half].contiguous() for table in tables))
 
     def step(self, ids: Tensor, positions: Tensor, running: Tensor, cache: SlotCache) -> Tensor:
-        """Feed one speech token to each of the first n slots.
-
-        ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
-        mean nothing  →  [n, ids] logits, in float32 as far as the product has it
+        """ids, positions, running: [n] int64, all of one stride; a slot with running 0 stores nothing, and its scores
+        mean nothing  →  [n, ids] logits, in float32 as far as the product has it.
         """
         if len(ids) == 1 and all(shape in self._strips for shape in self._shapes()):
             return self._step_alone(ids, positions, running, cache)
@@ -119,7 +113,7 @@ class FusedLM:
         return (*(Shape(*weight.shape) for weight, _ in plain), gate_up)
 
     def prefill(self, rows: TiledRows, cache: SlotCache) -> Tensor:
-        """Read packed rows; [n, ids] logits of what follows each sequence's last row."""
+        """[n, ids] logits of what follows each sequence's last row."""
         given = (rows.slots, rows.positions, self._rotations, self.config.num_heads)
 
         def attend(qkv: Tensor, memory: Tensor) -> Tensor:

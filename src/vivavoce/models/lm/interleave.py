@@ -27,18 +27,13 @@ from vivavoce.checkpoint.config import Vocabulary
 
 
 class RowKind(Enum):
-    """Which embedding table a row is taken from."""
-
     CONTROL = auto()
     TEXT = auto()
     SPEECH = auto()
-    SPEAKER = auto()
-    """The sequence's own row, not from a table (CosyVoice 1)."""
+    SPEAKER = auto()  # the sequence's own row, not from a table (CosyVoice 1)
 
 
 class Row(NamedTuple):
-    """One input row of the language model."""
-
     kind: RowKind
     id: int
 
@@ -51,8 +46,6 @@ class _State(Enum):
 
 
 class TextInterleaver:
-    """The sequence of one text-in stream; plain Python, no tensors."""
-
     def __init__(
         self,
         vocabulary: Vocabulary,
@@ -73,8 +66,7 @@ class TextInterleaver:
         self._next_fill = (prompted // self._mix_speech + 1) * self._mix_speech - prompted
         self._max_ratio, self._num_text, self._closed = max_ratio, 0, False
         self._state = _State.WAITING
-        self.decoded: list[int] = []
-        """All sampled ids, fill and end tokens included."""
+        self.decoded: list[int] = []  # all sampled ids, fill and end tokens included
 
     @property
     def done(self) -> bool:
@@ -107,9 +99,7 @@ class TextInterleaver:
         return self._vocabulary.fill if due else None
 
     def ids_until_control(self) -> int | None:
-        """The most ids that are sampled before a control id is due, None: any number; once text is closed, before the
-        sequence ends.
-        """
+        """None: any number; once text is closed, the most before the sequence ends."""
         if self._state is not _State.FINISHING:
             return self._next_fill - len(self.decoded)
         most = self._max_ratio * self._num_text

@@ -38,10 +38,9 @@ class Attention(nn.Module):
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """query: [batch, heads, time, head_dim]; key, value: [batch, kv_heads, keys, head_dim]; mask: [batch, 1,
-        time, keys] bool  →  [batch, time, hidden].
-
-        The query heads of one group become rows of one product: keys and values are not repeated.
+        """query: [batch, heads, time, head_dim]; key, value: [batch, kv_heads, keys, head_dim]; mask: [batch, 1, time,
+        keys] bool  →  [batch, time, hidden]. The query heads of one group become rows of one product: keys and values
+        are not repeated.
         """
         batch, heads, time, head_dim = query.shape
         group = heads // self.num_kv_heads
@@ -62,7 +61,6 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., hidden]  →  the same shape."""
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -71,8 +69,6 @@ StoredKeys = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Layer(nn.Module):
-    """Pre-norm transformer layer."""
-
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -89,10 +85,7 @@ class Layer(nn.Module):
 
 
 class SpeechLM(nn.Module):
-    """Input rows → hidden states → logits over speech tokens and control ids.
-
-    Positions count from the sequence's first row. Attention is causal.
-    """
+    """Input rows → hidden states → logits over speech tokens and control ids; attention is causal."""
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
@@ -108,14 +101,12 @@ class SpeechLM(nn.Module):
 
     @property
     def control_rows(self) -> nn.Embedding:
-        """Embedding of `sos` and `task`."""
         return self.control_embedding if self.config.vocabulary.has_own_controls else self.speech_embedding
 
     def forward(self, rows: Tensor, past: Past | None = None) -> Tensor:
-        """Hidden states after the final norm; rows: [batch, time, hidden]  →  the same shape.
-
-        Padding on the right means nothing: causality keeps it out of what precedes it. past: of what stands before the
-        rows; theirs are appended. None: the rows are all there is.
+        """rows: [batch, time, hidden]  →  the same shape: hidden states after the final norm. Padding on the right
+        means nothing: causality keeps it out of what precedes it. past: of what stands before the rows; theirs are
+        appended.
         """
         start = past[0][0].shape[2] if past else 0
         positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
@@ -128,14 +119,11 @@ class SpeechLM(nn.Module):
         return self.norm(x)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """hidden: [..., hidden]  →  [..., logits] float32, log-softmax over all ids."""
         return self.speech_head(hidden).float().log_softmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class LMPrompt:
-    """One sequence's input: the transcript and speech tokens of a reference, and the text to be spoken."""
-
     text: tuple[int, ...]
     prompt_text: tuple[int, ...] = ()
     prompt_speech: tuple[int, ...] = ()

@@ -15,10 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """Settings of each row of a batch: top_p [batch] float32, top_k [batch] int64, window [batch] int64 (tokens
-    looked back), max_repeats [batch] int64 (as many repeats in the window, or more, forbid a candidate).
-
-    `most`: no top_k is larger; None: to be read from `top_k`, for which a device must be waited for.
+    """top_p [batch] float32, top_k [batch] int64, window [batch] int64 (tokens looked back), max_repeats [batch] int64
+    (as many repeats in the window, or more, forbid a candidate). most: no top_k is larger; None: to be read from
+    `top_k`, for which a device must be waited for.
     """
 
     top_p: Tensor
@@ -29,10 +28,9 @@ class SamplingRows:
 
 
 def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """Candidates by falling probability: as long as the sum *before* one is below top_p, and at most top_k.
-
-    probabilities: [batch, ids]; top_p, top_k: [batch]; most: see `SamplingRows`  →  ids and their probabilities, both
-    [batch, most]; other ids have probability 0. Ties keep the order of ids.
+    """Candidates while the sum *before* one is below top_p, at most top_k. probabilities: [batch, ids]; top_p, top_k:
+    [batch]  →  ids by falling probability and their probabilities, both [batch, most]; other ids have probability 0.
+    Ties keep the order of ids.
     """
     size = probabilities.shape[-1]
     most = min(size, int(top_k.max()) if most is None else most)
@@ -61,10 +59,7 @@ def nucleus(probabilities: Tensor, top_p: Tensor, top_k: Tensor, most: int | Non
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Index drawn with probability proportional to its weight (inverse of the cumulative sum).
-
-    weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)  →  [batch] int64
-    """
+    """By the inverse of the cumulative sum. weights: [batch, n] ≥ 0, not all 0; uniforms: [batch] in (0, 1)."""
     cumulative = weights.cumsum(dim=-1)
     target = uniforms[:, None] * cumulative[:, -1:]
     index = (cumulative <= target).sum(dim=-1)
@@ -74,20 +69,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def repeats(recent: Tensor, window: Tensor, candidate: Tensor) -> Tensor:
-    """Count of the candidate among the last `window` tokens.
-
-    recent: [batch, n] int64, newest last, −1: no token yet; window, candidate: [batch]  →  [batch] int64
-    """
+    """recent: [batch, n] int64, newest last, −1: no token yet; window, candidate: [batch]  →  [batch] int64."""
     age = torch.arange(recent.shape[-1], 0, -1, device=recent.device)
     inside = age <= window[:, None]
     return ((recent == candidate[:, None]) & inside).sum(dim=-1)
 
 
 def sample(scores: Tensor, recent: Tensor, settings: SamplingRows, uniforms: Tensor) -> Tensor:
-    """Draw one id per row.
-
-    scores: [batch, ids] logits or log-probabilities, −inf where forbidden; recent: as in `repeats`;
-    uniforms: [batch, 2], for the nucleus and for the fallback  →  [batch] int64
+    """One id per row. scores: [batch, ids] logits or log-probabilities, −inf where forbidden; recent: as in `repeats`;
+    uniforms: [batch, 2], for the nucleus and for the fallback  →  [batch] int64.
     """
     ids, weights = nucleus(scores.softmax(dim=-1), settings.top_p, settings.top_k, settings.most)
     first = ids.gather(-1, draw(weights, uniforms[:, 0])[:, None])[:, 0]

@@ -24,15 +24,13 @@ from vivavoce.models.layers import lay_together, rotary_tables
 from vivavoce.models.lm.qwen2 import Layer, SpeechLM
 from vivavoce.models.packed_linear import Product, packed, packs
 
-SAFE_ROWS = 8
-"""From this number of rows on, every library seen computes a row alike whatever stands beside it."""
+SAFE_ROWS = 8  # from here on, every library seen computes a row alike whatever stands beside it
 _TRIED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 24, 40, 64)
 
 
 def joined(linears: Sequence[nn.Linear]) -> Product:
-    """The outputs of several layers over one input, side by side, as one product.
-
-    Unless weights are packed, the layers' own parameters become views of the joined one: nothing is held twice.
+    """Layers over one input, side by side. Unless weights are packed, their own parameters become views of the joined
+    one.
     """
     if packs(linears[0].weight):
         biases = [one.bias.detach() for one in linears if one.bias is not None]
@@ -48,9 +46,7 @@ def joined(linears: Sequence[nn.Linear]) -> Product:
 
 def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
     """The smallest step of row counts at which a row's result has the same bits as in a large batch: 1, 2, 4 or 8.
-
-    Libraries choose their kernels by the number of rows. Here they are asked, on this machine, with these weights.
-    sizes: the input size of each product.
+    Libraries choose their kernels by the number of rows; here they are asked, on this machine, with these weights.
     """
     if device.type != "cpu":
         return SAFE_ROWS
@@ -67,10 +63,7 @@ def fewest_rows(products: Sequence[Product], sizes: Sequence[int], device: torch
 
 
 def shared(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the joined product; the layers' own parameters become views of them.
-
-    Returns [outputs, inputs] and [outputs] (None: no layer has a bias); asked again, it gives the same memory.
-    """
+    """[outputs, inputs] and [outputs] (None: no layer has a bias); the layers' own parameters become views of them."""
     biases = [one.bias for one in linears if one.bias is not None]
     return lay_together([one.weight for one in linears]), lay_together(biases) if biases else None
 
@@ -80,8 +73,6 @@ Weights = TypeVar("Weights")
 
 @dataclass(frozen=True)
 class JoinedLayer(Generic[Weights]):
-    """One layer of the network; linear layers over the same input are joined."""
-
     attention_norm: Tensor
     qkv: Weights
     out: Weights
@@ -91,7 +82,6 @@ class JoinedLayer(Generic[Weights]):
 
     @classmethod
     def all(cls, lm: SpeechLM, join: Callable[[Sequence[nn.Linear]], Weights]) -> list[JoinedLayer[Weights]]:
-        """Layers of a network; join: makes one product of several linear layers over one input."""
         layers = [(layer, layer.attention, layer.mlp) for layer in cast(Iterable[Layer], lm.layers)]
         return [
             JoinedLayer(
@@ -108,9 +98,7 @@ class JoinedLayer(Generic[Weights]):
 
 @dataclass(frozen=True)
 class SlotCache:
-    """Fixed memory for `slots` sequences of at most `capacity` positions.
-
-    memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system gives a page
+    """memory: [layers, 2 (keys, values), slots, kv_heads, capacity, head_dim], zeroed: on a CPU the system gives a page
     when it is first written. The cache knows no lengths: what stands past a slot's own position is never read.
     """
 
@@ -124,10 +112,8 @@ class SlotCache:
         return cls(_zeros(shape, device, dtype))
 
     def first(self, slots: int, reach: int) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, Tensor]]]:
-        """Views of the first slots, layer by layer.
-
-        Returns where new rows are stored, each [2, slots, kv_heads, capacity, head_dim]; and keys and values of the
-        first `reach` positions, each pair of [slots, kv_heads, reach, head_dim].
+        """Views, layer by layer: where new rows are stored, [2, slots, kv_heads, capacity, head_dim], and keys and
+        values of the first `reach` positions, [slots, kv_heads, reach, head_dim] each.
         """
         stored = self.memory[:, :, :slots]
         readable = stored[:, :, :, :, :reach].flatten(0, 1).unbind(0)
@@ -166,10 +152,7 @@ class PackedRows:
 
 
 def _zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros; on a CPU the system gives each page when it is first written to.
-
-    `torch.zeros` writes to all of it at once: memory for 32 slots, of which one listener needs one.
-    """
+    """`torch.zeros` writes to all of it at once: memory for 32 slots, of which one listener needs one."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -184,8 +167,6 @@ Attend = Callable[[int, Tensor, Tensor], Tensor]
 
 
 class SlotLM:
-    """lm: on its final device; capacity: positions per slot."""
-
     def __init__(self, lm: SpeechLM, capacity: int) -> None:
         config = self.config = lm.config
         weight = lm.speech_head.weight
@@ -208,9 +189,8 @@ class SlotLM:
         self.row_step = fewest_rows(products, sizes, self._device, self._dtype)
 
     def prefill(self, packed: PackedRows, cache: SlotCache, reach: int) -> Tensor:
-        """Scores of what follows each sequence's last row.
-
-        reach: a bound on the sequences' positions  →  [n, ids] float32 log-probabilities
+        """reach: a bound on the sequences' positions  →  [n, ids] float32 log-probabilities of what follows each last
+        row.
         """
         count, longest = packed.padded.shape
         asking = packed.starts[:, None] + self._reached[:longest]
@@ -230,10 +210,7 @@ class SlotLM:
         return self._scores(embedded, packed.positions, attend, count, packed.last)
 
     def step(self, ids: Tensor, positions: Tensor, cache: SlotCache, reach: int) -> Tensor:
-        """Feed one speech token to each of the first slots.
-
-        ids, positions: [slots] int64; reach: a bound on the positions  →  [slots, ids] float32 log-probabilities
-        """
+        """ids, positions: [slots] int64; reach: a bound on the positions  →  [slots, ids] float32 log-probabilities."""
         slots, heads = len(ids), self.config.num_kv_heads
         bias = self._bias(positions[:, None], reach)
         index = positions[None, :, None, None, None].expand(2, slots, heads, 1, self._head_dim)

@@ -19,27 +19,23 @@ from vivavoce.models.vocoder.hift import (
     F0_CONVS,
     F0_KERNEL,
     LAST_SLOPE,
-    MAX_MAGNITUDE,
     OUTER_KERNEL,
     HarmonicSource,
     Reach,
     convolve,
     convolve_behind,
-    istft,
     laid_out,
     mean_of_blocks,
     residual_blocks,
     stft,
+    waveform,
 )
 
-PITCH_LOOKAHEAD = 3
-"""Frames that the pitch of one hears after it."""
+PITCH_LOOKAHEAD = 3  # frames that the pitch of one hears after it
 
 
 class CausalF0Predictor(nn.Module):
-    """`F0Predictor` whose frames hear `PITCH_LOOKAHEAD` frames after them, in float64, as in the official code: the
-    source sums pitches up to phases.
-    """
+    """In float64, as in the official code: the source sums pitches up to phases."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -51,7 +47,7 @@ class CausalF0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """`F0Predictor.forward`; pitches past a row's end are meaningless."""
+        """Pitches past a row's end are meaningless."""
         x = pad(zero_padding(mel, lengths), (0, PITCH_LOOKAHEAD)).double()
         for index, conv in enumerate(self.convs):
             x = pad(x, (F0_KERNEL - 1 if index else 0, 0))
@@ -63,12 +59,9 @@ class CausalF0Predictor(nn.Module):
 
 
 class SteppedSource(HarmonicSource):
-    """`HarmonicSource` whose phase is constant within a frame, and whose noise is uniform in [0, 1), not centred, as in
-    the official code.
-    """
+    """Its phase is constant within a frame, and its noise uniform in [0, 1), not centred, as in the official code."""
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
-        """See `HarmonicSource.excite`; noise: [batch, samples, harmonics], of `draw`."""
         config, hop = self.config, self.config.samples_per_frame
         voiced = (f0 > config.voiced_threshold_hz).float()[..., None]
         signal = self.merge(voiced * (config.sine_amplitude * torch.sin(cycles * (2 * math.pi) * hop)))
@@ -79,18 +72,13 @@ class SteppedSource(HarmonicSource):
         return torch.tanh(signal).transpose(1, 2)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Uniform noise by position, one number per harmonic, as their sum has no simple distribution of its own.
-
-        Shapes as in `HarmonicSource.draw`  →  [batch, samples, harmonics].
-        """
+        """[batch, samples, harmonics]: one number per harmonic, as their sum has no simple distribution of its own."""
         harmonics = self.config.num_harmonics + 1
         counters = places[..., None] * harmonics + torch.arange(harmonics, device=places.device)
         return uniform(seeds[..., None], NoiseStream.SOURCE, counters)
 
 
 class CausalHiFT(nn.Module):
-    """mel → pitch → source → waveform."""
-
     overlap = None  # see `HiFT`
 
     def __init__(self, config: CausalVocoderConfig) -> None:
@@ -116,7 +104,6 @@ class CausalHiFT(nn.Module):
 
     @property
     def reach(self) -> Reach:
-        """See `Reach`; before: of the mel, and of the source that was made for it."""
         # At the rates above the mel's less than a frame is heard ahead; the official code adds up what is parallel.
         return Reach(self.heard_before[0], PITCH_LOOKAHEAD + self.config.lookahead + 1)
 
@@ -142,7 +129,7 @@ class CausalHiFT(nn.Module):
         return -min(first, position), *stages
 
     def forward(self, mel: Tensor, noise: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        """`HiFT.forward`; noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
+        """noise: [batch, samples, harmonics] uniform in [0, 1), or None."""
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
@@ -161,14 +148,9 @@ class CausalHiFT(nn.Module):
             assert isinstance(down, nn.Conv1d)
             x = x + self.source_resblocks[stage](convolve(down, pad(spectrum, (down.stride[0] - 1, 0))), None)
             x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, None, both)
-        x = convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
-        bins = config.n_fft // 2 + 1
-        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
         frames = None if samples is None else samples // config.hop + 1
-        wave = istft(magnitude, torch.sin(x[:, bins:]), frames, config.n_fft, config.hop)
-        return wave.clamp(-config.audio_limit, config.audio_limit)
+        return waveform(convolve_behind(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0], frames, config)
 
 
 def _heard(kernel: int, dilations: tuple[int, ...]) -> int:
-    """Positions before its own that a causal residual block hears."""
     return (kernel - 1) * sum(dilation + 1 for dilation in dilations)

@@ -24,8 +24,8 @@ def laid_out(x: Tensor) -> Tensor:
 
 
 def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """The Conv1d `conv`; x: [batch, channels in, 1, time]; inside: [batch, 1, 1, time'], 1 within a row and 0 past its
-    end, None: all rows are full  →  [batch, channels out, 1, time'], zero past each row's end.
+    """x: [batch, channels in, 1, time]; inside: [batch, 1, 1, time'], 1 within a row and 0 past its end, None: all rows
+    are full  →  [batch, channels out, 1, time'], zero past each row's end.
     """
     assert isinstance(conv, nn.Conv1d)
     across, beside, step = conv.stride[0], int(conv.padding[0]), conv.dilation[0]
@@ -34,22 +34,21 @@ def convolve(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor
 
 
 def convolve_behind(conv: nn.Module, x: Tensor, inside: Tensor | None = None) -> Tensor:
-    """The Conv1d `conv`, which has no padding, over x and the zeros before it; shapes as in `convolve`."""
+    """Over x and the zeros before it; shapes as in `convolve`."""
     assert isinstance(conv, nn.Conv1d)
     return convolve(conv, pad(x, ((conv.kernel_size[0] - 1) * conv.dilation[0], 0)), inside)
 
 
 def convolve_transposed(conv: nn.Module, x: Tensor) -> Tensor:
-    """The ConvTranspose1d `conv`; x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
+    """x: [batch, channels, 1, time]  →  [batch, channels out, 1, time']."""
     assert isinstance(conv, nn.ConvTranspose1d)
     return conv_transpose2d(x, conv.weight[:, :, None], conv.bias, (1, conv.stride[0]), (0, int(conv.padding[0])))
 
 
 def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Spectrum with centred frames, each row reflected at its own end (periodic Hann window).
-
-    signal: [batch, samples]; lengths: [batch] samples, None if all are full  →  [batch, n_fft + 2, samples // hop + 1],
-    real parts first, zero past a row's frames
+    """Centred frames, each row reflected at its own end (periodic Hann window). signal: [batch, samples]; lengths:
+    [batch] samples, None if all are full  →  [batch, n_fft + 2, samples // hop + 1], real parts first, zero past a
+    row's frames.
     """
     samples = signal.shape[1]
     last = (torch.full((1,), samples, device=signal.device) if lengths is None else lengths)[:, None] - 1
@@ -65,10 +64,8 @@ def stft(signal: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor
 
 
 def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, hop: int) -> Tensor:
-    """Waveform from magnitude and phase: windowed overlap-add over the row's own frames, ends trimmed.
-
-    magnitude, phase: [batch, n_fft / 2 + 1, frames]; lengths: [batch] frames, None if all are full
-    →  [batch, (frames − 1) · hop]
+    """Windowed overlap-add over the row's own frames, ends trimmed. magnitude, phase: [batch, n_fft / 2 + 1, frames];
+    lengths: [batch] frames, None if all are full  →  [batch, (frames − 1) · hop].
     """
     frames = magnitude.shape[-1]
     window = torch.hann_window(n_fft, device=magnitude.device)
@@ -86,9 +83,7 @@ def istft(magnitude: Tensor, phase: Tensor, lengths: Tensor | None, n_fft: int, 
 
 
 class HarmonicSource(nn.Module):
-    """Pitch → excitation signal.
-
-    Phases are summed per frame and drawn out to samples linearly, frame centre to frame centre, as CosyVoice2 does.
+    """Phases are summed per frame and drawn out to samples linearly, frame centre to frame centre, as CosyVoice2 does.
     A stream that vocodes piece by piece carries the phase from one piece to the next.
     """
 
@@ -98,19 +93,15 @@ class HarmonicSource(nn.Module):
         self.merge = nn.Linear(config.num_harmonics + 1, 1)
 
     def forward(self, f0: Tensor, noise: Tensor | None, carried: Tensor | None = None) -> Tensor:
-        """Excitation for whole frames.
-
-        f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
+        """f0: [batch, frames] Hz, 0 past a row's end; noise: [batch, samples, harmonics] standard normal, None: silent,
         or [batch, samples, 1] for what the harmonics' noises come to together, which a single one draws as well;
-        carried: [batch, harmonics] cycles, what `phase_at_end` gave for the frames before  →  [batch, 1, samples]
+        carried: [batch, harmonics] cycles, what `phase_at_end` gave for the frames before  →  [batch, 1, samples].
         """
         return self.excite(f0, self.cycles(f0, carried), noise, carried)
 
     def cycles(self, f0: Tensor, carried: Tensor | None) -> Tensor:
-        """Cycles of each harmonic divided by the samples of a frame, summed over frames: the scale is applied last,
-        as in the official code, because float32 rounding depends on it.
-
-        Shapes as in `forward`  →  [batch, frames, harmonics]
+        """[batch, frames, harmonics] divided by the samples of a frame: the scale is applied last, as in the official
+        code, because float32 rounding depends on it.
         """
         multiples = torch.arange(1, self.config.num_harmonics + 2, device=f0.device, dtype=f0.dtype)
         per_sample = (f0[..., None] * multiples / self.config.sample_rate) % 1
@@ -118,7 +109,6 @@ class HarmonicSource(nn.Module):
         return start + torch.cumsum(per_sample, dim=1)
 
     def excite(self, f0: Tensor, cycles: Tensor, noise: Tensor | None, carried: Tensor | None) -> Tensor:
-        """`forward`, given what `cycles` makes of the same f0 and carried."""
         config, hop = self.config, self.config.samples_per_frame
         phase = self._phases(f0, cycles, carried)
         voiced = (f0 > config.voiced_threshold_hz).float().repeat_interleave(hop, dim=1)[:, None]
@@ -132,10 +122,9 @@ class HarmonicSource(nn.Module):
         return torch.tanh(signal)
 
     def draw(self, seeds: Tensor, places: Tensor) -> Tensor:
-        """Noise by position: the same however the frames are cut. seeds: [batch, 1], places: [batch, samples], int64
-
-        →  [batch, samples, 1]: one number per sample and not one per harmonic. The source adds them up in any case, and
-        drawing them all would take a CPU half as long as the whole vocoder.
+        """The same however the frames are cut. seeds: [batch, 1], places: [batch, samples], int64  →  [batch, samples,
+        1]: one number per sample and not one per harmonic. The source adds them up in any case, and drawing them all
+        would take a CPU half as long as the whole vocoder.
         """
         return normal(seeds, NoiseStream.SOURCE, places)[..., None]
 
@@ -151,7 +140,7 @@ class HarmonicSource(nn.Module):
         return None
 
     def phase_at_end(self, f0: Tensor, carried: Tensor | None = None) -> Tensor:
-        """Cycles, modulo 1, summed up to the last frame; shapes as in `forward`  →  [batch, harmonics]."""
+        """Cycles, modulo 1: [batch, harmonics]."""
         return self.cycles(f0, carried)[:, -1] % 1
 
 
@@ -184,7 +173,7 @@ F0_KERNEL = 3
 
 
 class F0Predictor(nn.Module):
-    """Five convolutions with ELU and one linear layer; the absolute value is the pitch in Hz."""
+    """The absolute value is the pitch in Hz; a frame's depends on `F0_CONVS` frames on either side."""
 
     def __init__(self, mel_bins: int, channels: int) -> None:
         super().__init__()
@@ -195,10 +184,7 @@ class F0Predictor(nn.Module):
         self.out = nn.Linear(channels, 1)
 
     def forward(self, mel: Tensor, lengths: Tensor | None) -> Tensor:
-        """mel: [batch, bins, frames]; lengths: [batch] or None if all are full  →  [batch, frames] Hz, 0 past the end.
-
-        A frame's pitch depends on `F0_CONVS` frames on either side.
-        """
+        """mel: [batch, bins, frames]; lengths: [batch], None: all are full  →  [batch, frames] Hz, 0 past the end."""
         x = zero_padding(mel, lengths)
         # The source sums the pitch up to phases: an error of a thousandth is half a cycle within a second.
         # So convolutions on CUDA are without TF32, whose 10 bits of mantissa are torch's default for them, in a switch
@@ -213,8 +199,7 @@ class F0Predictor(nn.Module):
         return zero_padding(f0[:, None], lengths)[:, 0]
 
 
-LEAST_ALPHA = 1e-9
-"""Added to α before the division, as in the official code."""
+LEAST_ALPHA = 1e-9  # added to α before the division, as in the official code
 
 
 class Snake(nn.Module):
@@ -225,7 +210,6 @@ class Snake(nn.Module):
         self.alpha = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, channels, 1, time]  →  the same shape; 0 stays 0."""
         alpha = self.alpha[:, None, None]
         if torch.is_grad_enabled():
             return x + torch.sin(alpha * x).square() / (alpha + LEAST_ALPHA)
@@ -234,10 +218,7 @@ class Snake(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: snake, dilated convolution, snake, convolution, added to the input.
-
-    causal: a position hears what precedes it only.
-    """
+    """causal: a position hears what precedes it only."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, causal: bool = False) -> None:
         super().__init__()
@@ -261,8 +242,7 @@ class ResBlock(nn.Module):
 
 OUTER_KERNEL = 7
 MAX_MAGNITUDE = 100.0
-LAST_SLOPE = 0.01
-"""Slope of the last activation: the official code leaves it at PyTorch's default there."""
+LAST_SLOPE = 0.01  # of the last activation: the official code leaves it at PyTorch's default there
 
 
 class Reach(NamedTuple):
@@ -272,18 +252,22 @@ class Reach(NamedTuple):
     after: int
 
 
-class HiFT(nn.Module):
-    """mel → pitch → source → waveform. `forward` is the three steps; a stream calls them one by one."""
+def waveform(x: Tensor, lengths: Tensor | None, config: VocoderConfig) -> Tensor:
+    """x: [batch, n_fft + 2, frames], logarithms of magnitudes, then what phases are the sine of; rest as in `istft`."""
+    bins = config.n_fft // 2 + 1
+    magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
+    wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
+    return wave.clamp(-config.audio_limit, config.audio_limit)
 
-    reach: Reach | None = None
-    """None: a stream is given less than is heard, and fades pieces into one another."""
+
+class HiFT(nn.Module):
+    reach: Reach | None = None  # None: a stream is given less than is heard, and fades pieces into one another
 
     def __init__(
         self, config: VocoderConfig, source: type[HarmonicSource] = HarmonicSource, overlap: int | None = None
     ) -> None:
         super().__init__()
-        self.overlap = overlap
-        """Frames that a stream's pieces share if they are joined officially only (CosyVoice 1); None: as is asked."""
+        self.overlap = overlap  # frames that pieces share if they are joined officially only (CosyVoice 1)
         self.config = config
         rates, kernels = config.upsample_rates, config.upsample_kernels
         channels = [config.base_channels // 2**i for i in range(len(rates) + 1)]
@@ -313,8 +297,8 @@ class HiFT(nn.Module):
         return self.decode(mel, self.source(self.f0(mel, lengths), noise), lengths)
 
     def decode(self, mel: Tensor, source: Tensor, lengths: Tensor | None = None, both: PairRunner = in_turn) -> Tensor:
-        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; lengths as in `forward`; both:
-        does the residual blocks of each stage, all but the last one and the last one  →  [batch, samples].
+        """mel: [batch, bins, frames]; source: [batch, 1, frames · samples_per_frame]; both: does the residual blocks of
+        each stage, all but the last one and the last one  →  [batch, samples].
         """
         config = self.config
         samples = None if lengths is None else lengths * config.samples_per_frame
@@ -336,11 +320,7 @@ class HiFT(nn.Module):
                 x.mul_(inside)
             count = len(config.resblock_kernels)
             x = mean_of_blocks(self.resblocks[stage * count : (stage + 1) * count], x, inside, both)
-        x = convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0]
-        bins = config.n_fft // 2 + 1
-        magnitude = torch.exp(x[:, :bins]).clamp(max=MAX_MAGNITUDE)
-        wave = istft(magnitude, torch.sin(x[:, bins:]), lengths, config.n_fft, config.hop)
-        return wave.clamp(-config.audio_limit, config.audio_limit)
+        return waveform(convolve(self.conv_post, leaky_relu(x, LAST_SLOPE))[:, :, 0], lengths, config)
 
 
 def residual_blocks(
@@ -358,10 +338,7 @@ def residual_blocks(
 
 
 def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both: PairRunner) -> Tensor:
-    """The mean of residual blocks over one input; the last block, whose kernel is the longest, costs half of all.
-
-    x, inside: as in `ResBlock.forward`  →  as x
-    """
+    """The last block, whose kernel is the longest, costs half of all; x, inside: as in `ResBlock.forward`  →  as x."""
     *most, last = blocks
     if not most:
         return last(x, inside)
@@ -370,5 +347,4 @@ def mean_of_blocks(blocks: nn.ModuleList, x: Tensor, inside: Tensor | None, both
 
 
 def _inside(lengths: Tensor, x: Tensor) -> Tensor:
-    """1 where a row of x [..., time] has a position, 0 past its end  →  [batch, 1, 1, time] like x."""
     return valid_positions(lengths, x.shape[-1])[:, None, None].to(x.dtype)

@@ -22,15 +22,13 @@ from vivavoce.models.vocoder.hift import LAST_SLOPE, LEAST_ALPHA, MAX_MAGNITUDE,
 
 
 class Pair(NamedTuple):
-    """Two convolutions of a residual block and the activation between them."""
-
     first: Convolution
     between: Activated
     second: Convolution
 
 
 class PackedBlock(NamedTuple):
-    """A residual block; `entry` is what its first convolution reads, `inner` what those of the other pairs read."""
+    """`entry` is what its first convolution reads, `inner` what those of the other pairs read."""
 
     entry: Activated
     inner: tuple[Activated, ...]
@@ -38,10 +36,8 @@ class PackedBlock(NamedTuple):
 
 
 class PackedStage(NamedTuple):
-    """One step up in rate.
-
-    down: brings the source's spectrum down to the stage's rate; entries: of all blocks in one; leaving: what the next
-    layer reads of the blocks' mean.
+    """down: brings the source's spectrum down to the stage's rate; entries: of all blocks in one; leaving: what the
+    next layer reads of the blocks' mean.
     """
 
     up: Convolution
@@ -53,9 +49,7 @@ class PackedStage(NamedTuple):
 
 
 class PackedVocoderWeights(NamedTuple):
-    """All layers but the source's own.
-
-    pitch: float32, of the causal vocoder float64; the last one gives the pitch ± in column 0; last: its columns are
+    """pitch: float32, of the causal vocoder float64; the last one gives the pitch ± in column 0; last: its columns are
     logarithms of magnitudes, then what phases are the sine of, each padded to `lanes`.
     """
 
@@ -68,7 +62,7 @@ class PackedVocoderWeights(NamedTuple):
 
 
 def pack_weights(vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> PackedVocoderWeights:
-    """Lay the weights out anew; dtype: of the products and of what they read, but for the pitch's."""
+    """dtype: of the products and of what they read, but for the pitch's."""
     config, exact = vocoder.config, torch.float32
     # Positions that layers hear after their own; None: as many as before.
     ahead = pitch_ahead = first_ahead = None
@@ -219,9 +213,7 @@ PADDING, INSIDE, AFTER, FIRST = range(4)
 
 
 class PackedFrames(NamedTuple):
-    """Where the rows of a packed batch lie.
-
-    tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
+    """tags: [frames] int32: PADDING, INSIDE, AFTER or FIRST; row_of: [frames] int32: the row of each frame that is not
     PADDING; rows: [rows, WIDTH] int64, see `kernels.layouts.PackedRow`; stages: tags of what each stage computes, where
     that is not all.
     """
@@ -260,11 +252,9 @@ def gap_frames(config: VocoderConfig) -> int:
 
 
 class PackedVocoder:
-    """Weights laid out anew, and the steps from mel to samples. Nothing is waited for; launches are always the same.
-
-    vocoder: float32, on the device; dtype: of the products, of what they read, and of the sums that residual blocks
-    pass on (in float32 these would take a quarter off the rounding, and half as much memory again); pitch, phases,
-    source and both transforms stay in float32.
+    """Nothing is waited for; launches are always the same. dtype: of the products, of what they read, and of the sums
+    that residual blocks pass on (in float32 these would take a quarter off the rounding, and half as much memory
+    again); pitch, phases, source and both transforms stay in float32.
     """
 
     def __init__(self, vocoder: HiFT | CausalHiFT, dtype: torch.dtype) -> None:
@@ -292,10 +282,8 @@ class PackedVocoder:
         )
 
     def excite(self, mel: Tensor, frames: PackedFrames, carried: Tensor, source: Tensor, *, noise: bool) -> Tensor:
-        """Pitch and source of all frames.
-
-        mel: [frames, bins] float32, zero outside of the rows; carried: [rows, lanes] float32 cycles; source: [frames ·
-        samples per frame] float32, written where it is not known  →  [rows, lanes], see `make_source`
+        """mel: [frames, bins] float32, zero outside of the rows; carried: [rows, lanes] float32 cycles; source: [frames
+        · samples per frame] float32, written where it is not known  →  [rows, lanes], see `make_source`.
         """
         x, (*convs, out) = mel, self._weights.pitch
         for conv in convs:
@@ -345,7 +333,7 @@ class PackedVocoder:
         leaving: Activated | None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """x: what the block adds to; entry: x activated; the rest: of its last convolution, as in `convolve`."""
+        """entry: x activated; the rest: of its last convolution, as in `convolve`."""
         for pair, following in zip(block.pairs, block.inner, strict=False):
             h = self._convolve(entry, pair.first, tags, activated=pair.between)[1][0]
             x, made = self._convolve(h, pair.second, tags, added=(x,), raw=self._dtype, activated=following)

@@ -306,12 +306,10 @@ TEMPLATES = tuple(
 
 
 def sentence(r: random.Random) -> str:
-    """One sentence from a template drawn at random."""
     return fill(r.choice(TEMPLATES), r)
 
 
 def fill(template: str, r: random.Random) -> str:
-    """The template with words drawn for its slots and a capital first."""
     filled = _SLOT.sub(lambda slot: _value(slot[2], bool(slot[1]), r), template)
     return filled[0].upper() + filled[1:]
 

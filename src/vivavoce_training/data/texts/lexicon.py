@@ -6,12 +6,10 @@ import re
 
 
 def _each(text: str) -> tuple[str, ...]:
-    """The words."""
     return tuple(text.split())
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """The entries between commas, over all lines."""
     return tuple(part.strip() for part in " ".join(text.split()).split(","))
 
 

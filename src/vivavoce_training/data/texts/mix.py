@@ -13,10 +13,8 @@ from vivavoce_training.data.texts.lexicon import FIXED
 from vivavoce_training.data.texts.sentence import MAX_WORDS, is_reserved, words
 from vivavoce_training.data.texts.wordnet import WordNet
 
-SHARES = {"examples": 0.28, "glosses": 0.22, "templates": 0.32, "coverage": 0.14, "fixed": 0.04}
-"""Of the utterances."""
-JOINED = 0.3
-"""Of the utterances that are short: how many get a second short one after them."""
+SHARES = {"examples": 0.28, "glosses": 0.22, "templates": 0.32, "coverage": 0.14, "fixed": 0.04}  # of the utterances
+JOINED = 0.3  # of the utterances that are short: how many get a second short one after them
 SHORT_WORDS = 9
 TEST_WORDS = (5, 12)
 
@@ -136,7 +134,6 @@ class Coverage:
         self._r = r
 
     def sentence(self) -> str:
-        """The next sentence, with a capital first."""
         filled = _SLOT.sub(lambda slot: self._word(slot[2], bool(slot[1])), self._r.choice(FRAMES))
         return filled[0].upper() + filled[1:]
 
@@ -146,8 +143,6 @@ class Coverage:
 
 
 class _Deck:
-    """Words in an order of chance, shuffled anew each time all are drawn."""
-
     def __init__(self, cards: Sequence[str], r: random.Random) -> None:
         self._cards, self._r = list(cards), r
         self._left: list[str] = []

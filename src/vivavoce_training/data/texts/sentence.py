@@ -1,4 +1,4 @@
-"""What a sentence of the corpus is: plain ASCII, of a speakable length, suitable, reserved for tests or not."""
+"""Rules for sentences of the corpus: plain ASCII, of a speakable length, suitable, reserved for tests or not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _ABBREVIATED = re.compile(
     r"|Ltd|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Oct|Nov|Dec)\."
 )
 """Spellings whose reading is not the words as they stand."""
-_QUOTED = re.compile(r"(?<![A-Za-z])'|(?<![sS])'(?![A-Za-z])")
-"""Apostrophes that are quotation marks."""
+_QUOTED = re.compile(r"(?<![A-Za-z])'|(?<![sS])'(?![A-Za-z])")  # apostrophes that are quotation marks
 _SPACES = re.compile(r"\s+")
 _LOOSE_MARK = re.compile(r" +([,.?!;:])")
 _QUOTES = str.maketrans({"`": "'", "’": "'", "‘": "'"})
@@ -59,7 +58,6 @@ def is_reserved(sentence: str) -> bool:
 
 
 def is_suitable(sentence: str) -> bool:
-    """Whether none of the words is one that no demo should speak."""
     return not any(_is_unsuitable(word) for word in words(sentence))
 
 

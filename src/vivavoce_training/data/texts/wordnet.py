@@ -35,7 +35,7 @@ _MARKED = re.compile(
 
 @dataclass(frozen=True)
 class WordNet:
-    """What is taken from WordNet, in its own order and without repeats.
+    """The parts taken from WordNet, in its own order and without repeats.
 
     examples, glosses: sentences; lemmas: for each part of speech the single words in lower case that glosses or
     examples use, and "name": those with a capital. No two sentences, of whichever kind, have the same words.
@@ -91,7 +91,6 @@ def _entries(part: str, folder: Path) -> Iterator[_Entry]:
 
 
 def _definitions(gloss: str) -> list[str]:
-    """The parts of a gloss that are no examples and no asides in brackets."""
     return [part for part in _ASIDE.sub("", _EXAMPLE.sub("", gloss)).split(";") if part.strip()]
 
 
