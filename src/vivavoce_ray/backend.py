@@ -26,7 +26,6 @@ from vivavoce_textnorm.types import NormalizedText
 log = logging.getLogger(__name__)
 
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
-"""The errors of a lost replica, node or deployment."""
 TRIES = 3
 """Replicas of a pool that are asked for one request, the one with the most headroom first."""
 ASK_S = 120.0
@@ -36,8 +35,6 @@ PULSE_S, LATE_S = 1.0, 3.0
 
 
 class _Stream:
-    """The `SpeechStream` of a call to one replica."""
-
     def __init__(self, calls: Any, sample_rate: int, mailbox: Any, stream_id: str) -> None:
         self._calls, self.sample_rate, self._mailbox, self._id = calls, sample_rate, mailbox, stream_id
         self.verdict: Verdict | None = None

@@ -33,7 +33,6 @@ class TextMailbox:
         return await self._texts[stream_id].get()
 
     async def forget(self, stream_id: str) -> None:
-        """Drop a stream that has ended."""
         self._texts.pop(stream_id, asyncio.Queue()).put_nowait(None)  # a waiting `take` gets the end
 
 
@@ -75,7 +74,6 @@ class EngineReplica:
                 feeding.cancel()
 
     async def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Returns the result or the error of a method of the engine."""
         try:
             return await getattr(self._engine, method)(*arguments, **options)
         except VivavoceError as error:

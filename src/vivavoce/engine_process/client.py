@@ -198,7 +198,6 @@ class EngineClient:
         )
 
     async def close(self) -> None:
-        """End the process and its requests."""
         if not self.ready and self._process is not None:
             self._process.kill()  # it is loading the model or stuck, and would not see that its socket is closed
         self._can_speak.clear()  # later requests would wait for ever
@@ -210,11 +209,9 @@ class EngineClient:
         self._lose_all(EngineStopped("server: it is shutting down; ask another one, or again in some seconds"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """The result of a method of `ModelService`."""
         return await self._ask(messages.Call(next(self._numbers), method, arguments))
 
     async def _ask(self, question: messages.Question) -> Any:
-        """The answer of the process; raises the error that it answers with."""
         if not self._can_speak.is_set():
             raise _not_ready()
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
@@ -234,7 +231,6 @@ class EngineClient:
             self._writer.write(framed(message))
 
     async def _keep(self) -> None:
-        """Run one process after another, until the server closes or the first one cannot start."""
         pause_s, failures, now = PAUSES_S[0], 0, asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(pause_s)
@@ -274,7 +270,6 @@ class EngineClient:
         return was_ready, ending
 
     async def _watch(self) -> None:
-        """Kill a process that does not get ready, or does not answer."""
         began, first_s = asyncio.get_running_loop().time(), self._first_start_s
         limit_s = None if first_s is None else max(RESTART_S, RESTART_FACTOR * first_s)
         trouble = "got ready"
@@ -323,7 +318,6 @@ class EngineClient:
             self._process.kill()
 
     async def _begin(self) -> asyncio.StreamReader:
-        """Start a process. Returns the reader of its messages."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:

@@ -132,7 +132,6 @@ class EngineFleet:
 
     def __init__(self, engines: Mapping[str, EngineClient]) -> None:
         self.engines = engines
-        """See `engines_of`."""
         self._first = next(iter(engines.values()))
         self._starting: list[asyncio.Task[None]] = []
 
@@ -195,7 +194,6 @@ class EngineFleet:
         return None
 
     async def close(self) -> None:
-        """End all processes and their requests."""
         for one in self._starting:
             one.cancel()
         await asyncio.gather(*(one.close() for one in self.engines.values()))

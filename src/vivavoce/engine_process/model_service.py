@@ -181,7 +181,6 @@ class ModelService:
         return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
 
     async def _extracted(self, recording: Recording) -> Voice:
-        """The voice of a recording, from memory or extracted if the engine has room."""
         if len(recording.content) > self._max_recording_bytes:
             raise TooLarge(
                 f"reference audio: {len(recording.content)} bytes are more than the limit of "
@@ -234,7 +233,6 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:
-    """The engine's settings; InvalidRequest: they contradict each other."""
     return EngineSettings(
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
         kernels=model.kernels,

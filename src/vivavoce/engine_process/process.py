@@ -38,16 +38,12 @@ OWNER_SHARE = 4
 POLL_S = 0.05
 """Between two looks at threads that are all busy."""
 ENGINE_FAILED = 3
-"""The exit code when the engine has failed."""
 DEFECT = 1
-"""The exit code after an unexpected error."""
 CLOSING_S = 10.0
 """Time to close model and voices; with a stuck device that would never end."""
 
 
 class EngineServer:
-    """The connection to the server, and its running requests."""
-
     def __init__(self, service: ModelService, writer: asyncio.StreamWriter) -> None:
         self._service, self._writer = service, writer
         self._sessions: dict[int, RequestSession] = {}
@@ -57,10 +53,8 @@ class EngineServer:
         self._coming: dict[bool, list[str]] = {True: [], False: []}
         """The owners of requests that the engine has not got yet, by whether their text is streamed."""
         self.failed = asyncio.Event()
-        """Set when the engine has failed."""
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Handle messages until the server closes the socket."""
         while (message := await read_message(reader)) is not None:
             self._take(message)
         for task in self._tasks.values():

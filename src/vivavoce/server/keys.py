@@ -49,14 +49,11 @@ FIELD = "auth.keys_file"
 _HOW = "send yours as `Authorization: Bearer KEY`"
 SPEECH_PATH = "/v1/audio/speech"
 MAX_SIGNED_S = 7 * 86_400
-"""The longest time for which a URL is signed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class KeyEntry(Principal):
-    """One key and its principal. sha256: of the key, in hexadecimal; expires: None: never."""
-
     may_publish: bool = False
     sha256: str = field(default="", repr=False)
     expires: datetime | None = None
@@ -232,7 +229,6 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _state_of(path: Path) -> tuple[int, int, int, int] | None:
-    """Differs after each change of the file; None: the file is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -316,7 +312,6 @@ def _entries_of(values: Mapping[str, Any], path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _written(entry: KeyEntry) -> str:
-    """The entry as TOML without defaults; names need no escapes."""
     usual = {one.name: one.default for one in fields(entry)} | {"owner": entry.name}
     lines = ["[[key]]"]
     for name in _FIELDS:

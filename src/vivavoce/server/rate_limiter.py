@@ -35,7 +35,6 @@ class Principal:
 
 
 ANONYMOUS = Principal()
-"""Every sender at a server without keys."""
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
@@ -56,8 +55,6 @@ class _Account:
 
 
 class RateLimiter:
-    """The accounts of all principals with limits, by name."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}

@@ -20,7 +20,6 @@ from vivavoce.server.rate_limiter import Principal
 CAPACITY = 10_000
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CLIENT_ERRORS = {InvalidRequest.code, *(kind.code for kind in InvalidRequest.__subclasses__())}
-"""Errors that a client causes."""
 
 _ENDED, _REFUSED = "speech ended", "speech refused"
 _log = logging.getLogger("vivavoce.speech")
@@ -28,14 +27,12 @@ _log = logging.getLogger("vivavoce.speech")
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request, running or finished.
+    """One request, running (its fields hold the state so far) or finished.
 
-    principal_name: of the key, "" on a server without keys; protocol: "openai", "grpc" …; started: Unix time
-    in seconds; characters: of accepted text; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
-    runs; reason, error, error_code: of its verdict, None while it runs; figures: the engine's, if it had no room;
-    admission_s: seconds from the start until it was accepted, None before and if refused; first_audio_s, total_s:
-    seconds until its first audio (None: no audio) and its end; deadline: the time of the dispatcher's clock at which it
-    is ended, None: never; notes: deviations from the request, for the client; scope: of the task of the request.
+    principal_name: "" on a server without keys; started: Unix time; figures: the engine's, if it had no room;
+    admission_s: seconds until it was accepted, None if it is not; first_audio_s, total_s: seconds from the start, None
+    without audio or end; deadline: by the dispatcher's clock, None: never; notes: deviations from the request, for the
+    client.
     """
 
     request_id: str
@@ -59,7 +56,6 @@ class RequestRecord:
 
     @property
     def status(self) -> str:
-        """ "running" or "finished"."""
         return "running" if self.reason is None else "finished"
 
 
@@ -84,7 +80,6 @@ class RequestLog:
 
     @property
     def finished(self) -> list[RequestRecord]:
-        """The finished requests in memory, the oldest first."""
         return list(self._finished.values())
 
     def begin(self, request_id: str, principal_name: str, protocol: str, at: float) -> RequestRecord:
@@ -136,7 +131,6 @@ class RequestLog:
 
 
 def _write_line(record: RequestRecord) -> None:
-    """Write the log line of a request; a warning if the server failed."""
     refused, client_error = record.admission_s is None, record.error_code in _CLIENT_ERRORS
     failed = record.reason is FinishReason.ERROR and not refused and not client_error
     # The messages of client errors, and of an upstream server, may quote what was sent.
@@ -165,7 +159,7 @@ def _write_line(record: RequestRecord) -> None:
 
 @dataclass
 class Usage:
-    """The usage of one key. requests: accepted ones; refused: others; last: the time of the last end, or ""."""
+    """The usage of one key. requests: accepted ones; last: the time of the last end, or ""."""
 
     requests: int = 0
     refused: int = 0

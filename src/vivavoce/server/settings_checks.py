@@ -79,7 +79,6 @@ def missing(settings: ServerSettings) -> Iterator[str]:
 
 
 def advice(settings: ServerSettings) -> Iterator[str]:
-    """A line for each setting that works but may be a mistake."""
     server, keys, reachable = settings.server, settings.auth.keys_file, not is_loopback(settings.server.host)
     if not keys and reachable:
         yield f"whoever reaches {server.host} may ask this server; auth.keys_file makes it want keys"
@@ -94,7 +93,6 @@ def advice(settings: ServerSettings) -> Iterator[str]:
 
 
 def tls_problems(server: ServerSection) -> Iterator[str]:
-    """A line for each of the server's certificates that cannot be used."""
     certificate, key, client_ca = server.tls_certificate, server.tls_key, server.tls_client_ca
     unreadable = False
     for name, path in {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": client_ca}.items():

@@ -25,7 +25,6 @@ from vivavoce.server.settings_checks import contradictions
 from vivavoce.server.toml_file import closest, read_toml
 
 DEFAULT = "default"
-"""The origin of a value without a source."""
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
 _OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
@@ -142,7 +141,6 @@ def resolve_settings(
 def try_settings(
     config: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[Resolved | None, list[str]]:
-    """The settings, or a line for each problem."""
     named = str(config) if config else environment.get("VIVAVOCE_CONFIG")
     try:
         sources = [_file(Path(os.path.expanduser(named)))] if named else []
@@ -206,7 +204,6 @@ class _Source:
 
 
 def _file(path: Path) -> _Source:
-    """A TOML file; errors as `read_toml`."""
 
     def unknown(section: str, field: str) -> str:
         if section not in SECTIONS:
@@ -222,7 +219,6 @@ def _file(path: Path) -> _Source:
 
 
 def _environment(environment: Mapping[str, str]) -> _Source:
-    """Variables; an empty one counts as not given."""
     known, given = {setting.variable: setting for setting in SETTINGS.values()}, _given(environment)
     variables = {own: alias for alias, own in _ALIASES.items() if alias in given} | {name: name for name in given}
     values: dict[str, dict[str, str]] = {}
@@ -261,7 +257,6 @@ def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _flags(flags: Mapping[str, object]) -> _Source:
-    """Flags by the settings' names; None and empty lists are not given."""
     values: dict[str, dict[str, object]] = {}
     for name, value in flags.items():
         if value not in (None, [], ()):
@@ -270,7 +265,6 @@ def _flags(flags: Mapping[str, object]) -> _Source:
 
 
 def example_file() -> str:
-    """A TOML file with every setting, its meaning, limits, default and variable, all commented out."""
     blocks = [_EXAMPLE_HEAD]
     for section, about in SECTIONS.items():
         blocks.append(f"\n[{section}]  # {about}\n")
@@ -281,7 +275,6 @@ def example_file() -> str:
 
 
 def reference() -> str:
-    """All settings as Markdown: a table for each section."""
     lines = []
     for section, about in SECTIONS.items():
         lines += [f"### `[{section}]`", "", about, "", "| setting | default | what it may be | flag | meaning |"]
@@ -328,4 +321,3 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for se
 SECTIONS: Mapping[str, str] = MappingProxyType(
     {name: str(part.annotation and part.annotation.__doc__) for name, part in ServerSettings.model_fields.items()}
 )
-"""The sections and their meanings."""

@@ -48,7 +48,6 @@ class Tracing:
         return cls(provider)
 
     def write(self, record: RequestRecord) -> None:
-        """Write the spans of a request that has ended."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
