@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
@@ -98,8 +98,8 @@ class RemoteStream:
 class EngineClient:
     """The `SpeechBackend` of one engine process; made and used in one event loop.
 
-    command: starts the process, with the socket's file descriptor as its last argument; name: of this engine, "" for a
-    single one; variables: of the process's environment, beside this one's.
+    command: the process; its last argument will be the socket's file descriptor; name: "" for a single engine;
+    variables: for the process's environment, beside this one's.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class EngineClient:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, about: ModelInfo | None = None) -> None:
-        """Start the process and wait until its model is ready; VivavoceError: it cannot be loaded.
+        """Wait until the process's model is ready; VivavoceError: it cannot be loaded.
 
-        about: the model, if another process has loaded it already: then this one is restarted even if its start fails.
+        about: the model, if another process has loaded it: then this one is restarted even if its start fails.
         """
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
@@ -171,18 +171,15 @@ class EngineClient:
         return stream
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        text: NormalizedText = await self._call("normalize", request)
-        return text
+        return cast(NormalizedText, await self._call("normalize", request))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
-        voices: list[VoiceSummary] = await self._call("voices", owner)
-        return voices
+        return cast(list[VoiceSummary], await self._call("voices", owner))
 
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        voice: VoiceSummary = await self._call("add_voice", owner, name, recording, description, replace)
-        return voice
+        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, description, replace))
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)
@@ -338,8 +335,18 @@ class EngineClient:
 
     def _take(self, message: messages.FromProcess) -> None:
         match message:
-            case messages.Opening(outcome):
-                self._take_opening(outcome)
+            case messages.Opening(ModelInfo() as about):
+                self._about = about
+                self._can_speak.set()
+                name = {"engine": self._name} if self._name else {}
+                log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **name)
+                if not self._first.done():
+                    self._first.set_result(None)
+            case messages.Opening(VivavoceError() as error):
+                if self._first.done():
+                    log.error("engine not started: %(error)s", {"error": error})
+                else:
+                    self._first.set_exception(error)
             case messages.Answer(number, value):
                 self._answer(number, value)
             case messages.Event(number, event):
@@ -359,19 +366,6 @@ class EngineClient:
             question.set_exception(value)
         else:
             question.set_result(value)
-
-    def _take_opening(self, opening: ModelInfo | VivavoceError) -> None:
-        if isinstance(opening, ModelInfo):
-            self._about = opening
-            self._can_speak.set()
-            name = {"engine": self._name} if self._name else {}
-            log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **name)
-            if not self._first.done():
-                self._first.set_result(None)
-        elif self._first.done():
-            log.error("engine not started: %(error)s", {"error": opening})
-        else:
-            self._first.set_exception(opening)
 
     def _lose_all(self, error: VivavoceError) -> None:
         streams, self._streams = self._streams, {}

@@ -58,8 +58,7 @@ thread that holds the interpreter's lock would block all others."""
 class ModelService:
     """One model with its voices; see `SpeechBackend` for its methods. Used in one event loop.
 
-    Each kind of blocking work has threads of its own, so that a store that hangs, or many recordings, delay only their
-    own requests.
+    Each kind of blocking work has its own threads: a store that hangs, or many recordings, delay only their requests.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class ModelService:
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
     async def check_store(self) -> str:
-        """Returns "ok", or the problem of the voice store, such as no answer in time."""
         if self._store.longest_s > CHECK_S:
             return "voice store: it does not answer"
         try:

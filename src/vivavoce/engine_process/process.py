@@ -81,7 +81,6 @@ class EngineServer:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
-        """Accept or refuse a request, then send its events and its end."""
         synthesizer, accepted = self._service.synthesizer, False
         session = self._sessions[number] = RequestSession(synthesizer.engine, synthesizer.front_end)
         pieces = self._pieces[number] = SimpleQueue()
@@ -161,7 +160,6 @@ class EngineServer:
         self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.synthesizer.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
-        """The error for the client; the log has the details of an unexpected one."""
         if not self._service.healthy:
             self.failed.set()
         if isinstance(failure, VivavoceError):

@@ -130,7 +130,7 @@ class RequestDispatcher:
             raise
         record.admission_s = self.clock() - began
         self.metrics.admitted(record)
-        active = self._active[record] = ActiveRequest(self, record, request, stream, permit, began)
+        self._active[record] = active = ActiveRequest(self, record, request, stream, permit, began)
         return active
 
     async def drain(self, seconds: float) -> None:

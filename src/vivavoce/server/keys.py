@@ -63,10 +63,7 @@ class KeyEntry(Principal):
 
 
 class KeyRing:
-    """The valid keys; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
-
-    Errors as `read_keys`.
-    """
+    """The valid keys; used in one event loop. path: None: no keys are needed; errors as `read_keys`."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
@@ -79,17 +76,13 @@ class KeyRing:
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired.
-
-        The time taken does not depend on how much of a key is right.
-        """
+        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if not token:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-        found = self._find(self._path, digest, lambda entry: entry.sha256)
-        if found is None:
+        if (found := self._find(self._path, digest, lambda entry: entry.sha256)) is None:
             raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
         return found
 
@@ -118,8 +111,15 @@ class KeyRing:
         return found
 
     def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
-        """The entry whose `wanted` equals `given`; Unauthorized: it has expired."""
-        self._refresh(path)
+        """The entry whose `wanted` equals `given`, from the file as it is now; Unauthorized: it has expired."""
+        if (state := _state_of(path)) != self._state:
+            self._state = state
+            try:
+                self._entries = read_keys(path)
+                _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
+            except InvalidRequest as error:  # a typing mistake must not lock everyone out
+                damage = {"error": error, "count": len(self._entries)}
+                _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
         found, sent = None, given.encode("utf-8", "surrogatepass")
         for entry in self._entries:  # always all, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):
@@ -131,19 +131,6 @@ class KeyRing:
             )
         return found
 
-    def _refresh(self, path: Path) -> None:
-        state = _state_of(path)
-        if state == self._state:
-            return
-        self._state = state
-        try:
-            self._entries = read_keys(path)
-            _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
-        except InvalidRequest as error:
-            # A typing mistake must not lock everyone out.
-            fields = {"error": error, "count": len(self._entries)}
-            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", fields)
-
 
 def token_in(headers: Mapping[str, str]) -> str | None:
     """The key of `authorization: Bearer KEY`, `x-api-key: KEY` or `xi-api-key: KEY`; headers by lower-case names."""
@@ -154,10 +141,7 @@ def token_in(headers: Mapping[str, str]) -> str | None:
 
 
 def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
-    """The signed query of these fields, and its expiry in seconds since 1970.
-
-    InvalidRequest: the time is under a second or longer than a week, or the fields are signed already.
-    """
+    """The signed query, and its expiry as Unix time; InvalidRequest: a wrong time, or the fields are signed already."""
     if taken := {"expires", "signature"} & dict(fields).keys():
         raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
     if not 1 <= seconds <= MAX_SIGNED_S:
@@ -187,10 +171,8 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     if problem is not None:
         raise InvalidRequest(f"{FIELD}: {path} {problem}")
     if mode & (stat.S_IWGRP | stat.S_IROTH):
-        _log.warning(
-            "keys open: users other than the owner can access %(path)s (mode %(mode)s); chmod 600 it",
-            {"path": path, "mode": f"{mode:o}"},
-        )
+        opened = {"path": path, "mode": f"{mode:o}"}
+        _log.warning("keys open: users other than the owner can access %(path)s (mode %(mode)s); chmod 600 it", opened)
     return _entries_of(values, path)
 
 
@@ -209,8 +191,7 @@ def new_entry(key: str, name: str, **others: object) -> KeyEntry:
 def add_key(path: Path, entry: KeyEntry) -> None:
     """Append an entry; a new file gets the mode 0600. InvalidRequest: the name has a key already; see `read_keys`."""
     with _changing(path):
-        old = read_keys(path) if path.exists() else ()
-        text = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        old, text = (read_keys(path), path.read_bytes().decode("utf-8-sig")) if path.exists() else ((), "")
         if any(entry.name == other.name for other in old):
             raise InvalidRequest(f"name: {entry.name!r} has a key in {path} already; remove it, or choose another name")
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
@@ -220,19 +201,19 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 def remove_key(path: Path, name: str) -> None:
     """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name; see `read_keys`."""
     with _changing(path):
-        old = read_keys(path)
-        names = [entry.name for entry in old]
-        if name not in names:
-            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(names) or 'none'}")
-        text = _without(path.read_bytes().decode("utf-8-sig"), names.index(name))
-        _replace(path, text, tuple(entry for entry in old if entry.name != name))
+        old = {entry.name: entry for entry in read_keys(path)}
+        if name not in old:
+            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(old) or 'none'}")
+        text = _without(path.read_bytes().decode("utf-8-sig"), list(old).index(name))
+        _replace(path, text, tuple(entry for entry in old.values() if entry.name != name))
 
 
-def _state_of(path: Path) -> tuple[int, int, int, int] | None:
+def _state_of(path: Path) -> tuple[int, ...]:
+    """Differs after each change of the file, and after its removal."""
     try:
         found = os.stat(path)
     except OSError:
-        return None
+        return ()
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 

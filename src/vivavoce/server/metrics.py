@@ -95,7 +95,7 @@ class RequestMetrics:
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All metrics, with `callers` those of each key. The bounds of buckets are written as the engine's: 1, not 1.0."""
+        """All metrics, with `callers` those of each key. Buckets' bounds are written as the engine's: 1, not 1.0."""
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:

@@ -98,10 +98,8 @@ def tls_problems(server: ServerSection) -> Iterator[str]:
     for name, path in {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": client_ca}.items():
         if path and not (path.is_file() and os.access(path, os.R_OK)):
             unreadable = True
-            problem = (
-                "cannot be read; check its permissions" if path.is_file() else "is no file; make it, or name another"
-            )
-            yield f"server.{name}: {path} {problem}"
+            problem = "cannot be read; check its permissions"
+            yield f"server.{name}: {path} {problem if path.is_file() else 'is no file; make it, or name another'}"
     if unreadable:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

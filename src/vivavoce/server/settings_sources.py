@@ -51,9 +51,9 @@ _KINDS = {
 class Setting:
     """One field of one section.
 
-    name: as in messages, "server.port"; variable: of the environment; flag_spec: its flag of `vivavoce serve` as it is
-    declared; flag: "--port", "" without one; default: as TOML and JSON write it, None: unset; example: a value as a
-    file could have it; kind: the JSON schema of a value that is not unset; wanted: the values that it may have.
+    name: "server.port"; flag_spec: as `settings.py` declares it; flag: "--port", "" without one; default: as TOML and
+    JSON write it, None: unset; example: a value as a file could have it; kind: the JSON schema of a value that is not
+    unset; wanted: the values that it may have, in words.
     """
 
     section: str
@@ -112,7 +112,7 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a server, and the origin of each value by its name ("server.port")."""
+    """origins: of each value, by its name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -126,10 +126,9 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server; InvalidRequest names the first problem: field, value, origin and limits.
+    """The settings of a server; InvalidRequest names the first problem.
 
-    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: values by the settings' names
-    ("server.port"), None: not given.
+    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: by the settings' names, None: not given.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -170,8 +169,8 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: as given, by section and field; origin: the place of a setting's value; unknown: the error about a
-    section and field that do not exist; is_file: a number in quotes is an error.
+    """values: by section and field; origin: of a setting's value; unknown: the error about a section and field that do
+    not exist; is_file: a number in quotes is an error.
     """
 
     values: Mapping[str, Any]
@@ -187,7 +186,6 @@ class _Source:
         return ServerSettings.model_validate(self.values)
 
     def problems(self, error: ValidationError) -> list[str]:
-        """A line for each unknown name, then one for each wrong value."""
         unknown: list[str] = []
         wrong: dict[str, str] = {}
         for detail in error.errors():
