@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -119,8 +119,7 @@ class RayBackend:
         raise shortest_wait(refusals or (_unreachable(),))
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        text: NormalizedText = await self._call("normalize", request)
-        return text
+        return cast(NormalizedText, await self._call("normalize", request))
 
     async def voices(self, *arguments: Any) -> list[VoiceSummary]:
         return await self._call("voices", *arguments)
@@ -167,8 +166,7 @@ class RayBackend:
 async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
     """The first item of a call: the replica's name with the sample rate or a refusal; "" for a lost replica."""
     try:
-        first: tuple[str, int | VivavoceError] = await asyncio.wait_for(anext(calls), ASK_S)
-        return first
+        return cast(tuple[str, int | VivavoceError], await asyncio.wait_for(anext(calls), ASK_S))
     except (*AWAY, StopAsyncIteration):
         calls.cancel()
         return "", _lost()

@@ -234,9 +234,8 @@ class EngineClient:
             began = now()
             was_ready, ending = await self._run_one()
             if not self._first.done():
-                self._first.set_exception(
-                    EngineStopped(f"engine: its process has ended ({ending}) before it could speak")
-                )
+                lost = EngineStopped(f"engine: its process has ended ({ending}) before it could speak")
+                self._first.set_exception(lost)
             if not was_ready and self._about is None:
                 return
             failures = 0 if was_ready and now() - began >= STEADY_S else failures + 1
@@ -298,14 +297,11 @@ class EngineClient:
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
                     self.stuck = False
-                    pulse: messages.Pulse = await asking
-                    return pulse
+                    return cast(messages.Pulse, await asking)
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
-                    log.warning(
-                        "engine late: no answer for %(seconds)g s; it gets no requests until it answers",
-                        {"seconds": LATE_S},
-                    )
+                    late = "engine late: no answer for %(seconds)g s; it gets no requests until it answers"
+                    log.warning(late, {"seconds": LATE_S})
             raise TimeoutError
         finally:
             asking.cancel()

@@ -86,15 +86,9 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        card, rates = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates
-        return ModelInfo(
-            card.name,
-            card.description,
-            rates.sample_rate,
-            demo=card.demo or not card.trained,
-            instructions=card.instructions,
-            languages=card.languages,
-        )
+        card, rate = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates.sample_rate
+        is_demo = card.demo or not card.trained
+        return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages)
 
     @property
     def healthy(self) -> bool:
@@ -164,7 +158,12 @@ class ModelService:
         await self._store.run(lambda: self.registry.remove(owner, name))
 
     async def statistics(self) -> BackendStatistics:
-        return await self._text.run(self._statistics)
+        def statistics() -> BackendStatistics:
+            engine, recordings = self.synthesizer.engine, self.registry.recordings
+            used, total = _memory(engine.models.device)
+            return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
+
+        return await self._text.run(statistics)
 
     def close(self) -> None:
         """Stop at once: the server has waited for its requests already."""
@@ -172,11 +171,6 @@ class ModelService:
         self.synthesizer.engine.close(drain=False, timeout_s=5.0)
         self.synthesizer.front_end.text.close()
         self.registry.close()
-
-    def _statistics(self) -> BackendStatistics:
-        engine, recordings = self.synthesizer.engine, self.registry.recordings
-        used, total = _memory(engine.models.device)
-        return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
 
     async def _extracted(self, recording: Recording) -> Voice:
         if len(recording.content) > self._max_recording_bytes:

@@ -182,8 +182,12 @@ async def run(connection: socket.socket) -> int:
     # `asyncio.run` waits for the loop's own threads at the end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
-    if await _left_before(opening, reader):
+    leaving = asyncio.ensure_future(read_message(reader))  # until the model is loaded, the server sends nothing
+    await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
+    if leaving.done():
         return 0
+    leaving.cancel()
+    await asyncio.wait((leaving,))
     try:
         service = await opening
     except Exception as failure:
@@ -205,16 +209,6 @@ async def run(connection: socket.socket) -> int:
     serving.result()
     await asyncio.wait((loop.run_in_executor(thread, service.close),), timeout=CLOSING_S)
     return 0
-
-
-async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.StreamReader) -> bool:
-    """Wait for the model; True if the server closes the socket before. Until then it sends nothing."""
-    leaving = asyncio.ensure_future(read_message(reader))
-    await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
-    left = leaving.done()
-    leaving.cancel()
-    await asyncio.wait((leaving,))
-    return left
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -162,24 +162,22 @@ class RequestDispatcher:
             self._empty.set()
 
 
+@dataclass
 class SilentStream:
-    def __init__(self, sample_rate: int, characters: int) -> None:
-        self.sample_rate, self._characters = sample_rate, characters
-        self.verdict: Verdict | None = None
+    sample_rate: int
+    characters: int
+    verdict: Verdict | None = None
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        yield SegmentText(0, 0, self._characters)
+        yield SegmentText(0, 0, self.characters)
         yield AudioChunk(np.zeros(round(SILENCE_S * self.sample_rate), np.float32), self.sample_rate, segment=0)
         self.verdict = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
 
-    async def push(self, text: str) -> None:
-        pass
+    async def push(self, text: str) -> None: ...
 
-    async def end(self) -> None:
-        pass
+    async def end(self) -> None: ...
 
-    def cancel(self) -> None:
-        pass
+    def cancel(self) -> None: ...
 
 
 class ActiveRequest:

@@ -82,9 +82,8 @@ class KeyRing:
         if not token:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-        if (found := self._find(self._path, digest, lambda entry: entry.sha256)) is None:
-            raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
-        return found
+        unknown = f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one"
+        return self._find(self._path, digest, lambda entry: entry.sha256, unknown)
 
     def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
         """The principal of the key that signed a URL with this query; Unauthorized: not signed, or expired."""
@@ -95,9 +94,8 @@ class KeyRing:
         signed = [(name, value) for name, value in fields if name != "signature"]
         given = "".join(value for name, value in fields if name == "signature")
         digest, until = _digest_of(signed), dict(signed).get("expires", "")
-        found = self._find(self._path, given, lambda entry: _signature(entry, digest))
-        if found is None:
-            raise Unauthorized("signature: is not right for this URL, or its key is gone; ask for a new URL")
+        unknown = "signature: is not right for this URL, or its key is gone; ask for a new URL"
+        found = self._find(self._path, given, lambda entry: _signature(entry, digest), unknown)
         if self._clock() >= int(until):  # a number, since this server signed it
             raise Unauthorized("expires: the time of this URL is over; ask for a new one")
         return found
@@ -106,12 +104,11 @@ class KeyRing:
         """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
-        if (found := self._find(self._path, name, lambda entry: entry.name)) is None:
-            raise Unauthorized(f"API key: there is none of the name {name!r}, which speaks for this port; add it")
-        return found
+        unknown = f"API key: there is none of the name {name!r}, which speaks for this port; add it"
+        return self._find(self._path, name, lambda entry: entry.name, unknown)
 
-    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
-        """The entry whose `wanted` equals `given`, from the file as it is now; Unauthorized: it has expired."""
+    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
+        """The entry whose `wanted` equals `given`, from the file as it is now; Unauthorized: `unknown`, or expired."""
         if (state := _state_of(path)) != self._state:
             self._state = state
             try:
@@ -124,7 +121,9 @@ class KeyRing:
         for entry in self._entries:  # always all, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
-        if found is not None and found.expires is not None and found.has_expired(self._clock()):
+        if found is None:
+            raise Unauthorized(unknown)
+        if found.expires is not None and found.has_expired(self._clock()):
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             raise Unauthorized(
                 f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
