@@ -50,10 +50,7 @@ class EngineReplica:
     async def speak(
         self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, mailbox: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """First its name with the sample rate or a refusal, then events, then the end.
-
-        key, avoid: for `HeadroomRouter`; mailbox, stream_id: the source of a streamed text.
-        """
+        """First its name with the sample rate or a refusal, then events, then the end; key, avoid: for the router."""
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:

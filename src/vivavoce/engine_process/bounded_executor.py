@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class BoundedExecutor:
     """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
-    name: for errors and threads; threads, waiting: the work at once, and the work that may wait; limit_s: time of work,
-    its waiting included; error: makes the error of work that was not done; niceness: of its threads, on Linux.
+    threads, waiting: the work at once, and the work that may wait; limit_s: time of work, its waiting included; error:
+    makes the error of work that was not done; niceness: of its threads, on Linux.
     """
 
     def __init__(

@@ -17,13 +17,7 @@ from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
-from vivavoce.frontend.model_choice import (
-    choose_device,
-    choose_dtype,
-    count_text_processes,
-    model_folder,
-    share_device,
-)
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder, share_device
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.synthesizer import Synthesizer
@@ -96,10 +90,8 @@ class ModelService:
         return engine.healthy and engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """Whether texts and recordings made progress since then (seconds of `time.monotonic`).
-
-        Recordings may take long; they are stuck when all their threads are at work that was given up.
-        """
+        """Texts and recordings made progress since then (seconds of `time.monotonic`)."""
+        # Recordings may take long; they are stuck when all their threads are at work that was given up.
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
     async def check_store(self) -> str:
@@ -126,10 +118,7 @@ class ModelService:
         return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """The voice of a request; errors as `VoiceRegistry.requested`.
-
-        While the store hangs, built-in voices are found by their names.
-        """
+        """Errors as `VoiceRegistry.requested`; while the store hangs, built-in voices are found by their names."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:

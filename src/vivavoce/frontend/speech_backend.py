@@ -43,8 +43,8 @@ class BackendStatistics:
 
     engine: counters since the start of the engine's process; memory_used, memory_total: bytes of the device (of the
     process and the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were extracted, and
-    found in memory; voice_store: "ok", or the problem in one line; starts: engine processes started so far; streams:
-    that the engine has; capacity: streams that it keeps up with, as estimated by its admission.
+    found in memory; voice_store: "ok", or the problem; starts: engine processes started so far; streams, capacity: as
+    in `EngineLoad`.
     """
 
     engine: StatisticsSnapshot
@@ -60,10 +60,8 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that speaks.
-
-    name: as clients ask for it; description: from its card; sample_rate: of all audio; demo: it only shows how the
-    program works; instructions: it follows them; languages: that it speaks, as codes of ISO 639.
+    """The model that speaks. demo: it only shows how the program works; instructions: it follows them; languages: codes
+    of ISO 639.
     """
 
     name: str

@@ -184,7 +184,6 @@ class ActiveRequest:
     """One accepted request for speech; iterate it once.
 
     A piece of audio counts as delivered when the next one is asked for: protocols send each piece before they go on.
-    request: as it is spoken; verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
     """
 
     def __init__(

@@ -60,10 +60,9 @@ class RequestRecord:
 
 
 class RequestLog:
-    """The running requests and the last finished ones.
+    """The running requests and the last finished ones; the end or refusal of each is a line of the program's log.
 
-    Each request's end or refusal is a line of the program's log; later lines of its task name its principal.
-    capacity: finished and running records together, ≥ 1. Running ones always stay: admission bounds their number.
+    capacity: finished and running records together, ≥ 1. Running ones are never dropped: admission bounds their number.
     observers: called once for each end or refusal (`admission_s` is None); they must not raise.
     """
 
@@ -118,8 +117,9 @@ class RequestLog:
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
         """The client's id if it is valid and new for the principal (None: not known yet), else a new one."""
-        free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
-        return header if header and free else new_request_id()
+        if not header or not _CLIENT_ID.fullmatch(header) or (principal and self._find(header, principal.name)):
+            return new_request_id()
+        return header
 
     def _find(self, request_id: str, principal_name: str) -> RequestRecord | None:
         key = principal_name, request_id

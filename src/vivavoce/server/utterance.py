@@ -144,14 +144,12 @@ class StreamedUtterance:
         self.delivery.cancel()
 
     def cancelled(self) -> Reply:
-        at = self._clock.reached
-        reached = at and {
-            "segment": at["segment"],
-            "from_character": at["start_character"],
-            "to_character": at["end_character"],
-        }
-        identity = {"type": "cancelled", "request_id": self.request_id}
-        return {**identity, "audio_seconds": self._clock.seconds, "reached": reached}
+        reached, at = None, self._clock.reached
+        if at is not None:
+            characters = {"from_character": at["start_character"], "to_character": at["end_character"]}
+            reached = {"segment": at["segment"], **characters}
+        sent = {"audio_seconds": self._clock.seconds, "reached": reached}
+        return {"type": "cancelled", "request_id": self.request_id, **sent}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
         reasons = {verdict.reason for verdict in self._verdicts}
