@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -26,7 +26,6 @@ from vivavoce_textnorm import NormalizedText
 log = logging.getLogger(__name__)
 
 AWAY = (RayError, RayServeException, TimeoutError, asyncio.TimeoutError)
-"""The errors of a lost replica, node or deployment."""
 TRIES = 3
 """Replicas of a pool that are asked for one request, the one with the most headroom first."""
 ASK_S = 120.0
@@ -36,8 +35,6 @@ PULSE_S, LATE_S = 1.0, 3.0
 
 
 class _Stream:
-    """The `SpeechStream` of a call to one replica."""
-
     def __init__(self, calls: Any, sample_rate: int, mailbox: Any, stream_id: str) -> None:
         self._calls, self.sample_rate, self._mailbox, self._id = calls, sample_rate, mailbox, stream_id
         self.verdict: Verdict | None = None
@@ -122,8 +119,7 @@ class RayBackend:
         raise shortest_wait(refusals or (_unreachable(),))
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        text: NormalizedText = await self._call("normalize", request)
-        return text
+        return cast(NormalizedText, await self._call("normalize", request))
 
     async def voices(self, *arguments: Any) -> list[VoiceSummary]:
         return await self._call("voices", *arguments)
@@ -170,8 +166,7 @@ class RayBackend:
 async def _first(calls: Any) -> tuple[str, int | VivavoceError]:
     """The first item of a call: the replica's name with the sample rate or a refusal; "" for a lost replica."""
     try:
-        first: tuple[str, int | VivavoceError] = await asyncio.wait_for(anext(calls), ASK_S)
-        return first
+        return cast(tuple[str, int | VivavoceError], await asyncio.wait_for(anext(calls), ASK_S))
     except (*AWAY, StopAsyncIteration):
         calls.cancel()
         return "", _lost()

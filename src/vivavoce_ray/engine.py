@@ -33,7 +33,6 @@ class TextMailbox:
         return await self._texts[stream_id].get()
 
     async def forget(self, stream_id: str) -> None:
-        """Drop a stream that has ended."""
         self._texts.pop(stream_id, asyncio.Queue()).put_nowait(None)  # a waiting `take` gets the end
 
 
@@ -51,10 +50,7 @@ class EngineReplica:
     async def speak(
         self, key: bytes | None, avoid: frozenset[str], request: SpeechRequest, mailbox: Any, stream_id: str
     ) -> AsyncIterator[tuple[str, int | VivavoceError] | SpeechEvent | Verdict | VivavoceError]:
-        """First its name with the sample rate or a refusal, then events, then the end.
-
-        key, avoid: for `HeadroomRouter`; mailbox, stream_id: the source of a streamed text.
-        """
+        """First its name with the sample rate or a refusal, then events, then the end; key, avoid: for the router."""
         try:
             stream = await self._engine.speak(request)
         except VivavoceError as refusal:
@@ -75,7 +71,6 @@ class EngineReplica:
                 feeding.cancel()
 
     async def call(self, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Returns the result or the error of a method of the engine."""
         try:
             return await getattr(self._engine, method)(*arguments, **options)
         except VivavoceError as error:

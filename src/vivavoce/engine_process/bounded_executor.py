@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class BoundedExecutor:
     """Runs blocking work for one event loop. Work that hangs keeps its thread, but its caller gets an error in time.
 
-    name: for errors and threads; threads, waiting: the work at once, and the work that may wait; limit_s: time of work,
-    its waiting included; error: makes the error of work that was not done; niceness: of its threads, on Linux.
+    threads, waiting: the work at once, and the work that may wait; limit_s: time of work, its waiting included; error:
+    makes the error of work that was not done; niceness: of its threads, on Linux.
     """
 
     def __init__(
@@ -35,7 +35,6 @@ class BoundedExecutor:
         self._name, self._num_threads, self._limit_s, self._error = name, threads, limit_s, error
         self._places, self._taken = threads + waiting, 0
         self._began: dict[int, float] = {}
-        """The start of each thread's current work."""
         self._threads = ThreadPoolExecutor(threads, f"vivavoce-{name}", _give_way, (niceness,))
 
     async def run(self, work: Callable[[], Result], instead: Result | None = None) -> Result:
@@ -84,6 +83,5 @@ class BoundedExecutor:
 
 
 def _give_way(niceness: int) -> None:
-    """Lower the priority of this thread and of those that it starts."""
     if niceness and sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

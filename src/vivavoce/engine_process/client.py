@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from vivavoce.child import python_command
 from vivavoce.engine.request import AudioChunk
@@ -98,8 +98,8 @@ class RemoteStream:
 class EngineClient:
     """The `SpeechBackend` of one engine process; made and used in one event loop.
 
-    command: starts the process, with the socket's file descriptor as its last argument; name: of this engine, "" for a
-    single one; variables: of the process's environment, beside this one's.
+    command: the process; its last argument will be the socket's file descriptor; name: "" for a single engine;
+    variables: for the process's environment, beside this one's.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class EngineClient:
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, about: ModelInfo | None = None) -> None:
-        """Start the process and wait until its model is ready; VivavoceError: it cannot be loaded.
+        """Wait until the process's model is ready; VivavoceError: it cannot be loaded.
 
-        about: the model, if another process has loaded it already: then this one is restarted even if its start fails.
+        about: the model, if another process has loaded it: then this one is restarted even if its start fails.
         """
         self._about = about
         self._keeper = asyncio.ensure_future(self._keep())
@@ -171,18 +171,15 @@ class EngineClient:
         return stream
 
     async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        text: NormalizedText = await self._call("normalize", request)
-        return text
+        return cast(NormalizedText, await self._call("normalize", request))
 
     async def voices(self, owner: str) -> list[VoiceSummary]:
-        voices: list[VoiceSummary] = await self._call("voices", owner)
-        return voices
+        return cast(list[VoiceSummary], await self._call("voices", owner))
 
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
     ) -> VoiceSummary:
-        voice: VoiceSummary = await self._call("add_voice", owner, name, recording, description, replace)
-        return voice
+        return cast(VoiceSummary, await self._call("add_voice", owner, name, recording, description, replace))
 
     async def remove_voice(self, owner: str, name: str) -> None:
         await self._call("remove_voice", owner, name)
@@ -198,7 +195,6 @@ class EngineClient:
         )
 
     async def close(self) -> None:
-        """End the process and its requests."""
         if not self.ready and self._process is not None:
             self._process.kill()  # it is loading the model or stuck, and would not see that its socket is closed
         self._can_speak.clear()  # later requests would wait for ever
@@ -210,11 +206,9 @@ class EngineClient:
         self._lose_all(EngineStopped("server: it is shutting down; ask another one, or again in some seconds"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """The result of a method of `ModelService`."""
         return await self._ask(messages.Call(next(self._numbers), method, arguments))
 
     async def _ask(self, question: messages.Question) -> Any:
-        """The answer of the process; raises the error that it answers with."""
         if not self._can_speak.is_set():
             raise _not_ready()
         unsent = 0 if self._writer is None else self._writer.transport.get_write_buffer_size()
@@ -234,16 +228,14 @@ class EngineClient:
             self._writer.write(framed(message))
 
     async def _keep(self) -> None:
-        """Run one process after another, until the server closes or the first one cannot start."""
         pause_s, failures, now = PAUSES_S[0], 0, asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(pause_s)
             began = now()
             was_ready, ending = await self._run_one()
             if not self._first.done():
-                self._first.set_exception(
-                    EngineStopped(f"engine: its process has ended ({ending}) before it could speak")
-                )
+                lost = EngineStopped(f"engine: its process has ended ({ending}) before it could speak")
+                self._first.set_exception(lost)
             if not was_ready and self._about is None:
                 return
             failures = 0 if was_ready and now() - began >= STEADY_S else failures + 1
@@ -274,7 +266,6 @@ class EngineClient:
         return was_ready, ending
 
     async def _watch(self) -> None:
-        """Kill a process that does not get ready, or does not answer."""
         began, first_s = asyncio.get_running_loop().time(), self._first_start_s
         limit_s = None if first_s is None else max(RESTART_S, RESTART_FACTOR * first_s)
         trouble = "got ready"
@@ -306,14 +297,11 @@ class EngineClient:
                 await asyncio.wait((asking,), timeout=PULSE_S)
                 if asking.done():
                     self.stuck = False
-                    pulse: messages.Pulse = await asking
-                    return pulse
+                    return cast(messages.Pulse, await asking)
                 if not self.stuck and (step + 1) * PULSE_S >= LATE_S:
                     self.stuck = True
-                    log.warning(
-                        "engine late: no answer for %(seconds)g s; it gets no requests until it answers",
-                        {"seconds": LATE_S},
-                    )
+                    late = "engine late: no answer for %(seconds)g s; it gets no requests until it answers"
+                    log.warning(late, {"seconds": LATE_S})
             raise TimeoutError
         finally:
             asking.cancel()
@@ -323,7 +311,6 @@ class EngineClient:
             self._process.kill()
 
     async def _begin(self) -> asyncio.StreamReader:
-        """Start a process. Returns the reader of its messages."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -344,8 +331,18 @@ class EngineClient:
 
     def _take(self, message: messages.FromProcess) -> None:
         match message:
-            case messages.Opening(outcome):
-                self._take_opening(outcome)
+            case messages.Opening(ModelInfo() as about):
+                self._about = about
+                self._can_speak.set()
+                name = {"engine": self._name} if self._name else {}
+                log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **name)
+                if not self._first.done():
+                    self._first.set_result(None)
+            case messages.Opening(VivavoceError() as error):
+                if self._first.done():
+                    log.error("engine not started: %(error)s", {"error": error})
+                else:
+                    self._first.set_exception(error)
             case messages.Answer(number, value):
                 self._answer(number, value)
             case messages.Event(number, event):
@@ -365,19 +362,6 @@ class EngineClient:
             question.set_exception(value)
         else:
             question.set_result(value)
-
-    def _take_opening(self, opening: ModelInfo | VivavoceError) -> None:
-        if isinstance(opening, ModelInfo):
-            self._about = opening
-            self._can_speak.set()
-            name = {"engine": self._name} if self._name else {}
-            log_event(log, logging.INFO, "engine ready", process=self.process_id, starts=self._starts, **name)
-            if not self._first.done():
-                self._first.set_result(None)
-        elif self._first.done():
-            log.error("engine not started: %(error)s", {"error": opening})
-        else:
-            self._first.set_exception(opening)
 
     def _lose_all(self, error: VivavoceError) -> None:
         streams, self._streams = self._streams, {}

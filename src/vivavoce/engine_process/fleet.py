@@ -132,15 +132,13 @@ class EngineFleet:
 
     def __init__(self, engines: Mapping[str, EngineClient]) -> None:
         self.engines = engines
-        """See `engines_of`."""
         self._first = next(iter(engines.values()))
         self._starting: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the first engine and wait until it is ready; then begin to start all others at once.
+        """Wait until the first engine is ready, then begin to start the others; VivavoceError: the first cannot start.
 
-        The first one may download a model and compile kernels, which the others then find. VivavoceError: the first one
-        cannot start. Others that cannot are logged and restarted.
+        The first one may download a model and compile kernels, which the others then find.
         """
         await self._first.start()
         self._starting = [asyncio.ensure_future(self._start(name)) for name in list(self.engines)[1:]]
@@ -195,7 +193,6 @@ class EngineFleet:
         return None
 
     async def close(self) -> None:
-        """End all processes and their requests."""
         for one in self._starting:
             one.cancel()
         await asyncio.gather(*(one.close() for one in self.engines.values()))

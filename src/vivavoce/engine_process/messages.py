@@ -94,9 +94,7 @@ class Answer:
 
 class Pulse(NamedTuple):
     voice_store: str
-    """ "ok", or the problem."""
     capacity: int
-    """See `EngineLoad`."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +124,5 @@ async def read_message(reader: asyncio.StreamReader) -> Any:
 
 
 def framed(message: ToProcess | FromProcess | EngineProcessSettings) -> bytes:
-    """The bytes of a message on the socket."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data

@@ -17,13 +17,7 @@ from vivavoce.engine_process.messages import EngineProcessSettings
 from vivavoce.errors import Overloaded, TooLarge, VoiceStoreAway
 from vivavoce.frontend.audio.decoding_process import DecodingProcess
 from vivavoce.frontend.audio.samples import MAX_REFERENCE_S
-from vivavoce.frontend.model_choice import (
-    choose_device,
-    choose_dtype,
-    count_text_processes,
-    model_folder,
-    share_device,
-)
+from vivavoce.frontend.model_choice import choose_device, choose_dtype, count_text_processes, model_folder, share_device
 from vivavoce.frontend.speech import Recording, SpeechRequest
 from vivavoce.frontend.speech_backend import BackendStatistics, ModelInfo
 from vivavoce.frontend.synthesizer import Synthesizer
@@ -57,8 +51,7 @@ thread that holds the interpreter's lock would block all others."""
 class ModelService:
     """One model with its voices; see `SpeechBackend` for its methods. Used in one event loop.
 
-    Each kind of blocking work has threads of its own, so that a store that hangs, or many recordings, delay only their
-    own requests.
+    Each kind of blocking work has its own threads: a store that hangs, or many recordings, delay only their requests.
     """
 
     def __init__(
@@ -86,15 +79,9 @@ class ModelService:
 
     @property
     def about(self) -> ModelInfo:
-        card, rates = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates
-        return ModelInfo(
-            card.name,
-            card.description,
-            rates.sample_rate,
-            demo=card.demo or not card.trained,
-            instructions=card.instructions,
-            languages=card.languages,
-        )
+        card, rate = self.synthesizer.front_end.card, self.synthesizer.front_end.config.rates.sample_rate
+        is_demo = card.demo or not card.trained
+        return ModelInfo(card.name, card.description, rate, is_demo, card.instructions, card.languages)
 
     @property
     def healthy(self) -> bool:
@@ -102,14 +89,11 @@ class ModelService:
         return engine.healthy and engine.stuck_s < STUCK_S
 
     def moved_since(self, moment: float) -> bool:
-        """Whether texts and recordings made progress since then (seconds of `time.monotonic`).
-
-        Recordings may take long; they are stuck when all their threads are at work that was given up.
-        """
+        """Texts and recordings made progress since then (seconds of `time.monotonic`)."""
+        # Recordings may take long; they are stuck when all their threads are at work that was given up.
         return self._text.moved_since(moment) and self._extraction.moved_since(moment - EXTRACTION_S)
 
     async def check_store(self) -> str:
-        """Returns "ok", or the problem of the voice store, such as no answer in time."""
         if self._store.longest_s > CHECK_S:
             return "voice store: it does not answer"
         try:
@@ -133,10 +117,7 @@ class ModelService:
         return NO_WORDS if self._lexicons is None else self._lexicons.of(owner, "" if voice is None else voice.name)
 
     async def voice(self, owner: str, voice: str | Recording | None) -> Voice:
-        """The voice of a request; errors as `VoiceRegistry.requested`.
-
-        While the store hangs, built-in voices are found by their names.
-        """
+        """Errors as `VoiceRegistry.requested`; while the store hangs, built-in voices are found by their names."""
         if isinstance(voice, Recording):
             return await self._extracted(voice)
         if voice is None and self.registry.rules.default is None:
@@ -165,7 +146,12 @@ class ModelService:
         await self._store.run(lambda: self.registry.remove(owner, name))
 
     async def statistics(self) -> BackendStatistics:
-        return await self._text.run(self._statistics)
+        def statistics() -> BackendStatistics:
+            engine, recordings = self.synthesizer.engine, self.registry.recordings
+            used, total = _memory(engine.models.device)
+            return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
+
+        return await self._text.run(statistics)
 
     def close(self) -> None:
         """Stop at once: the server has waited for its requests already."""
@@ -174,13 +160,7 @@ class ModelService:
         self.synthesizer.front_end.text.close()
         self.registry.close()
 
-    def _statistics(self) -> BackendStatistics:
-        engine, recordings = self.synthesizer.engine, self.registry.recordings
-        used, total = _memory(engine.models.device)
-        return BackendStatistics(engine.statistics, used, total, recordings.computed, recordings.hits)
-
     async def _extracted(self, recording: Recording) -> Voice:
-        """The voice of a recording, from memory or extracted if the engine has room."""
         if len(recording.content) > self._max_recording_bytes:
             raise TooLarge(
                 f"reference audio: {len(recording.content)} bytes are more than the limit of "
@@ -233,7 +213,6 @@ def open_model_service(settings: EngineProcessSettings) -> ModelService:
 
 
 def engine_settings(model: ModelSection, engine: EngineSection) -> EngineSettings:
-    """The engine's settings; InvalidRequest: they contradict each other."""
     return EngineSettings(
         memory_bytes=None if model.memory_gb is None else int(model.memory_gb * 1e9),
         kernels=model.kernels,

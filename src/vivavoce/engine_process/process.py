@@ -38,16 +38,12 @@ OWNER_SHARE = 4
 POLL_S = 0.05
 """Between two looks at threads that are all busy."""
 ENGINE_FAILED = 3
-"""The exit code when the engine has failed."""
 DEFECT = 1
-"""The exit code after an unexpected error."""
 CLOSING_S = 10.0
 """Time to close model and voices; with a stuck device that would never end."""
 
 
 class EngineServer:
-    """The connection to the server, and its running requests."""
-
     def __init__(self, service: ModelService, writer: asyncio.StreamWriter) -> None:
         self._service, self._writer = service, writer
         self._sessions: dict[int, RequestSession] = {}
@@ -57,10 +53,8 @@ class EngineServer:
         self._coming: dict[bool, list[str]] = {True: [], False: []}
         """The owners of requests that the engine has not got yet, by whether their text is streamed."""
         self.failed = asyncio.Event()
-        """Set when the engine has failed."""
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Handle messages until the server closes the socket."""
         while (message := await read_message(reader)) is not None:
             self._take(message)
         for task in self._tasks.values():
@@ -87,7 +81,6 @@ class EngineServer:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _speak(self, number: int, request: SpeechRequest) -> None:
-        """Accept or refuse a request, then send its events and its end."""
         synthesizer, accepted = self._service.synthesizer, False
         session = self._sessions[number] = RequestSession(synthesizer.engine, synthesizer.front_end)
         pieces = self._pieces[number] = SimpleQueue()
@@ -167,7 +160,6 @@ class EngineServer:
         self._send(messages.Answer(number, messages.Pulse(voice_store, self._service.synthesizer.engine.capacity)))
 
     def _public(self, failure: Exception) -> VivavoceError:
-        """The error for the client; the log has the details of an unexpected one."""
         if not self._service.healthy:
             self.failed.set()
         if isinstance(failure, VivavoceError):
@@ -190,8 +182,12 @@ async def run(connection: socket.socket) -> int:
     # `asyncio.run` waits for the loop's own threads at the end, and loading may take long.
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, thread_name_prefix="vivavoce-model")
     opening = loop.run_in_executor(thread, open_model_service, settings)
-    if await _left_before(opening, reader):
+    leaving = asyncio.ensure_future(read_message(reader))  # until the model is loaded, the server sends nothing
+    await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
+    if leaving.done():
         return 0
+    leaving.cancel()
+    await asyncio.wait((leaving,))
     try:
         service = await opening
     except Exception as failure:
@@ -213,16 +209,6 @@ async def run(connection: socket.socket) -> int:
     serving.result()
     await asyncio.wait((loop.run_in_executor(thread, service.close),), timeout=CLOSING_S)
     return 0
-
-
-async def _left_before(opening: asyncio.Future[ModelService], reader: asyncio.StreamReader) -> bool:
-    """Wait for the model; True if the server closes the socket before. Until then it sends nothing."""
-    leaving = asyncio.ensure_future(read_message(reader))
-    await asyncio.wait((opening, leaving), return_when=asyncio.FIRST_COMPLETED)
-    left = leaving.done()
-    leaving.cancel()
-    await asyncio.wait((leaving,))
-    return left
 
 
 def main() -> None:

@@ -17,12 +17,10 @@ class SpeechStream(Protocol):
     """One accepted request for speech; used by one listener in the event loop that asked for it."""
 
     @property
-    def sample_rate(self) -> int:
-        """Samples per second."""
+    def sample_rate(self) -> int: ...
 
     @property
-    def verdict(self) -> Verdict | None:
-        """How it ended; None while it goes on."""
+    def verdict(self) -> Verdict | None: ...
 
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
         """Segments and audio in order: each segment's text before its audio, in chunks of one sample or more.
@@ -33,8 +31,7 @@ class SpeechStream(Protocol):
     async def push(self, text: str) -> None:
         """Add to a streamed text; InvalidText: the piece cannot be spoken, and the text before it goes on."""
 
-    async def end(self) -> None:
-        """End a streamed text."""
+    async def end(self) -> None: ...
 
     def cancel(self) -> None:
         """End the request: its memory is freed within a step, and the iteration ends. After the end: does nothing."""
@@ -46,8 +43,8 @@ class BackendStatistics:
 
     engine: counters since the start of the engine's process; memory_used, memory_total: bytes of the device (of the
     process and the machine, on a CPU); voices_extracted, voices_remembered: recordings whose voices were extracted, and
-    found in memory; voice_store: "ok", or the problem in one line; starts: engine processes started so far; streams:
-    that the engine has; capacity: streams that it keeps up with, as estimated by its admission.
+    found in memory; voice_store: "ok", or the problem; starts: engine processes started so far; streams, capacity: as
+    in `EngineLoad`.
     """
 
     engine: StatisticsSnapshot
@@ -63,10 +60,8 @@ class BackendStatistics:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that speaks.
-
-    name: as clients ask for it; description: from its card; sample_rate: of all audio; demo: it only shows how the
-    program works; instructions: it follows them; languages: that it speaks, as codes of ISO 639.
+    """The model that speaks. demo: it only shows how the program works; instructions: it follows them; languages: codes
+    of ISO 639.
     """
 
     name: str
@@ -78,19 +73,15 @@ class ModelInfo:
 
 
 class SpeechBackend(Protocol):
-    """Speaks for a server, for any number of listeners at once; used in one event loop."""
-
     @property
     def about(self) -> ModelInfo:
         """The model; EngineStopped: it is not loaded yet."""
 
     @property
-    def ready(self) -> bool:
-        """Whether it takes requests now."""
+    def ready(self) -> bool: ...
 
     @property
-    def stuck(self) -> bool:
-        """Whether it takes no requests because its engine does not answer."""
+    def stuck(self) -> bool: ...
 
     @property
     def voice_store(self) -> str:
@@ -99,11 +90,9 @@ class SpeechBackend(Protocol):
     async def speak(self, request: SpeechRequest) -> SpeechStream:
         """Accept a request, or refuse it: bad input, no room, not ready."""
 
-    async def normalize(self, request: SpeechRequest) -> NormalizedText:
-        """Normalise the text of a request, without speaking it."""
+    async def normalize(self, request: SpeechRequest) -> NormalizedText: ...
 
-    async def voices(self, owner: str) -> list[VoiceSummary]:
-        """The public voices, and the owner's own."""
+    async def voices(self, owner: str) -> list[VoiceSummary]: ...
 
     async def add_voice(
         self, owner: str, name: str, recording: Recording, *, description: str = "", replace: bool = False
@@ -113,8 +102,7 @@ class SpeechBackend(Protocol):
     async def remove_voice(self, owner: str, name: str) -> None:
         """Delete the owner's stored voice (a public one: ""); VoiceNotFound, or InvalidRequest for a built-in one."""
 
-    async def statistics(self) -> BackendStatistics | None:
-        """Its statistics; None if unknown."""
+    async def statistics(self) -> BackendStatistics | None: ...
 
 
 def engines_of(backend: SpeechBackend) -> Mapping[str, SpeechBackend]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,12 +40,9 @@ from vivavoce.server.settings import RequestsSection
 NEAR_S = 0.25
 """A client that disconnects this close to its deadline is taken to have timed out."""
 SILENCE_S = 0.2
-"""The audio of a text with nothing to say."""
 
 
 class RequestDispatcher:
-    """One for all protocols of a server; used in its event loop."""
-
     def __init__(
         self,
         backend: SpeechBackend,
@@ -65,7 +62,6 @@ class RequestDispatcher:
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
-        """The server is shutting down and refuses new requests."""
 
     @property
     def ready(self) -> bool:
@@ -73,7 +69,6 @@ class RequestDispatcher:
 
     @property
     def active(self) -> int:
-        """The number of accepted requests that have not ended."""
         return len(self._active)
 
     @contextmanager
@@ -99,7 +94,7 @@ class RequestDispatcher:
         request_id: str,
         deadline: float | None = None,
     ) -> ActiveRequest:
-        """Accept a request; in any case the caller has to cancel it or leave its context in the end.
+        """Accept a request; the caller has to cancel it or leave its context in the end.
 
         deadline: the time of `clock` at which the request is ended; None: never.
         VivavoceError: it is refused: bad input, no room, a limit, no time left, shutting down.
@@ -114,7 +109,10 @@ class RequestDispatcher:
             if left_s is not None and left_s <= 0:
                 raise _too_late("it was taken")
             permit = self._rate_limiter.enter(principal, len(request.text or ""))
-            request = self._without_unusable_instructions(request)
+            if request.instruct and not self.backend.about.instructions:
+                if self.rules.instructions == "refuse":
+                    raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
+                request = replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
             record.notes = request.notes
             stream: SpeechStream
             try:
@@ -132,8 +130,7 @@ class RequestDispatcher:
             raise
         record.admission_s = self.clock() - began
         self.metrics.admitted(record)
-        active = self._active[record] = ActiveRequest(self, record, request, stream, permit, began)
-        active.count_text(request.text or "")
+        self._active[record] = active = ActiveRequest(self, record, request, stream, permit, began)
         return active
 
     async def drain(self, seconds: float) -> None:
@@ -146,18 +143,9 @@ class RequestDispatcher:
                 active.fail(EngineStopped("server: it shuts down, and the speech was not finished in time; ask again"))
 
     def end(self, record: RequestRecord, verdict: Verdict, began: float) -> None:
-        """Record that a request has ended or was refused."""
         self._active.pop(record, None)
         self.request_log.end(record, verdict, self.clock() - began)
         self._note_end()
-
-    def _without_unusable_instructions(self, request: SpeechRequest) -> SpeechRequest:
-        """Drop instructions that the model cannot follow, or raise InvalidRequest, as the settings say."""
-        if not request.instruct or self.backend.about.instructions:
-            return request
-        if self.rules.instructions == "refuse":
-            raise InvalidRequest("instruct: the model that speaks cannot follow instructions; leave them out")
-        return replace(without_instructions(request), notes=(*request.notes, INSTRUCTIONS_LEFT_OUT))
 
     def silence_for(self, error: InvalidText, characters: int) -> SilentStream:
         """A silence in place of a text with nothing to say; raises every other error, and this one if so set."""
@@ -174,33 +162,28 @@ class RequestDispatcher:
             self._empty.set()
 
 
+@dataclass
 class SilentStream:
-    """The `SpeechStream` of a text with nothing to say: one segment, and a short silence."""
-
-    def __init__(self, sample_rate: int, characters: int) -> None:
-        self.sample_rate, self._characters = sample_rate, characters
-        self.verdict: Verdict | None = None
+    sample_rate: int
+    characters: int
+    verdict: Verdict | None = None
 
     async def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        yield SegmentText(0, 0, self._characters)
+        yield SegmentText(0, 0, self.characters)
         yield AudioChunk(np.zeros(round(SILENCE_S * self.sample_rate), np.float32), self.sample_rate, segment=0)
         self.verdict = Verdict(FinishReason.STOP, segments_spoken=1, segments_given=1)
 
-    async def push(self, text: str) -> None:
-        pass
+    async def push(self, text: str) -> None: ...
 
-    async def end(self) -> None:
-        pass
+    async def end(self) -> None: ...
 
-    def cancel(self) -> None:
-        pass
+    def cancel(self) -> None: ...
 
 
 class ActiveRequest:
     """One accepted request for speech; iterate it once.
 
     A piece of audio counts as delivered when the next one is asked for: protocols send each piece before they go on.
-    request: as it is spoken; verdict: how it ended, None while it runs; admission_s: as in `RequestRecord`.
     """
 
     def __init__(
@@ -219,20 +202,19 @@ class ActiveRequest:
         self.sample_rate = stream.sample_rate
         self.verdict: Verdict | None = None
         self._failure: VivavoceError | None = None
-        """Why the server ended it."""
         self._events: AsyncGenerator[SpeechEvent, None] | None = None
+        self._count_text(request.text or "")
         self._timer: asyncio.TimerHandle | None = None
         if record.deadline is not None:
             left_s = record.deadline - dispatcher.clock()
             self._timer = asyncio.get_running_loop().call_later(left_s, self.fail, _too_late("its speech was whole"))
 
     def __aiter__(self) -> AsyncGenerator[SpeechEvent, None]:
-        """Its events, in order; raises its error after the verdict is set."""
         self._events = self._iterate()
         return self._events
 
     async def _iterate(self) -> AsyncGenerator[SpeechEvent, None]:
-        record, events = self._record, aiter(self._stream)
+        record, metrics, events = self._record, self._dispatcher.metrics, aiter(self._stream)
         try:
             while self.verdict is None:
                 try:
@@ -249,7 +231,14 @@ class ActiveRequest:
                     record.segments_given = max(record.segments_given, event.place + 1)
                     yield event
                     continue
-                self._count_arrival()
+                now = self._dispatcher.clock()
+                if record.first_audio_s is None:
+                    record.first_audio_s = now - self._began
+                    metrics.first_audio.labels(record.protocol).observe(record.first_audio_s)
+                else:
+                    played_until = self._began + record.first_audio_s + record.audio_s
+                    metrics.next_audio(now - self._last_at, now - played_until)
+                self._last_at = now
                 yield event
                 if self.verdict is None:
                     record.audio_s += len(event.samples) / self.sample_rate
@@ -282,11 +271,10 @@ class ActiveRequest:
     async def push(self, text: str) -> None:
         """Add to a streamed text. InvalidText or Overloaded: this piece is refused, the text before it is spoken."""
         self._permit.charge(len(text))
-        self.count_text(text)
+        self._count_text(text)
         await self._stream.push(text)
 
     async def end(self) -> None:
-        """End a streamed text."""
         await self._stream.end()
 
     def cancel(self) -> None:
@@ -296,9 +284,9 @@ class ActiveRequest:
             return
         if deadline is not None and self._dispatcher.clock() > deadline - NEAR_S:
             self.fail(_too_late("its speech was whole"))
-            return
-        self._stream.cancel()
-        self._finish(FinishReason.CANCELLED)
+        else:
+            self._stream.cancel()
+            self._finish(FinishReason.CANCELLED)
 
     def fail(self, error: VivavoceError) -> None:
         """End it with an error of the server, which the verdict has and the iteration raises."""
@@ -307,7 +295,6 @@ class ActiveRequest:
         self._finish(FinishReason.ERROR, error)
 
     async def sent_within(self, seconds: float, sending: Awaitable[object]) -> None:
-        """Wait until a piece was sent; after `seconds`, end the request with ListenerStalled."""
         try:
             await sent_within(seconds, sending)
         except ListenerStalled as stalled:
@@ -322,20 +309,10 @@ class ActiveRequest:
         if self._events is not None:
             await self._events.aclose()
 
-    def count_text(self, text: str) -> None:
+    def _count_text(self, text: str) -> None:
         self._record.characters += len(text)
-        self._dispatcher.metrics.characters(len(text))
+        self._dispatcher.metrics.characters.inc(len(text))
         log_text(self.request_id, text)
-
-    def _count_arrival(self) -> None:
-        now, record = self._dispatcher.clock(), self._record
-        if record.first_audio_s is None:
-            record.first_audio_s = now - self._began
-            self._dispatcher.metrics.first_audio(record)
-        else:
-            played_until = self._began + record.first_audio_s + record.audio_s
-            self._dispatcher.metrics.next_audio(now - self._last_at, now - played_until)
-        self._last_at = now
 
     def _finish(self, reason: FinishReason, error: VivavoceError | None = None) -> None:
         record = self._record
@@ -343,7 +320,6 @@ class ActiveRequest:
         self._end(Verdict(reason, record.audio_s, record.segments_spoken, record.segments_given, text, code))
 
     def _end(self, verdict: Verdict) -> None:
-        """Record how it ended; the first verdict stands."""
         if self.verdict is not None:
             return
         self.verdict = verdict

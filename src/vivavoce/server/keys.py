@@ -49,14 +49,11 @@ FIELD = "auth.keys_file"
 _HOW = "send yours as `Authorization: Bearer KEY`"
 SPEECH_PATH = "/v1/audio/speech"
 MAX_SIGNED_S = 7 * 86_400
-"""The longest time for which a URL is signed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class KeyEntry(Principal):
-    """One key and its principal. sha256: of the key, in hexadecimal; expires: None: never."""
-
     may_publish: bool = False
     sha256: str = field(default="", repr=False)
     expires: datetime | None = None
@@ -66,10 +63,7 @@ class KeyEntry(Principal):
 
 
 class KeyRing:
-    """The valid keys; used in one event loop. path: None: no keys are needed; clock: seconds since 1970.
-
-    Errors as `read_keys`.
-    """
+    """The valid keys; used in one event loop. path: None: no keys are needed; errors as `read_keys`."""
 
     def __init__(self, path: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = path, clock
@@ -82,19 +76,14 @@ class KeyRing:
         return self._path is not None
 
     def authenticate(self, token: str | None) -> Principal:
-        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired.
-
-        The time taken does not depend on how much of a key is right.
-        """
+        """The principal of a key. Unauthorized, without the key: it is missing, unknown or expired."""
         if self._path is None:
             return ANONYMOUS
         if not token:
             raise Unauthorized(f"API key: none was sent, and this server wants one; {_HOW}")
         digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-        found = self._find(self._path, digest, lambda entry: entry.sha256)
-        if found is None:
-            raise Unauthorized(f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one")
-        return found
+        unknown = f"API key: the one that was sent is unknown; {_HOW}, or ask the operator for one"
+        return self._find(self._path, digest, lambda entry: entry.sha256, unknown)
 
     def authenticate_url(self, fields: Sequence[tuple[str, str]]) -> Principal:
         """The principal of the key that signed a URL with this query; Unauthorized: not signed, or expired."""
@@ -105,9 +94,8 @@ class KeyRing:
         signed = [(name, value) for name, value in fields if name != "signature"]
         given = "".join(value for name, value in fields if name == "signature")
         digest, until = _digest_of(signed), dict(signed).get("expires", "")
-        found = self._find(self._path, given, lambda entry: _signature(entry, digest))
-        if found is None:
-            raise Unauthorized("signature: is not right for this URL, or its key is gone; ask for a new URL")
+        unknown = "signature: is not right for this URL, or its key is gone; ask for a new URL"
+        found = self._find(self._path, given, lambda entry: _signature(entry, digest), unknown)
         if self._clock() >= int(until):  # a number, since this server signed it
             raise Unauthorized("expires: the time of this URL is over; ask for a new one")
         return found
@@ -116,36 +104,31 @@ class KeyRing:
         """The principal of the key of this name, for clients that cannot send one; Unauthorized: unknown or expired."""
         if self._path is None:
             return ANONYMOUS
-        if (found := self._find(self._path, name, lambda entry: entry.name)) is None:
-            raise Unauthorized(f"API key: there is none of the name {name!r}, which speaks for this port; add it")
-        return found
+        unknown = f"API key: there is none of the name {name!r}, which speaks for this port; add it"
+        return self._find(self._path, name, lambda entry: entry.name, unknown)
 
-    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str]) -> KeyEntry | None:
-        """The entry whose `wanted` equals `given`; Unauthorized: it has expired."""
-        self._refresh(path)
+    def _find(self, path: Path, given: str, wanted: Callable[[KeyEntry], str], unknown: str) -> KeyEntry:
+        """The entry whose `wanted` equals `given`, from the file as it is now; Unauthorized: `unknown`, or expired."""
+        if (state := _state_of(path)) != self._state:
+            self._state = state
+            try:
+                self._entries = read_keys(path)
+                _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
+            except InvalidRequest as error:  # a typing mistake must not lock everyone out
+                damage = {"error": error, "count": len(self._entries)}
+                _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", damage)
         found, sent = None, given.encode("utf-8", "surrogatepass")
         for entry in self._entries:  # always all, so that the time does not show which one matches
             if hmac.compare_digest(wanted(entry).encode(), sent):
                 found = entry
-        if found is not None and found.expires is not None and found.has_expired(self._clock()):
+        if found is None:
+            raise Unauthorized(unknown)
+        if found.expires is not None and found.has_expired(self._clock()):
             moment = found.expires.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
             raise Unauthorized(
                 f"API key: that of {found.name!r} has expired at {moment}; ask the operator for a new one"
             )
         return found
-
-    def _refresh(self, path: Path) -> None:
-        state = _state_of(path)
-        if state == self._state:
-            return
-        self._state = state
-        try:
-            self._entries = read_keys(path)
-            _log.info("keys changed: %(path)s has %(count)d", {"path": path, "count": len(self._entries)})
-        except InvalidRequest as error:
-            # A typing mistake must not lock everyone out.
-            fields = {"error": error, "count": len(self._entries)}
-            _log.error("keys damaged: %(error)s (the %(count)d keys read before stay valid)", fields)
 
 
 def token_in(headers: Mapping[str, str]) -> str | None:
@@ -157,10 +140,7 @@ def token_in(headers: Mapping[str, str]) -> str | None:
 
 
 def signed_query(entry: KeyEntry, fields: Sequence[tuple[str, str]], seconds: float, now: float) -> tuple[str, int]:
-    """The signed query of these fields, and its expiry in seconds since 1970.
-
-    InvalidRequest: the time is under a second or longer than a week, or the fields are signed already.
-    """
+    """The signed query, and its expiry as Unix time; InvalidRequest: a wrong time, or the fields are signed already."""
     if taken := {"expires", "signature"} & dict(fields).keys():
         raise InvalidRequest(f"{min(taken)}: is what signing adds; leave it out")
     if not 1 <= seconds <= MAX_SIGNED_S:
@@ -190,10 +170,8 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     if problem is not None:
         raise InvalidRequest(f"{FIELD}: {path} {problem}")
     if mode & (stat.S_IWGRP | stat.S_IROTH):
-        _log.warning(
-            "keys open: users other than the owner can access %(path)s (mode %(mode)s); chmod 600 it",
-            {"path": path, "mode": f"{mode:o}"},
-        )
+        opened = {"path": path, "mode": f"{mode:o}"}
+        _log.warning("keys open: users other than the owner can access %(path)s (mode %(mode)s); chmod 600 it", opened)
     return _entries_of(values, path)
 
 
@@ -212,8 +190,7 @@ def new_entry(key: str, name: str, **others: object) -> KeyEntry:
 def add_key(path: Path, entry: KeyEntry) -> None:
     """Append an entry; a new file gets the mode 0600. InvalidRequest: the name has a key already; see `read_keys`."""
     with _changing(path):
-        old = read_keys(path) if path.exists() else ()
-        text = path.read_bytes().decode("utf-8-sig") if path.exists() else ""
+        old, text = (read_keys(path), path.read_bytes().decode("utf-8-sig")) if path.exists() else ((), "")
         if any(entry.name == other.name for other in old):
             raise InvalidRequest(f"name: {entry.name!r} has a key in {path} already; remove it, or choose another name")
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
@@ -223,20 +200,19 @@ def add_key(path: Path, entry: KeyEntry) -> None:
 def remove_key(path: Path, name: str) -> None:
     """Remove the entry of that name; comments above others stay. InvalidRequest: unknown name; see `read_keys`."""
     with _changing(path):
-        old = read_keys(path)
-        names = [entry.name for entry in old]
-        if name not in names:
-            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(names) or 'none'}")
-        text = _without(path.read_bytes().decode("utf-8-sig"), names.index(name))
-        _replace(path, text, tuple(entry for entry in old if entry.name != name))
+        old = {entry.name: entry for entry in read_keys(path)}
+        if name not in old:
+            raise InvalidRequest(f"name: {path} has no key of {name!r}; it has {', '.join(old) or 'none'}")
+        text = _without(path.read_bytes().decode("utf-8-sig"), list(old).index(name))
+        _replace(path, text, tuple(entry for entry in old.values() if entry.name != name))
 
 
-def _state_of(path: Path) -> tuple[int, int, int, int] | None:
-    """Differs after each change of the file; None: the file is missing."""
+def _state_of(path: Path) -> tuple[int, ...]:
+    """Differs after each change of the file, and after its removal."""
     try:
         found = os.stat(path)
     except OSError:
-        return None
+        return ()
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
@@ -316,7 +292,6 @@ def _entries_of(values: Mapping[str, Any], path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _written(entry: KeyEntry) -> str:
-    """The entry as TOML without defaults; names need no escapes."""
     usual = {one.name: one.default for one in fields(entry)} | {"owner": entry.name}
     lines = ["[[key]]"]
     for name in _FIELDS:

@@ -23,8 +23,8 @@ from vivavoce.server.request_log import RequestRecord
 from vivavoce.version import __version__
 
 SECONDS = tuple(float(f"{bound:.4g}") for bound in log_bounds(1e-3, 1e3, per_decade=5))
-"""Bounds from 1 ms to 1000 s."""
 _REFUSED = "refused"
+_OUTCOMES = (*(reason.value for reason in FinishReason), _REFUSED)
 MOST_CALLERS, OTHERS = 1_000, "(others)"
 """Keys with series of their own, and the name for all further ones."""
 
@@ -32,8 +32,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class RequestMetrics:
-    """Counts requests since the server began. registry: the metrics without callers."""
-
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._of_callers = CollectorRegistry()
@@ -51,13 +49,13 @@ class RequestMetrics:
         text = "Requests for speech that came to an end, by how: a verdict's reason, or refused."
         self._requests = counter("requests", text, "door", "outcome")
         self._refused = counter("refused", "Requests for speech that were not taken, by error code.", "door", "code")
-        self._first_audio = histogram("first_audio_seconds", "From a request to its first audio.", "door")
+        self.first_audio = histogram("first_audio_seconds", "From a request to its first audio.", "door")
         self._wall = histogram("request_seconds", "From a request to its end, of those that ended.", "door")
         self._gap = histogram("gap_seconds", "Between two pieces of audio of one stream.")
         self._late = histogram("late_seconds", "How late audio came whose listener had played all before it.")
         self._underruns = counter("underruns", "Pieces of audio that came too late for gapless playing.")
         self._audio_s = counter("audio_seconds", "Seconds of audio handed to listeners, by requests that ended.")
-        self._characters = counter("characters", "Characters of text taken in.")
+        self.characters = counter("characters", "Characters of text taken in.")
         usage = {
             "requests": "Requests for speech that were taken and ended, by the name of their key.",
             "characters": "Characters of their texts.",
@@ -69,11 +67,7 @@ class RequestMetrics:
         self._show(record.protocol)
         self._active.inc()
 
-    def first_audio(self, record: RequestRecord) -> None:
-        self._first_audio.labels(record.protocol).observe(record.first_audio_s or 0.0)
-
     def ended(self, record: RequestRecord) -> None:
-        """Count a request that ended or was refused."""
         if record.admission_s is None:
             self.refuse(record.protocol, record.error_code or "")
             return
@@ -89,14 +83,9 @@ class RequestMetrics:
                 counted.labels(name).inc(amount)
 
     def refuse(self, protocol: str, code: str) -> None:
-        """Count a refused request; code: of the `VivavoceError`."""
         self._show(protocol)
         self._requests.labels(protocol, _REFUSED).inc()
         self._refused.labels(protocol, code).inc()
-
-    def characters(self, count: int) -> None:
-        """Count characters of accepted text."""
-        self._characters.inc(count)
 
     def next_audio(self, gap_s: float, late_s: float) -> None:
         """Count a further piece of audio: gap_s after the last one, late_s after its listener had played all before."""
@@ -106,10 +95,7 @@ class RequestMetrics:
             self._underruns.inc()
 
     def families(self, callers: bool = False) -> Iterator[Metric]:
-        """All metrics. callers: those of each key, too.
-
-        The bounds of buckets are written as the engine's: "1" where the library writes "1.0".
-        """
+        """All metrics, with `callers` those of each key. Buckets' bounds are written as the engine's: 1, not 1.0."""
         for family in chain(self.registry.collect(), self._of_callers.collect() if callers else ()):
             for index, sample in enumerate(family.samples):
                 if "le" in sample.labels:
@@ -119,20 +105,19 @@ class RequestMetrics:
 
     def _show(self, protocol: str) -> None:
         """Create all series of a protocol, so that those without a request are 0 and not missing."""
-        for outcome in (*(reason.value for reason in FinishReason), _REFUSED):
+        for outcome in _OUTCOMES:
             self._requests.labels(protocol, outcome)
-        self._first_audio.labels(protocol)
+        self.first_audio.labels(protocol)
         self._wall.labels(protocol)
 
 
 def server_families(*, model: str, draining: bool) -> Iterator[Metric]:
-    """Metrics of the server as a whole. model: "" until it is known."""
+    """model: "" until it is known."""
     yield InfoMetricFamily("vivavoce_build", "What runs here.", {"version": __version__, "model": model})
     yield _gauge("draining", "1 while the server takes no more requests and lets its last ones end.", draining)
 
 
 def backend_families(statistics: BackendStatistics | None, up: bool) -> Iterator[Metric]:
-    """Metrics of one engine at one moment. up: it takes requests, and has given its statistics."""
     yield _gauge("engine_up", "1 if the engine takes requests and tells its figures, else 0.", up)
     if statistics is None:
         return

@@ -22,8 +22,8 @@ class Principal:
     """The sender of a request. None means no limit.
 
     name: of the API key, "" on a server without keys; owner: the namespace of its voices, "" for public ones only;
-    may_publish: it may add and remove public voices; requests_per_minute, characters_per_minute: mean rates, with
-    bursts of up to one minute's worth; concurrent: requests that run or wait at once.
+    may_publish: it may change public voices; rates are means, with bursts of up to one minute's worth; concurrent:
+    requests that run or wait at once.
     """
 
     name: str = ""
@@ -35,7 +35,6 @@ class Principal:
 
 
 ANONYMOUS = Principal()
-"""Every sender at a server without keys."""
 
 
 def voice_owner(principal: Principal, public: bool) -> str:
@@ -56,8 +55,6 @@ class _Account:
 
 
 class RateLimiter:
-    """The accounts of all principals with limits, by name."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}

@@ -20,7 +20,6 @@ from vivavoce.server.rate_limiter import Principal
 CAPACITY = 10_000
 _CLIENT_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _CLIENT_ERRORS = {InvalidRequest.code, *(kind.code for kind in InvalidRequest.__subclasses__())}
-"""Errors that a client causes."""
 
 _ENDED, _REFUSED = "speech ended", "speech refused"
 _log = logging.getLogger("vivavoce.speech")
@@ -28,14 +27,12 @@ _log = logging.getLogger("vivavoce.speech")
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request, running or finished.
+    """One request, running (its fields hold the state so far) or finished.
 
-    principal_name: of the key, "" on a server without keys; protocol: "openai", "grpc" …; started: Unix time
-    in seconds; characters: of accepted text; audio_s, segments_spoken, segments_given: as in `Verdict`, so far while it
-    runs; reason, error, error_code: of its verdict, None while it runs; figures: the engine's, if it had no room;
-    admission_s: seconds from the start until it was accepted, None before and if refused; first_audio_s, total_s:
-    seconds until its first audio (None: no audio) and its end; deadline: the time of the dispatcher's clock at which it
-    is ended, None: never; notes: deviations from the request, for the client; scope: of the task of the request.
+    principal_name: "" on a server without keys; started: Unix time; figures: the engine's, if it had no room;
+    admission_s: seconds until it was accepted, None if it is not; first_audio_s, total_s: seconds from the start, None
+    without audio or end; deadline: by the dispatcher's clock, None: never; notes: deviations from the request, for the
+    client.
     """
 
     request_id: str
@@ -59,15 +56,13 @@ class RequestRecord:
 
     @property
     def status(self) -> str:
-        """ "running" or "finished"."""
         return "running" if self.reason is None else "finished"
 
 
 class RequestLog:
-    """The running requests and the last finished ones.
+    """The running requests and the last finished ones; the end or refusal of each is a line of the program's log.
 
-    Each request's end or refusal is a line of the program's log; later lines of its task name its principal.
-    capacity: finished and running records together, ≥ 1. Running ones always stay: admission bounds their number.
+    capacity: finished and running records together, ≥ 1. Running ones are never dropped: admission bounds their number.
     observers: called once for each end or refusal (`admission_s` is None); they must not raise.
     """
 
@@ -84,7 +79,6 @@ class RequestLog:
 
     @property
     def finished(self) -> list[RequestRecord]:
-        """The finished requests in memory, the oldest first."""
         return list(self._finished.values())
 
     def begin(self, request_id: str, principal_name: str, protocol: str, at: float) -> RequestRecord:
@@ -123,8 +117,9 @@ class RequestLog:
 
     def accept_request_id(self, header: str | None, principal: Principal | None = None) -> str:
         """The client's id if it is valid and new for the principal (None: not known yet), else a new one."""
-        free = header and _CLIENT_ID.fullmatch(header) and not (principal and self._find(header, principal.name))
-        return header if header and free else new_request_id()
+        if not header or not _CLIENT_ID.fullmatch(header) or (principal and self._find(header, principal.name)):
+            return new_request_id()
+        return header
 
     def _find(self, request_id: str, principal_name: str) -> RequestRecord | None:
         key = principal_name, request_id
@@ -136,7 +131,6 @@ class RequestLog:
 
 
 def _write_line(record: RequestRecord) -> None:
-    """Write the log line of a request; a warning if the server failed."""
     refused, client_error = record.admission_s is None, record.error_code in _CLIENT_ERRORS
     failed = record.reason is FinishReason.ERROR and not refused and not client_error
     # The messages of client errors, and of an upstream server, may quote what was sent.
@@ -165,7 +159,7 @@ def _write_line(record: RequestRecord) -> None:
 
 @dataclass
 class Usage:
-    """The usage of one key. requests: accepted ones; refused: others; last: the time of the last end, or ""."""
+    """The usage of one key. requests: accepted ones; last: the time of the last end, or ""."""
 
     requests: int = 0
     refused: int = 0

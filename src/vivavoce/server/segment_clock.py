@@ -8,17 +8,15 @@ from vivavoce.frontend.speech import SegmentText
 
 
 class SegmentClock:
-    """Counts samples to time the segments of a text in the audio that was sent.
+    """Counts sent samples. Segments and characters are counted over all requests of a text.
 
-    Segments and characters are counted over all requests of a text. `begin`, `begin_through` and `end` return the
-    events that follow, as JSON values; begun, done: their types.
+    Methods return the events that follow, as JSON values; begun, done: their types.
     """
 
     def __init__(self, sample_rate: int, begun: str, done: str) -> None:
         self._rate, self._begun, self._done = sample_rate, begun, done
         self._samples = 0
         self._announced: dict[int, dict[str, int]] = {}
-        """The incomplete segments, with their characters."""
         self._current: int | None = None
         self._begin_s = 0.0
         self._first_segment = self._first_character = self._given = 0
@@ -52,7 +50,6 @@ class SegmentClock:
         return [*self.begin_through(self._given), *self.end()]
 
     def add(self, samples: int) -> None:
-        """Count samples that were sent."""
         self._samples += samples
         if self._current is not None:
             self.reached = self._announced[self._current]

@@ -79,7 +79,6 @@ def missing(settings: ServerSettings) -> Iterator[str]:
 
 
 def advice(settings: ServerSettings) -> Iterator[str]:
-    """A line for each setting that works but may be a mistake."""
     server, keys, reachable = settings.server, settings.auth.keys_file, not is_loopback(settings.server.host)
     if not keys and reachable:
         yield f"whoever reaches {server.host} may ask this server; auth.keys_file makes it want keys"
@@ -94,16 +93,13 @@ def advice(settings: ServerSettings) -> Iterator[str]:
 
 
 def tls_problems(server: ServerSection) -> Iterator[str]:
-    """A line for each of the server's certificates that cannot be used."""
     certificate, key, client_ca = server.tls_certificate, server.tls_key, server.tls_client_ca
     unreadable = False
     for name, path in {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": client_ca}.items():
         if path and not (path.is_file() and os.access(path, os.R_OK)):
             unreadable = True
-            problem = (
-                "cannot be read; check its permissions" if path.is_file() else "is no file; make it, or name another"
-            )
-            yield f"server.{name}: {path} {problem}"
+            problem = "cannot be read; check its permissions"
+            yield f"server.{name}: {path} {problem if path.is_file() else 'is no file; make it, or name another'}"
     if unreadable:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

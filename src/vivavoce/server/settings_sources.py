@@ -25,7 +25,6 @@ from vivavoce.server.settings_checks import contradictions
 from vivavoce.server.toml_file import closest, read_toml
 
 DEFAULT = "default"
-"""The origin of a value without a source."""
 _ALIASES = {"VIVAVOCE_MODEL": "VIVAVOCE_MODEL_MODEL", "VIVAVOCE_VOICES": "VIVAVOCE_VOICES_PLACE"}
 """Variables that every command reads."""
 _OTHERS = {"VIVAVOCE_CONFIG", "VIVAVOCE_HOME", "VIVAVOCE_DEBUG", "VIVAVOCE_MODELSCOPE_ENDPOINT", *_ALIASES}
@@ -52,9 +51,9 @@ _KINDS = {
 class Setting:
     """One field of one section.
 
-    name: as in messages, "server.port"; variable: of the environment; flag_spec: its flag of `vivavoce serve` as it is
-    declared; flag: "--port", "" without one; default: as TOML and JSON write it, None: unset; example: a value as a
-    file could have it; kind: the JSON schema of a value that is not unset; wanted: the values that it may have.
+    name: "server.port"; flag_spec: as `settings.py` declares it; flag: "--port", "" without one; default: as TOML and
+    JSON write it, None: unset; example: a value as a file could have it; kind: the JSON schema of a value that is not
+    unset; wanted: the values that it may have, in words.
     """
 
     section: str
@@ -113,7 +112,7 @@ def _wanted(kind: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a server, and the origin of each value by its name ("server.port")."""
+    """origins: of each value, by its name ("server.port")."""
 
     settings: ServerSettings
     origins: Mapping[str, str]
@@ -127,10 +126,9 @@ def resolve_settings(
     environment: Mapping[str, str] = MappingProxyType({}),
     flags: Mapping[str, object] = MappingProxyType({}),
 ) -> Resolved:
-    """The settings of a server; InvalidRequest names the first problem: field, value, origin and limits.
+    """The settings of a server; InvalidRequest names the first problem.
 
-    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: values by the settings' names
-    ("server.port"), None: not given.
+    config: the TOML file; None: the one of VIVAVOCE_CONFIG, if set; flags: by the settings' names, None: not given.
     """
     resolved, problems = try_settings(config, environment, flags)
     if resolved is None:
@@ -142,7 +140,6 @@ def resolve_settings(
 def try_settings(
     config: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]
 ) -> tuple[Resolved | None, list[str]]:
-    """The settings, or a line for each problem."""
     named = str(config) if config else environment.get("VIVAVOCE_CONFIG")
     try:
         sources = [_file(Path(os.path.expanduser(named)))] if named else []
@@ -172,8 +169,8 @@ def try_settings(
 
 @dataclass(frozen=True)
 class _Source:
-    """values: as given, by section and field; origin: the place of a setting's value; unknown: the error about a
-    section and field that do not exist; is_file: a number in quotes is an error.
+    """values: by section and field; origin: of a setting's value; unknown: the error about a section and field that do
+    not exist; is_file: a number in quotes is an error.
     """
 
     values: Mapping[str, Any]
@@ -189,7 +186,6 @@ class _Source:
         return ServerSettings.model_validate(self.values)
 
     def problems(self, error: ValidationError) -> list[str]:
-        """A line for each unknown name, then one for each wrong value."""
         unknown: list[str] = []
         wrong: dict[str, str] = {}
         for detail in error.errors():
@@ -206,7 +202,6 @@ class _Source:
 
 
 def _file(path: Path) -> _Source:
-    """A TOML file; errors as `read_toml`."""
 
     def unknown(section: str, field: str) -> str:
         if section not in SECTIONS:
@@ -222,7 +217,6 @@ def _file(path: Path) -> _Source:
 
 
 def _environment(environment: Mapping[str, str]) -> _Source:
-    """Variables; an empty one counts as not given."""
     known, given = {setting.variable: setting for setting in SETTINGS.values()}, _given(environment)
     variables = {own: alias for alias, own in _ALIASES.items() if alias in given} | {name: name for name in given}
     values: dict[str, dict[str, str]] = {}
@@ -261,7 +255,6 @@ def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _flags(flags: Mapping[str, object]) -> _Source:
-    """Flags by the settings' names; None and empty lists are not given."""
     values: dict[str, dict[str, object]] = {}
     for name, value in flags.items():
         if value not in (None, [], ()):
@@ -270,7 +263,6 @@ def _flags(flags: Mapping[str, object]) -> _Source:
 
 
 def example_file() -> str:
-    """A TOML file with every setting, its meaning, limits, default and variable, all commented out."""
     blocks = [_EXAMPLE_HEAD]
     for section, about in SECTIONS.items():
         blocks.append(f"\n[{section}]  # {about}\n")
@@ -281,7 +273,6 @@ def example_file() -> str:
 
 
 def reference() -> str:
-    """All settings as Markdown: a table for each section."""
     lines = []
     for section, about in SECTIONS.items():
         lines += [f"### `[{section}]`", "", about, "", "| setting | default | what it may be | flag | meaning |"]
@@ -328,4 +319,3 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType({setting.name: setting for se
 SECTIONS: Mapping[str, str] = MappingProxyType(
     {name: str(part.annotation and part.annotation.__doc__) for name, part in ServerSettings.model_fields.items()}
 )
-"""The sections and their meanings."""

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """Writes spans; `exporting` makes one for a collector.
+    """Writes a span "speech" for each request, below that of its `traceparent` header, with spans for its parts.
 
-    A request is the span "speech" of kind SERVER; its parent is the span of the request's `traceparent` header. Below
-    it: "admission" (until it was accepted), "first audio" (from there to the first audio) and "stream" (to the end).
     The text is not written.
     """
 
@@ -28,10 +26,7 @@ class Tracing:
 
     @classmethod
     def exporting(cls, endpoint: str, service_name: str) -> Tracing:
-        """Send to a collector of OTLP over HTTP, in a thread that drops spans which it cannot send.
-
-        Sampling and headers follow OpenTelemetry's variables (OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS).
-        """
+        """For a collector of OTLP over HTTP; OpenTelemetry's own variables (OTEL_TRACES_SAMPLER …) apply, too."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -48,7 +43,6 @@ class Tracing:
         return cls(provider)
 
     def write(self, record: RequestRecord) -> None:
-        """Write the spans of a request that has ended."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

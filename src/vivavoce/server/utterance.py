@@ -38,7 +38,6 @@ class Passage:
     """Its pieces; None at the end."""
     length: int = 0
     is_blank: bool = True
-    """It has nothing but white space."""
     is_open: bool = True
     flushes: int = 0
     """Flushes to confirm when its audio was sent."""
@@ -56,12 +55,10 @@ class Passage:
 
 
 class StreamedUtterance:
-    """One utterance, from `start` to `done`, `cancelled` or `error`.
+    """Speaks its passages one after another, each as a request: two at once would count as two streams.
 
-    Its passages are spoken one after another, each as a request: two at once would count as two streams.
-    sample_rate: of the speech; start_request: starts a request with this `request_id`; send: sends a reply, and raises
-    `disconnected` if the client has left; refuse: gets the error of a refused piece of text, and raises it if the
-    utterance has to end.
+    start_request: starts a request with this `request_id`; send: sends a reply, and raises `disconnected` if the client
+    has left; refuse: gets the error of a refused piece of text, and raises it if the utterance has to end.
     """
 
     def __init__(
@@ -88,7 +85,6 @@ class StreamedUtterance:
         self._clock = SegmentClock(sample_rate, "segment", "segment_done")
         self._is_stopped = False
         self.has_ended = False
-        """All of the text has come."""
         self._passage = self._begin_passage(0)  # now, so that a wrong voice is refused before the text comes
         self.delivery = asyncio.create_task(self._deliver())
         """Ends when all audio was sent; raises VivavoceError, or `disconnected`."""
@@ -97,12 +93,10 @@ class StreamedUtterance:
 
     @property
     def waits_for_text(self) -> bool:
-        """There is nothing to speak before the client sends more."""
         return not self.has_ended and self._unspoken <= self._passage.is_open
 
     @property
     def is_flushed(self) -> bool:
-        """All of the text so far is to be spoken at once."""
         return not self._passage.is_open
 
     def push(self, text: str) -> None:
@@ -137,7 +131,6 @@ class StreamedUtterance:
             await self._send({"type": "flushed"})
 
     def end(self) -> None:
-        """End the text; further calls do nothing."""
         if not self.has_ended:
             self.has_ended = True
             self._passage.end()
@@ -151,16 +144,14 @@ class StreamedUtterance:
         self.delivery.cancel()
 
     def cancelled(self) -> Reply:
-        """The reply after a cancellation: how much audio was sent, and where in the text it ends."""
-        segment, reached = self._clock.reached, None
-        if segment is not None:
-            characters = {"from_character": segment["start_character"], "to_character": segment["end_character"]}
-            reached = {"segment": segment["segment"], **characters}
+        reached, at = None, self._clock.reached
+        if at is not None:
+            characters = {"from_character": at["start_character"], "to_character": at["end_character"]}
+            reached = {"segment": at["segment"], **characters}
         sent = {"audio_seconds": self._clock.seconds, "reached": reached}
         return {"type": "cancelled", "request_id": self.request_id, **sent}
 
     def verdict(self, error: VivavoceError | None = None) -> Verdict:
-        """The combined verdict of all its requests."""
         reasons = {verdict.reason for verdict in self._verdicts}
         reason = FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
         return Verdict(
