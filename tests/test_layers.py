@@ -44,9 +44,19 @@ FORWARDERS = {"bench", "evaluate", "clients.triton", "entrypoints"}
 
 SATELLITES = {
     "vivavoce_textnorm": {"errors"},
-    "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend"},
-    "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_triton"} - {"server", "compat"},
-    "vivavoce_triton": {*HEIGHT, "clients", "vivavoce_bench", "vivavoce_export", "vivavoce_textnorm"} - {"compat"},
+    "vivavoce_export": {"models", "checkpoint", "rates", "errors", "files", "cli", "frontend", "vivavoce_runtimes"},
+    "vivavoce_runtimes": {"engine", "models", "checkpoint", "rates", "errors", "files", "child"},
+    "vivavoce_bench": {*HEIGHT, "clients", "vivavoce_export", "vivavoce_runtimes", "vivavoce_triton"}
+    - {"server", "compat"},
+    "vivavoce_triton": {
+        *HEIGHT,
+        "clients",
+        "vivavoce_bench",
+        "vivavoce_export",
+        "vivavoce_runtimes",
+        "vivavoce_textnorm",
+    }
+    - {"compat"},
     "vivavoce_ray": {*HEIGHT, "vivavoce_textnorm"} - {"compat"},
     "vivavoce_training": {*HEIGHT, "vivavoce_bench"} - {"server", "compat"},
 }
@@ -55,6 +65,7 @@ SATELLITES = {
 CORE_TO_SATELLITE = {
     "vivavoce_textnorm": {"frontend", "server", "engine_process", "cli"},
     "vivavoce_export": {"frontend.merged_folder"},
+    "vivavoce_runtimes": {"engine.engine"},
     "vivavoce_bench": {"frontend.model_choice"},
     "vivavoce_triton": {"cli.server"},
     "vivavoce_ray": set(),
@@ -200,9 +211,9 @@ NO_PLACE = "has no place in the layers; give it one in tests/test_layers.py"
         ("vivavoce.rates", "vivavoce.logs", "imports go down only: rates → logs"),
         ("vivavoce.errors", "vivavoce.rates", "imports go down only: errors → rates"),
         (
-            "vivavoce.engine.backends.onnx_flow",
+            "vivavoce.engine.stages",
             "vivavoce_export.onnx",
-            "engine.backends.onnx_flow may not import vivavoce_export",
+            "engine.stages may not import vivavoce_export",
         ),
         ("vivavoce.frontend.session", "vivavoce_bench.load", "frontend.session may not import vivavoce_bench"),
         ("vivavoce.engine.loop", "vivavoce_training", "engine.loop may not import vivavoce_training"),

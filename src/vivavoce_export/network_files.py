@@ -19,10 +19,10 @@ from torch import Tensor
 from vivavoce.checkpoint.code_files import remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed, VivavoceError
 from vivavoce.models.encoders import OnnxModel, open_onnx
-from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
-from vivavoce.models.exported.files import PRECISIONS, file_name
-from vivavoce.models.exported.runtimes import onnx_estimator, open_package, open_script, torch_estimator
 from vivavoce_export.parts import EXAMPLE, PARTS, Part, ScriptedEncoder
+from vivavoce_runtimes.estimator import OPTIONAL_ENDS, EstimatorInputs, EstimatorRunner
+from vivavoce_runtimes.estimators import onnx_estimator, open_package, open_script, torch_estimator
+from vivavoce_runtimes.files import PRECISIONS, file_name
 
 OPSET = 20
 ONNX_BYTES = 2_000_000_000
@@ -65,7 +65,7 @@ def export_part(part: Part, kind: str, folder: Path) -> tuple[Path, float]:
 
 
 def _export_engine(part: Part, folder: Path) -> tuple[Path, float]:
-    from vivavoce.models.exported.tensorrt import find_engine, tensorrt_estimator
+    from vivavoce_runtimes.tensorrt import find_engine, tensorrt_estimator
 
     path = find_engine(folder, part.device, part.dtype, trusted=False, anew=True)
     try:

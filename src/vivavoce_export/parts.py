@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from vivavoce.checkpoint.config import Generation, LMConfig
 from vivavoce.errors import InvalidRequest
 from vivavoce.models.build import Models
-from vivavoce.models.exported.estimator import OUTPUT, EstimatorInputs
-from vivavoce.models.exported.files import ENCODER, ESTIMATOR, LM, VOCODER
 from vivavoce.models.flow.token_encoder import TokenEncoder
 from vivavoce.models.flow.unet import VelocityContext
+from vivavoce_runtimes.estimator import OUTPUT, EstimatorInputs
+from vivavoce_runtimes.files import ENCODER, ESTIMATOR, LM, VOCODER
 
 ROWS, LENGTH = Dim("rows", min=2, max=512), Dim("length", min=2, max=15_000)
 EXAMPLE = (2, 37)

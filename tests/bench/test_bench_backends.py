@@ -18,8 +18,6 @@ import torch
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
 from vivavoce.cli.model import ModelChoice
-from vivavoce.engine.backends import registry as table
-from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.request import EngineRequest, SamplingParams, SegmentRequest, TokenRequest
 from vivavoce.engine.settings import EngineSettings, has_language_model
@@ -38,6 +36,8 @@ from vivavoce_bench.commands.bench_backends import (
     open_backend,
 )
 from vivavoce_bench.commands.bench_model import BenchModel
+from vivavoce_runtimes import registry as table
+from vivavoce_runtimes.streamed_lm import merged_ids
 from vivavoce_triton.client.utterance import Utterance
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from shown import PAGES, ROOT
 from tests.server.fake_backend import FakeBackend
 from tests.server.http.serving import make_state
 
-INNER = ("models/exported", "engine/backends", "engine_process", "server/http")
+INNER = ("vivavoce_runtimes", "engine/backends", "engine_process", "server/http")
 """Folders whose files are named alone where the text is about them."""
 PAGE = PAGES["docs/architecture.md"]
 

@@ -9,11 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from tests.engine.backends.runtimes import MergedNetwork, PlainRuntime
+from tests.runtimes.runtimes import MergedNetwork, PlainRuntime
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.known_models import HOME_VARIABLE
-from vivavoce.engine.backends import registry as table
-from vivavoce.engine.backends.streamed_lm import open_runtime
 from vivavoce.engine.settings import EngineSettings, has_language_model
 from vivavoce.errors import MissingDependency, UnsupportedModel
 from vivavoce.frontend.merged_folder import merged_folder
@@ -21,6 +19,8 @@ from vivavoce.frontend.speech import SpeakOptions
 from vivavoce.frontend.synthesizer import Synthesizer
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.frontend.voices.voice import built_in_voices
+from vivavoce_runtimes import registry as table
+from vivavoce_runtimes.streamed_lm import open_runtime
 
 CPU = torch.device("cpu")
 TEXT = "Good morning."

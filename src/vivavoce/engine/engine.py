@@ -20,7 +20,6 @@ from typing import Any, overload
 import torch
 
 from vivavoce.engine.admission import AdmissionController
-from vivavoce.engine.backends.registry import foreign_flow, lm_stage
 from vivavoce.engine.chunk_policy import ChunkPolicy, policy_for
 from vivavoce.engine.cost_model import CPU_PRIORS, GPU_PRIORS, PLAIN_GPU_PRIORS, CostModel, CostSnapshot
 from vivavoce.engine.device import DeviceQueue, HostThreads, release_idle_team
@@ -78,13 +77,18 @@ def build_stages(
     try:
         with torch.inference_mode():
             if settings.lm_backend != "torch":
+                from vivavoce_runtimes.registry import lm_stage
+
                 stages = replace(stages, lm=lm_stage(models, settings, memory))
             elif has_language_model(models):
                 lm = builders.lm(models, slots=memory.slots, capacity=memory.capacity, chooser=chooser, **ways)
                 stages = replace(stages, lm=lm)
             if isinstance(models, Models):
-                foreign, shared = foreign_flow(models, settings), {"most_frames": frames, "both": both}
-                more = {} if foreign is None else {"foreign": foreign}
+                shared, more = {"most_frames": frames, "both": both}, dict[str, Any]()
+                if settings.flow_backend != "torch":
+                    from vivavoce_runtimes.registry import external_flow
+
+                    more = {"external": external_flow(models, settings)}
                 flow = builders.flow(models, state_bytes=memory.state_bytes, **shared, **ways, **more)
                 vocoder = builders.vocoder(models, source_noise=source_noise, kernels=kernels, **shared)
                 stages = replace(stages, flow=flow, vocoder=vocoder)

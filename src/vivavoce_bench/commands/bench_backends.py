@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.engine.backends.streamed_lm import merged_ids
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.lm_stage import without_long_silence
 from vivavoce.engine.request import TokenRequest
@@ -28,6 +27,7 @@ from vivavoce.models.build import LanguageConfig, LanguageModel
 from vivavoce_bench.batches import TokenBackend
 from vivavoce_export.hf_folder import CONFIG, TOKENIZER
 from vivavoce_export.merged_lm import HEAD_BIAS, open_merged_lm
+from vivavoce_runtimes.streamed_lm import merged_ids
 
 if TYPE_CHECKING:
     from vivavoce_bench.commands.bench_model import BenchModel

@@ -17,7 +17,7 @@ What draws the tokens is a source: this package's language model, or TensorRT-LL
 called in a running event loop: it returns at once a stream, whose async iterator gives tokens as they come without what
 ends speech, and whose `cancel` gives it up. To each token a source's `first_id` is added, which makes it a merged id.
 
-How the LLM API is called is told in `engine/backends/trtllm.py`.
+How the LLM API is called is told in `vivavoce_runtimes/trtllm.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from vivavoce.checkpoint.config import SamplingDefaults
 from vivavoce.checkpoint.folder import BACKBONE
 from vivavoce.checkpoint.merged_vocabulary import MergedVocabulary
-from vivavoce.engine.backends.trtllm import LLMTokens, import_trtllm, open_llm
 from vivavoce.engine.engine import Engine
 from vivavoce.engine.handle import TokenHandle
 from vivavoce.engine.request import SamplingParams, TokenRequest, speech_prompt
@@ -43,6 +42,7 @@ from vivavoce.errors import InvalidRequest, ModelNotFound, RequestCancelled
 from vivavoce.frontend.model_choice import choose_dtype
 from vivavoce.frontend.text.tokenizer import TextTokenizer
 from vivavoce.models.build import LanguageConfig, LanguageModel, build_language_model, prepare_device
+from vivavoce_runtimes.trtllm import LLMTokens, import_trtllm, open_llm
 from vivavoce_triton.models.backend import AsyncModel, Inputs, Parameters, answer
 from vivavoce_triton.models.language_model_inputs import (
     TokensRequest,

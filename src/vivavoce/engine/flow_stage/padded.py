@@ -15,7 +15,6 @@ from torch import Tensor
 from vivavoce.engine.device import upload
 from vivavoce.engine.flow_stage.planning import SINK, BufferPool, FlowRow, FlowStream, PagePool, VoiceFeatures
 from vivavoce.models.build import Models
-from vivavoce.models.exported.estimator import ExportedEstimator
 from vivavoce.models.flow.model import MAX_FRAMES, EulerSchedule, Path
 from vivavoce.models.layers import PairRunner, keys_before
 
@@ -50,7 +49,7 @@ class PaddedPath:
 
     def parts(self, rows: Sequence[FlowRow]) -> Sequence[Sequence[FlowRow]]:
         """The rows in the order in which they came, as many together as can be."""
-        most = self.estimator.run.most_rows if isinstance(self.estimator, ExportedEstimator) else None
+        most = None if isinstance(self.estimator, torch.nn.Module) else self.estimator.most_rows
         if self.encoder is not self.models.flow.encoder:
             most = 1
         return [rows] if most is None else [rows[first : first + most] for first in range(0, len(rows), most)]

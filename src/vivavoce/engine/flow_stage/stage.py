@@ -12,7 +12,7 @@ from vivavoce.engine.flow_stage.padded import PaddedPath
 from vivavoce.engine.flow_stage.planning import FlowRow, FlowStream, PagePool, Planner, PromptCache
 from vivavoce.engine.request import Conditioning
 from vivavoce.models.build import Models
-from vivavoce.models.exported.estimator import ExportedFlow
+from vivavoce.models.flow.external import ExternalFlow
 from vivavoce.models.flow.model import EulerSchedule, fixed_noise
 from vivavoce.models.layers import PairRunner
 
@@ -95,7 +95,7 @@ class FlowStage:
             `models.kernels.usable` says so.
         deterministic: with kernels, and slower: what a row computes does not depend on its neighbours, nor on whether
             its past was kept, to the bit.
-        foreign: stands in for networks, without kernels and state.
+        external: stands in for networks, without kernels and state.
         most_frames: with kernels; of the largest batch that is recorded: larger ones are cut. None: as many as pay.
         both: without kernels, does a step's two halves; None: they are one batch.
 
@@ -112,13 +112,13 @@ class FlowStage:
         deterministic: bool = False,
         most_frames: int | None = None,
         both: PairRunner | None = None,
-        foreign: ExportedFlow | None = None,
+        external: ExternalFlow | None = None,
     ) -> None:
-        if foreign is not None:
+        if external is not None:
             kernels, state_bytes, both = False, 0, None
         if deterministic and not kernels:
             raise ValueError("deterministic: the flow is so with kernels only; set kernels or leave it out")
-        estimator, encoder = foreign or (None, None)
+        estimator, encoder = external or (None, None)
         for network, other in ((models.flow.encoder, encoder), (models.flow.estimator, estimator)):
             if other is None:
                 network.lay_out()

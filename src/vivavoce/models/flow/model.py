@@ -20,12 +20,11 @@ from vivavoce.models.flow.unet import UNet, VelocityContext
 from vivavoce.models.layers import Memory, PairRunner, additive, visible_keys
 
 if TYPE_CHECKING:
-    from vivavoce.models.exported.estimator import ExportedEstimator
-    from vivavoce.models.exported.script_encoder import ScriptEncoder
+    from vivavoce.models.flow.external import ExternalEncoder, ExternalEstimator
     from vivavoce.models.flow.unet_v1 import UNetV1
 
-    Encoder = TokenEncoder | LookaheadEncoder | ScriptEncoder
-    Estimator = UNet | DiT | UNetV1 | ExportedEstimator
+    Encoder = TokenEncoder | LookaheadEncoder | ExternalEncoder
+    Estimator = UNet | DiT | UNetV1 | ExternalEstimator
 
 MAX_FRAMES = 15_000  # for which the official code draws noise: 300 s, prompt included
 

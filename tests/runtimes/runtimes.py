@@ -16,9 +16,9 @@ import torch
 from torch.nn.functional import linear
 
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS, MergedVocabulary
-from vivavoce.engine.backends.sampling_rng import SpeechSampler
-from vivavoce.engine.backends.streamed_lm import Ask, StreamedLM
 from vivavoce.models.build import Models
+from vivavoce_runtimes.sampling_rng import SpeechSampler
+from vivavoce_runtimes.streamed_lm import Ask, StreamedLM
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from vivavoce.checkpoint.onnx_writer import optional_input
 from vivavoce.models.flow.unet import VelocityContext
-
-if TYPE_CHECKING:
-    from vivavoce.models.exported.script_encoder import ScriptEncoder
 
 
 class EstimatorInputs(NamedTuple):
@@ -57,16 +54,15 @@ class EstimatorRunner:
         return self.run(cast).view(x.shape).to(x.device, x.dtype)
 
 
-class ExportedFlow(NamedTuple):
-    estimator: ExportedEstimator | None
-    encoder: ScriptEncoder | None
-
-
 class ExportedEstimator:
     """Takes the place of `UNet` and `DiT` where rows have no past; out: the network's own last layer."""
 
     def __init__(self, out: nn.Linear | nn.Conv1d, run: EstimatorRunner) -> None:
         self.out, self.run = out, run
+
+    @property
+    def most_rows(self) -> int | None:
+        return self.run.most_rows
 
     def time_biases(self, t: Tensor) -> Tensor:
         """The time itself, as the runtime embeds it. t: [steps]  →  [1, steps, 1, 1]."""

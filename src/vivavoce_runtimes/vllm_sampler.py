@@ -11,8 +11,8 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from vivavoce.child import end_with_parent
-from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
-from vivavoce.engine.backends.vllm import OWNER
+from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
+from vivavoce_runtimes.vllm import OWNER
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
     # One of vLLM's: they would outlive a process of ours that was killed, and keep all of their memory.

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
-from vivavoce.engine.backends.streamed_lm import Ask, import_runtime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
+from vivavoce_runtimes.streamed_lm import Ask, import_runtime
 
 INSTALL = (
     "use NVIDIA's TensorRT-LLM container, or pip install --extra-index-url https://pypi.nvidia.com "

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vivavoce.errors import CheckpointError
-from vivavoce.models.exported.runtimes import open_script
 from vivavoce.models.layers import Memory
+from vivavoce_runtimes.estimators import open_script
 
 
 class ScriptEncoder:

@@ -9,11 +9,11 @@ import torch
 from tests.engine.engine_helpers import MUTE, VOICE, given, inject, joined, offline, relative_error, running, stream
 from tests.engine.flow_stage.flow_oracle import run, say, speech, voice
 from vivavoce.engine.backends import FLOW_BACKENDS
-from vivavoce.engine.backends.registry import FLOW, foreign_flow
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.engine.settings import EngineSettings
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
-from vivavoce.models.exported.runtimes import onnx_estimator
+from vivavoce_runtimes.estimators import onnx_estimator
+from vivavoce_runtimes.registry import FLOW, external_flow
 
 ONNX = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAIRS = [
@@ -33,7 +33,7 @@ every = pytest.mark.parametrize(("generation", "kind"), PAIRS)
 def stages(models_of, kind, generation):
     """One that the backend computes, and our own."""
     models = models_of(kind, generation)
-    foreign = foreign_flow(models, EngineSettings(flow_backend=kind.partition("+")[0]))
+    foreign = external_flow(models, EngineSettings(flow_backend=kind.partition("+")[0]))
     return FlowStage(models, state_bytes=64 << 20, foreign=foreign), FlowStage(models, state_bytes=64 << 20)
 
 
@@ -106,27 +106,27 @@ def test_a_missing_file_is_named(models, models_v3, kind, generation):
     with pytest.raises(
         CheckpointError, match=rf"flow_backend: flow\.decoder\.estimator\.fp32\..* `vivavoce export {kind}"
     ):
-        foreign_flow({"v2": models, "v3": models_v3}[generation], EngineSettings(flow_backend=kind.partition("+")[0]))
+        external_flow({"v2": models, "v3": models_v3}[generation], EngineSettings(flow_backend=kind.partition("+")[0]))
 
 
 def test_what_is_for_later_generations_is_refused(models_v1):
     with pytest.raises(InvalidRequest, match="CosyVoice 1's flow runs on torch alone"):
-        foreign_flow(models_v1, EngineSettings(flow_backend="onnx"))
+        external_flow(models_v1, EngineSettings(flow_backend="onnx"))
 
 
 def test_tensorrt_wants_cuda(models):
     with pytest.raises(InvalidRequest, match="tensorrt runs on CUDA devices alone"):
-        foreign_flow(models, EngineSettings(flow_backend="tensorrt"))
+        external_flow(models, EngineSettings(flow_backend="tensorrt"))
 
 
 def test_code_of_another_machine_is_run_on_the_users_word_only(models_of, records, tmp_path, monkeypatch):
     models, settings = models_of("jit", "v2"), EngineSettings(flow_backend="jit")
-    foreign_flow(models, settings)
+    external_flow(models, settings)
     monkeypatch.setenv("VIVAVOCE_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(CheckpointError, match=r"fp32\.cpu\.zip in .* holds code, .* --trust-model-code") as refused:
-        foreign_flow(models, settings)
+        external_flow(models, settings)
     assert "\n" not in str(refused.value)
-    assert foreign_flow(models, EngineSettings(flow_backend="jit", trust_model_code=True)).estimator.run.most_rows == 1
+    assert external_flow(models, EngineSettings(flow_backend="jit", trust_model_code=True)).estimator.run.most_rows == 1
     assert records.stat().st_mode & 0o077 == 0
 
 
@@ -138,15 +138,15 @@ def test_a_changed_file_of_code_is_refused(models_of, tmp_path):
         file.write(b"\0")
     changed = replace(models, folder=folder)
     with pytest.raises(CheckpointError, match="holds code"):
-        foreign_flow(changed, EngineSettings(flow_backend="jit"))
+        external_flow(changed, EngineSettings(flow_backend="jit"))
     (folder / "flow.decoder.estimator.fp32.cpu.zip").write_bytes(b"no zip")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        foreign_flow(changed, EngineSettings(flow_backend="jit", trust_model_code=True))
+        external_flow(changed, EngineSettings(flow_backend="jit", trust_model_code=True))
 
 
 def test_an_official_onnx_file_is_run(models_of, tmp_path):
     """Without our input its batch is of two, and streams attend to all that is there."""
-    from vivavoce.models.exported.estimator import OPTIONAL_ENDS
+    from vivavoce_runtimes.estimator import OPTIONAL_ENDS
 
     models = models_of("onnx", "v2")
     path = models.folder / "flow.decoder.estimator.fp32.onnx"
@@ -162,7 +162,7 @@ def test_an_official_onnx_file_is_run(models_of, tmp_path):
     folder.mkdir()
     onnx.save(model, folder / path.name)
     official = replace(models, folder=folder)
-    stage = FlowStage(models, state_bytes=0, foreign=foreign_flow(official, EngineSettings(flow_backend="onnx")))
+    stage = FlowStage(models, state_bytes=0, foreign=external_flow(official, EngineSettings(flow_backend="onnx")))
     own = FlowStage(models, state_bytes=0)
     whole, wanted = (say(one, one.open(voice(9)), speech(60), 60, AttentionMode.FULL) for one in (stage, own))
     check(whole, wanted)
@@ -174,7 +174,7 @@ def test_an_official_encoder_is_run_where_there_is_no_estimator(models_of, monke
     """It attends to all, or by the official grid: a stream of blocks of our own takes the grid."""
     models, name = models_of("jit+encoder", "v2"), "flow.encoder.fp32.zip"
     shutil.copy(models.folder / name, tmp_path)
-    foreign = foreign_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
+    foreign = external_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
     assert foreign.estimator is None
     monkeypatch.setattr(foreign.encoder, "_exact", False)
     stage, own = FlowStage(models, state_bytes=0, foreign=foreign), FlowStage(models, state_bytes=0)
@@ -192,7 +192,7 @@ def test_an_official_encoder_is_run_where_there_is_no_estimator(models_of, monke
 def test_the_encoder_answers_the_official_tools(models_of):
     """They give it the tokens, what follows them, and whether it streams."""
     models = models_of("jit+encoder", "v2")
-    network, script = models.flow.encoder, foreign_flow(models, EngineSettings(flow_backend="jit")).encoder._script
+    network, script = models.flow.encoder, external_flow(models, EngineSettings(flow_backend="jit")).encoder._script
     xs = torch.randn(1, 53, network.config.input_size)
     with torch.inference_mode():
         h, mask = script(xs[:, :50], torch.tensor([50]), context=xs[:, 50:], streaming=True)
@@ -210,7 +210,7 @@ def test_code_for_another_device_is_told(models_of, tmp_path):
     models, name = models_of("jit+encoder", "v2"), "flow.encoder.fp32.zip"
     shutil.copy(models.folder / "flow.decoder.estimator.fp32.cpu.zip", tmp_path / name)
     with pytest.raises(CheckpointError, match=r"flow\.encoder\.fp32\.zip in .* does not run here"):
-        foreign_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
+        external_flow(replace(models, folder=tmp_path), EngineSettings(flow_backend="jit"))
 
 
 def test_an_onnxruntime_without_cuda_is_refused_at_once(tmp_path):

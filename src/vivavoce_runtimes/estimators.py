@@ -13,7 +13,7 @@ from torch import Tensor
 from vivavoce.checkpoint.code_files import check_code
 from vivavoce.errors import CheckpointError, MissingDependency
 from vivavoce.models.encoders import available_providers, open_onnx
-from vivavoce.models.exported.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs, EstimatorRunner
+from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, EstimatorInputs, EstimatorRunner
 
 _DTYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
 

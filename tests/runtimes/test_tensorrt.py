@@ -12,10 +12,11 @@ from tests.engine.flow_stage.flow_oracle import run, speech, voice
 from vivavoce.engine.flow_stage import AttentionMode, FlowRow, FlowStage
 from vivavoce.errors import CheckpointError, MissingDependency, StageFailed
 from vivavoce.models.build import build_models
-from vivavoce.models.exported.estimator import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator, ExportedFlow
-from vivavoce.models.exported.tensorrt import TensorRTEngine, find_engine, tensorrt_estimator
+from vivavoce.models.flow.external import ExternalFlow
 from vivavoce_export.network_files import export_part
 from vivavoce_export.parts import part_of
+from vivavoce_runtimes.estimator import OPTIONAL_ENDS, EstimatorInputs, ExportedEstimator
+from vivavoce_runtimes.tensorrt import TensorRTEngine, find_engine, tensorrt_estimator
 
 ONNX = "flow.decoder.estimator.fp32.onnx"
 
@@ -97,7 +98,7 @@ def test_rows_of_other_lengths_than_the_engine_s_are_refused(folder, models, trt
 def test_the_flow_is_the_same(folder, models, trt):
     stages = [
         FlowStage(models, state_bytes=0, foreign=one)
-        for one in (ExportedFlow(ExportedEstimator(models.flow.estimator.out, estimator(folder, 2)), None), None)
+        for one in (ExternalFlow(ExportedEstimator(models.flow.estimator.out, estimator(folder, 2)), None), None)
     ]
     for attention in AttentionMode:
         made, wanted = (

@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.engine.backends.runtimes import MergedNetwork, PlainRuntime, streamed
 from tests.engine.engine_helpers import (
     MUTE,
     PATIENCE_S,
@@ -29,9 +28,8 @@ from tests.engine.engine_helpers import (
     stream,
 )
 from tests.engine.lm_stage.lm_talk import rows, start
+from tests.runtimes.runtimes import MergedNetwork, PlainRuntime, streamed
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
-from vivavoce.engine.backends.sampling_rng import speech_bias
-from vivavoce.engine.backends.streamed_lm import StreamedLM, open_runtime
 from vivavoce.engine.cost_model import Stage
 from vivavoce.engine.engine import build_stages
 from vivavoce.engine.lm_stage import DecodeRun
@@ -39,6 +37,8 @@ from vivavoce.engine.request import InputMode, TokenRequest
 from vivavoce.engine.settings import EngineSettings, plan_memory
 from vivavoce.errors import CheckpointError, EngineStopped, InvalidRequest, RequestCancelled, StageFailed
 from vivavoce.models.lm.interleave import Row, RowKind
+from vivavoce_runtimes.sampling_rng import speech_bias
+from vivavoce_runtimes.streamed_lm import StreamedLM, open_runtime
 
 SETTINGS = EngineSettings(slots=4, state_bytes=64 << 20)
 BAD = 7_777
@@ -204,7 +204,7 @@ def test_shutting_down_ends_what_runs(models, runtime):
 
 
 def test_shutting_down_does_not_wait_for_a_runtime_that_hangs(models, runtime, monkeypatch, caplog):
-    monkeypatch.setattr("vivavoce.engine.backends.streamed_lm._STOP_S", 0.1)
+    monkeypatch.setattr("vivavoce_runtimes.streamed_lm._STOP_S", 0.1)
     answered = threading.Event()
     monkeypatch.setattr(runtime, "close", lambda: answered.wait(PATIENCE_S))
     before = time.monotonic()

@@ -20,8 +20,8 @@ from vivavoce.checkpoint.code_files import check_code, remember_code
 from vivavoce.errors import CheckpointError, InvalidRequest, MissingDependency, StageFailed
 from vivavoce.files import replace_file
 from vivavoce.models.encoders import check_onnx
-from vivavoce.models.exported.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
-from vivavoce.models.exported.files import ESTIMATOR, file_name
+from vivavoce_runtimes.estimator import ENDS, OFFICIAL_INPUTS, OPTIONAL_ENDS, EstimatorRunner
+from vivavoce_runtimes.files import ESTIMATOR, file_name
 
 log = logging.getLogger(__name__)
 

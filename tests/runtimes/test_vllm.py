@@ -22,17 +22,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.backends.backend_session import session
+from tests.runtimes.backend_session import session
 from vivavoce.checkpoint.config import Generation
 from vivavoce.checkpoint.merged_vocabulary import EMBEDDING_BIAS
-from vivavoce.engine.backends.sampling_rng import Draws, SpeechSampler
-from vivavoce.engine.backends.streamed_lm import Ask
-from vivavoce.engine.backends.vllm import VllmRuntime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, MissingDependency, StageFailed
 from vivavoce_bench.random_checkpoint import TINY, make_babble_checkpoint
+from vivavoce_runtimes.sampling_rng import Draws, SpeechSampler
+from vivavoce_runtimes.streamed_lm import Ask
+from vivavoce_runtimes.vllm import VllmRuntime
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 FIRST, SPEECH, CONTROLS, IDS = 20, 40, 3, 70
 """Of a merged vocabulary: the first speech token, how many there are, the control ids after them, and all ids."""
@@ -95,7 +95,7 @@ def test_what_the_engine_is_started_with(packages):
             "max_num_seqs": 4,
             "tensor_parallel_size": 2,
             "pipeline_parallel_size": 3,
-            "logits_processors": [import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware],
+            "logits_processors": [import_module("vivavoce_runtimes.vllm_sampler").RepetitionAware],
             "enforce_eager": True,
         }
     )
@@ -157,7 +157,7 @@ def test_the_processor_leaves_what_our_sampler_leaves(packages, tmp_path):
     params = [SimpleNamespace(extra_args={"draws": json.loads(json.dumps(asdict(one)))}) for one in draws]
     others = SimpleNamespace(extra_args=None)
     config = SimpleNamespace(model_config=SimpleNamespace(model=str(tmp_path)))
-    processor = import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware(config, CPU, False)
+    processor = import_module("vivavoce_runtimes.vllm_sampler").RepetitionAware(config, CPU, False)
     added = [(row, one, [], ids) for row, one, ids in zip(rows, params, said, strict=True)]
     processor.update_state([(1, others, [], []), *added])
     assert torch.equal(processor.apply(logits), wanted)

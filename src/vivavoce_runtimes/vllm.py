@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from vivavoce.engine.backends.streamed_lm import Ask, import_runtime
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import EngineStopped, StageFailed
 from vivavoce.models.build import LanguageModel, Models
+from vivavoce_runtimes.streamed_lm import Ask, import_runtime
 
 INSTALL = "pip install 'vllm>=0.32,<0.34' into an environment of its own, beside vivavoce"
 
@@ -66,7 +66,7 @@ class VllmRuntime:
             max_num_seqs=memory.slots,
             tensor_parallel_size=settings.tp,
             pipeline_parallel_size=settings.pp,
-            logits_processors=[import_module("vivavoce.engine.backends.vllm_sampler").RepetitionAware],
+            logits_processors=[import_module("vivavoce_runtimes.vllm_sampler").RepetitionAware],
             # For a CPU it would compile code, which needs a C++ compiler.
             enforce_eager=device.type == "cpu",
             **share,

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.engine.backends.runtimes import MergedNetwork, PlainRuntime, streamed, trtllm_package
 from tests.engine.engine_helpers import BOTH
 from tests.engine.lm_stage.lm_talk import begin, finish, request, rows, run_of, speak, start
 from tests.engine.lm_stage.test_lm_stage_text_in import interleaver, spoken
-from vivavoce.engine.backends.streamed_lm import open_runtime
-from vivavoce.engine.backends.trtllm import TrtllmRuntime
+from tests.runtimes.runtimes import MergedNetwork, PlainRuntime, streamed, trtllm_package
 from vivavoce.engine.lm_stage import DecodeRun, LMStage, StreamingPrompt
 from vivavoce.engine.request import SamplingParams
 from vivavoce.engine.settings import EngineSettings, MemoryPlan
 from vivavoce.errors import InvalidRequest
+from vivavoce_runtimes.streamed_lm import open_runtime
+from vivavoce_runtimes.trtllm import TrtllmRuntime
 
 SLOTS, CAPACITY = 4, 600
 BACKENDS = ("torch", "plain", "pairs", "trtllm")

@@ -1,0 +1,48 @@
+"""Networks of the flow that another runtime computes, as the engine sees them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from vivavoce.models.flow.unet import VelocityContext
+from vivavoce.models.layers import Memory
+
+
+class ExternalEstimator(Protocol):
+    """Stands in for `UNet` and `DiT` where rows have no past. out: the network's own last layer; most_rows: rows of a
+    batch, of which each is two of the inputs', None: any number.
+    """
+
+    out: nn.Linear | nn.Conv1d
+
+    @property
+    def most_rows(self) -> int | None: ...
+
+    def time_biases(self, t: Tensor) -> Tensor: ...
+
+    def velocity(self, features: Tensor, context: VelocityContext) -> Tensor: ...
+
+
+class ExternalEncoder(Protocol):
+    """Stands in for `TokenEncoder` where rows have no past, for one row at a time."""
+
+    def encode(
+        self,
+        x: Tensor,
+        lengths: Tensor,
+        size: int,
+        masks: tuple[Tensor | None, Tensor | None],
+        keys: int | None = None,
+        past: Tensor | None = None,
+        memory: tuple[Memory, Memory] | None = None,
+        lookahead_ends: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class ExternalFlow(NamedTuple):
+    """None: the network itself."""
+
+    estimator: ExternalEstimator | None
+    encoder: ExternalEncoder | None
